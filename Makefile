@@ -1,5 +1,5 @@
-# `make demo` and `make test` need Python >= 3.11 with venv, git and make; the rest is made here, in .venv.
-# Another interpreter: `make PYTHON=python3.13 test`. Another place for the venv: `make VENV=/some/folder test`.
+# `make demo` and `make test` need Python >= 3.11 with venv, git and make. They install everything else in .venv.
+# Another interpreter: `make PYTHON=python3.13 test`. Another folder for the venv: `make VENV=/some/folder test`.
 
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 ifeq ($(origin PYTHON), undefined)
@@ -9,50 +9,56 @@ endif
 VENV ?= .venv
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet install
-# The interpreter's version is part of the name, so another PYTHON= makes the venv anew.
+# The name contains the version of Python, so another PYTHON= creates a new venv.
 MADE := $(VENV)/made-by-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 ARGS =
 JOBS = auto
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test external chaos chaos-long hostile bench bench-peers stress lint types layers check clean
+.PHONY: help demo test smoke external chaos chaos-long hostile bench bench-peers stress lint types layers check clean
 
-help:  ## Say what can be made.
+help:  ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST)
 
-demo: $(VENV)/ready  ## Show what orch does, in half a minute and without a key.
+demo: $(VENV)/ready  ## Run a demonstration of half a minute; it needs no key.
 	$(BIN)/orch demo
 
-test: $(VENV)/ready-to-test  ## Run every test; more arguments by ARGS="-k wire -x".
+test: $(VENV)/ready-to-test  ## Run all tests; ARGS="-k wire -x" passes arguments to pytest.
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+SMOKE = tests/test_layers.py tests/test_public_api.py tests/protocol tests/orchestrator/tree tests/orchestrator/supervisor \
+        tests/worker/session/test_transcript.py tests/worker/agent tests/integration/test_agents.py tests/wire/test_stream.py
+
+smoke: $(VENV)/ready-to-test  ## Run the essential tests, in under a minute.
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(SMOKE) $(ARGS)
 
 external: $(VENV)/ready-to-test  ## Run the tests that need npm.
 	npm install --silent --no-save --prefix .ci/node @copilotkit/aimock@1.43.0
 	$(BIN)/python -m pytest -m external $(ARGS)
 
-chaos: $(VENV)/ready-to-test  ## For at most 5 minutes: kill 300 processes of a working daemon, let each call to a file fail.
+chaos: $(VENV)/ready-to-test  ## Kill 300 processes of a working daemon and let file operations fail, for at most 5 minutes.
 	$(BIN)/python tests/chaos/killer.py --kills 300 --seconds 170 $(ARGS)
 	$(BIN)/python tests/chaos/injector.py --seconds 30
 	$(BIN)/python tests/chaos/injector.py --way strace --every 40 --seconds 20
 
-chaos-long: $(VENV)/ready-to-test  ## The same with 2,000 kills, each system call, hostile input and mutants, for an hour or two.
+chaos-long: $(VENV)/ready-to-test  ## Like chaos, with 2,000 kills, each system call, hostile input and mutants; takes one to two hours.
 	$(BIN)/python tests/chaos/killer.py --kills 2000 --seconds 7200 $(ARGS)
 	$(BIN)/python tests/chaos/injector.py
 	$(BIN)/python tests/chaos/injector.py --way strace
 	$(BIN)/python tests/chaos/hostile.py
 	$(BIN)/python tests/chaos/mutants.py
 
-hostile: $(VENV)/ready-to-test  ## A million altered frames, 10,000 strangers, 100,000 transcripts, 10,000 configurations.
+hostile: $(VENV)/ready-to-test  ## Try a million altered frames, 10,000 unknown clients, 100,000 transcripts and 10,000 configurations.
 	$(BIN)/python tests/chaos/hostile.py $(ARGS)
 
-bench: $(VENV)/ready-to-test  ## Measure, and write the table in README.md.
+bench: $(VENV)/ready-to-test  ## Run the benchmarks and write their table to README.md.
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
-bench-peers: $(VENV)/ready-to-test  ## Install what the benches compare to (Ray, ripgrep: 300 MB), in a venv of its own.
+bench-peers: $(VENV)/ready-to-test  ## Install the programs that benchmarks compare with (Ray, ripgrep: 300 MB) in a separate venv.
 	$(BIN)/python benchmarks/venvs.py
 
-stress: $(VENV)/ready-to-test  ## Thousands of spawns, pings and kills in a row: nothing hangs, is lost or piles up.
+stress: $(VENV)/ready-to-test  ## Spawn, ping and kill thousands of agents; check that none hangs, is lost or leaks.
 	$(BIN)/python benchmarks/stress_spawn.py --check $(ARGS)
 
 lint: $(VENV)/ready-to-test  ## Check style and formatting.
@@ -62,12 +68,12 @@ lint: $(VENV)/ready-to-test  ## Check style and formatting.
 types: $(VENV)/ready-to-test  ## Check types, strictly.
 	$(BIN)/mypy
 
-layers: $(VENV)/ready-to-test  ## Check that imports point one way.
+layers: $(VENV)/ready-to-test  ## Check the direction of imports.
 	$(BIN)/lint-imports
 
-check: lint types layers test  ## Everything above that can fail.
+check: lint types layers test  ## Run lint, types, layers and test.
 
-clean:  ## Remove what was made here.
+clean:  ## Remove the venv, builds and caches.
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .bench
 	find orchestrator worker protocol tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 

@@ -9,16 +9,19 @@ from typing import Any
 from msgspec import Struct
 
 from orch_protocol.agent.spec import Limits
-from orch_protocol.core.messages import Message, Reply, ToolResult, Usage, text_of, tool_uses
+from orch_protocol.core.messages import Image, Message, Reply, ToolResult, Usage, text_of, tool_uses
 from orch_protocol.services.service import AnyService
-from orch_worker.agent.turn import CancelToken, Emit, Turn
+from orch_worker.agent.features.turn_extension import ActiveExtensions, TurnExtension
+from orch_worker.agent.steering import SteeringQueues
+from orch_worker.agent.turn import CancelToken, Turn
 from orch_worker.backends.base import Backend
+from orch_worker.backends.lost_usage import LostUsage
 from orch_worker.tools.api.base import Tool, ToolContext
 from orch_worker.tools.dispatch.toolbox import Toolbox
 
 
 class Root:
-    """A root that remembers what it was asked and answers with what it was given, in order."""
+    """A root that records its requests and returns the given answers in order."""
 
     def __init__(self, *answers: Any) -> None:
         self.asked: list[tuple[str, Struct]] = []
@@ -33,8 +36,22 @@ class Root:
         return answer
 
 
+Emit = Callable[[str, str, str, int, bool], None]
+
+
+class Paused(TurnExtension):
+    """Calls `pause` before the turn continues with new steps."""
+
+    def __init__(self, pause: Callable[[], Awaitable[None]]) -> None:
+        self._pause = pause
+
+    async def pause(self) -> None:
+        """Call the function `pause`."""
+        await self._pause()
+
+
 class Talk:
-    """A backend, tools, and everything that was recorded and reported while turns ran."""
+    """A backend and tools, with everything that turns recorded and reported."""
 
     def __init__(self, backend: Backend, *tools: Tool, cwd: Path = Path("/"), seconds: float = 60.0) -> None:
         self.backend = backend
@@ -43,6 +60,14 @@ class Talk:
         self.used: list[Usage] = []
         self.reports: list[tuple[str, str, int]] = []
         self.brake = CancelToken()
+        self.queues = SteeringQueues()
+        self.acknowledged: list[tuple[str, int]] = []
+        """Ids of the steering messages that the root was notified of, each with the number of messages recorded by
+        then.
+        """
+        self.losses = LostUsage()
+        self.on_event: Emit | None = None
+        self.images: tuple[Image, ...] = ()
         backend.append_system("", self.box.specs())
 
     async def ask(
@@ -51,24 +76,47 @@ class Talk:
         limits: Limits | None = None,
         pause: Callable[[], Awaitable[None]] | None = None,
         emit: Emit | None = None,
+        images: tuple[Image, ...] = (),
     ) -> Reply:
         """Run one turn."""
+        self.on_event, self.images = emit or self.on_event, images
+        return await self.turn(prompt, limits or Limits(), *([Paused(pause)] if pause is not None else []))
+
+    async def turn(
+        self, prompt: str, limits: Limits, *extensions: TurnExtension, active: ActiveExtensions | None = None
+    ) -> Reply:
+        """Run one turn with `extensions`, or with the extensions `active` if set."""
         return await Turn(
-            query_id="q1",
+            "q1",
+            prompt,
+            self.images,
             agent_id="a1",
-            prompt=prompt,
             backend=self.backend,
             toolbox=self.box,
             record=self.record,
-            limits=limits or Limits(),
-            report=lambda *report: self.reports.append(report),
-            brake=self.brake,
-            pause=pause,
-            emit=emit,
+            limits=limits,
+            cancel=self.brake,
+            observer=self,
+            steering=self.queues,
+            losses=self.losses,
+            extensions=active or ActiveExtensions(*extensions),
         ).run()
 
-    def record(self, message: Message, usage: Usage | None = None, said: str = "") -> None:  # noqa: ARG002
-        """Keep `message`, which the conversation must not hold yet, and what it took."""
+    def report(self, phase: str, detail: str, step: int) -> None:
+        """Store a progress report of the turn."""
+        self.reports.append((phase, detail, step))
+
+    def emit(self, query_id: str, kind: str, text: str, name: str, step: int, is_error: bool) -> None:  # noqa: ARG002
+        """Pass an event of the turn on."""
+        if self.on_event is not None:
+            self.on_event(kind, text, name, step, is_error)
+
+    def steering_recorded(self, steer_id: str) -> None:
+        """Store the id of a steering message, with the number of messages recorded so far."""
+        self.acknowledged.append((steer_id, len(self.recorded)))
+
+    def record(self, message: Message, usage: Usage | None = None, steer_id: str = "") -> None:  # noqa: ARG002
+        """Store `message` and its usage. The conversation must not contain `message` yet."""
         assert len(self.backend.transcript()) == len(self.recorded)
         self.recorded.append(message)
         if usage is not None:
@@ -84,7 +132,7 @@ class Talk:
 
 
 def assert_valid(messages: Sequence[Message]) -> None:
-    """Assert that each call is answered once, in call order, in the very next message, and nothing else is answered."""
+    """Assert that the next message answers each call exactly once, in call order, and contains no other results."""
     for index, message in enumerate(messages):
         results = [block.tool_use_id for block in message.content if isinstance(block, ToolResult)]
         asked = [call.id for call in tool_uses(messages[index - 1])] if index else []

@@ -1,4 +1,7 @@
-"""An agent's life without a process: turns go on record, and what the engine plans is archived, as a worker would."""
+"""The history of an agent without a process.
+
+Turns are recorded, and the plans of the engine are applied as a worker would apply them.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ from typing import Any
 import msgspec
 
 from orch.archival.engine import ArchiveEngine
-from orch.archival.plan.economics import Prices
 from orch.archival.store.catalog import ArchiveRecord
-from orch.archival.store.deletion import DeletionResult
+from orch.archival.store.deletion import DeletedContent
+from orch.archival.store.prune import ContentToDelete
 from orch.archival.store.session_archives import SessionArchives
 from orch.tree.agents.agent_record import redacted_message
 from orch_protocol.agent.config import ArchivalConfig, TriggerConfig
@@ -24,24 +27,26 @@ from orch_protocol.agent.spec import AgentSpec, BackendSpec, Durability
 from orch_protocol.core.archives import ArchiveSource, RecordUpgrade
 from orch_protocol.core.ids import new_entry_id
 from orch_protocol.core.messages import Message, Reply, StopReason, Text, ToolResult, ToolUse, assistant, user
-from orch_protocol.services.archiving import ArchivePlan, PlanArchiving
-from orch_protocol.services.recall import SearchHit
-from orch_protocol.session.entries import MessageEntry, Telling
+from orch_protocol.services.archives.archiving import ArchivePlan, PlanArchiving
+from orch_protocol.services.archives.recall import SearchHit
+from orch_protocol.session.entries import AnyMessageEntry, MessageEntry
 from orch_protocol.session.tree import AddMessage, SessionEdit
+from orch_worker.backends.prices import Prices
 from orch_worker.context.compaction_rules import safe_cuts
 from orch_worker.conversation.stubs import holders_in, is_summary, stub_text
-from orch_worker.session.log.append_log import load
-from orch_worker.session.log_reader import MESSAGES
-from orch_worker.session.transcript import Transcript, read_session
+from orch_worker.session.entry_codec import MESSAGE_PREFIXES
+from orch_worker.session.log.log_reader import load
+from orch_worker.session.session_reader import read_session
+from orch_worker.session.transcript import Transcript
 
 __all__ = ["DELETED", "EAGER", "PROFILES", "Life", "at_once", "call", "result", "steps"]
 
 DELETED = "2026-11-21T10:20:30.400Z"
-"""When things are deleted."""
+"""The time of deletions."""
 EAGER = ArchivalConfig(
     enabled=True, profile="seed", trigger=TriggerConfig(token_threshold=0, tool_call_threshold=0), answer_tokens=5
 )
-"""Archive every finished turn."""
+"""A configuration that archives every finished turn."""
 PROFILES = {
     "eager": EAGER,
     "tight": ArchivalConfig(
@@ -61,8 +66,8 @@ PROFILES = {
 
 def call(*ids: str, text: str = "") -> Message:
     """Return a response that makes the calls `ids`."""
-    said = (Text(text),) if text else ()
-    return Message("assistant", (*said, *(ToolUse(id, "read_file", {"path": f"{id}.txt"}) for id in ids)))
+    replies = (Text(text),) if text else ()
+    return Message("assistant", (*replies, *(ToolUse(id, "read_file", {"path": f"{id}.txt"}) for id in ids)))
 
 
 def result(*ids: str, text: str = "") -> Message:
@@ -71,13 +76,13 @@ def result(*ids: str, text: str = "") -> Message:
 
 
 def steps(count: int, name: str = "c", size: int = 1) -> list[Message]:
-    """Return `count` calls with their results, which are `size` words long."""
+    """Return `count` calls with their results. Each result has `size` words."""
     pairs = [(f"{name}{number}", f"word{number} " * size) for number in range(count)]
     return [message for id, text in pairs for message in (call(id), result(id, text=text))]
 
 
 def at_once(work: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
-    """Do `work` here and now, where a thread would."""
+    """Call `work` now, in place of a thread."""
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     try:
         future.set_result(work(*arguments))
@@ -86,8 +91,14 @@ def at_once(work: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
     return future
 
 
+class Pruned(DeletedContent, frozen=True):
+    """The content that was deleted by the last deletion, and by all deletions."""
+
+    going: ContentToDelete
+
+
 class Life:
-    """One agent, from its root's side and its own. Everything ever said is in `said`, by entry id."""
+    """One agent, with the data of its root and of its process. `said` contains all messages by entry id."""
 
     def __init__(self, folder: Path, config: ArchivalConfig = EAGER, *, durability: Durability = "process") -> None:
         self.folder = folder
@@ -103,19 +114,19 @@ class Life:
         )
 
     def opened(self) -> Transcript:
-        """Return its transcript as its next process has it."""
+        """Return the transcript as the agent's next process opens it."""
         return Transcript.open(self.folder, agent="agent", cwd="/", durability=self.durability)
 
     def close(self) -> None:
-        """End it."""
+        """Close the agent's files."""
         self.transcript.close()
         self.forget()
         self.loop.close()
 
-    # What an agent does.
+    # Actions of the agent.
 
     def work(self, number: int, phases: int, words: int = 60) -> None:
-        """Live a turn that is archived phase by phase, and in the end as a whole."""
+        """Run a turn that is archived phase by phase, and as a whole at the end."""
         self.begin(f"ask {number}")
         for phase in range(phases):
             self.say(*steps(1, f"t{number}.{phase}", words))
@@ -125,13 +136,13 @@ class Life:
         self.archive()
 
     def say(self, *messages: Message, turn: str | None = None) -> None:
-        """Put messages of the turn under way on record."""
+        """Record messages of the current turn."""
         for message in messages:
             entry = self.transcript.message(message, f"q{self.queries}" if turn is None else turn)
             self.said[entry.id] = entry.message
 
     def seed(self, *messages: Message) -> None:
-        """Begin with what somebody else has said."""
+        """Begin the conversation with messages of another conversation."""
         self.transcript.seed(messages)
         self.said |= {entry.id: entry.message for entry in self.entries()}
 
@@ -140,33 +151,34 @@ class Life:
         return [entry for entry in self.transcript.session.entries if isinstance(entry, MessageEntry)]
 
     def begin(self, asked: str) -> None:
-        """Begin a turn."""
+        """Start a turn with the prompt `asked`."""
         self.queries += 1
+        self.transcript.turn = f"q{self.queries}"
         interrupted = self.transcript.session.interrupted
         if interrupted is not None:
             self.transcript.turn_start(f"q{self.queries}", interrupted)
         self.say(user(asked))
 
     def end(self, stop_reason: StopReason = "end_turn", text: str = "done") -> None:
-        """Put the end of the turn on record."""
+        """Record the end of the turn."""
         turn = f"q{self.queries}"
         self.transcript.turn_end(turn, Reply("agent", turn, text, stop_reason))
 
     def go(self, to: str | None, summary: str | None = None) -> None:
-        """Go back to the entry `to`, None: to the beginning."""
+        """Go back to the entry `to`. If `to` is None, go back to the beginning."""
         self.transcript.checkout(to, summary)
         self._heard()
 
     def inform(self, text: str) -> None:
-        """Let a program tell the agent something."""
+        """Add a message of a program."""
         entry = new_entry_id(self.transcript.session.places)
         self.transcript.change(SessionEdit(entry, AddMessage("test", text)))
         self._heard()
 
     def compact(self, stop: int) -> None:
-        """Let a summary stand for the first `stop` messages that are shown, if they can be cut there."""
-        items, told = self.transcript.session.view.items, self.transcript.session.view.told
-        cuts = [cut for cut in safe_cuts(items, told) if cut <= stop]
+        """Replace the first `stop` visible messages by a summary, if the conversation can be cut there."""
+        items, found = self.transcript.session.view.items, self.transcript.session.view.project_items
+        cuts = [cut for cut in safe_cuts(items, found) if cut <= stop]
         if cuts:
             kept = items[cuts[-1]].first
             self.transcript.compaction(summary=f"summary of {self.queries}", first_kept_entry_id=kept)
@@ -174,11 +186,11 @@ class Life:
     def _heard(self) -> None:
         session = self.transcript.session
         entry = session.entries[-1]
-        if isinstance(entry, Telling):
+        if isinstance(entry, AnyMessageEntry):
             self.said[entry.id] = entry.message
 
     def turn(self, *work: Message, asked: str = "", answer: str | None = None, stop: StopReason = "end_turn") -> str:
-        """Live through a whole turn, and return its query id."""
+        """Run a whole turn and return its query id."""
         self.begin(asked or f"ask {self.queries + 1}")
         self.say(*work)
         if stop == "end_turn":
@@ -186,89 +198,104 @@ class Life:
         self.end(stop)
         return f"q{self.queries}"
 
-    # What root and worker do about it.
+    # Actions of the root and the worker.
 
     def plan(self, stop_reason: StopReason | None = "end_turn", *, summaries: bool = False) -> ArchivePlan:
-        """Return what the engine wants archived now."""
+        """Return the engine's plan for archiving now."""
         items = self.transcript.session.view.items
         ask = PlanArchiving(stop_reason, items[-1].last if items else "", 0, 1.0, summaries)
         return self.loop.run(self.archives.plan(self.spec, ask, Prices()))
 
     def archive(self, stop_reason: StopReason | None = "end_turn") -> list[str]:
-        """Archive what is to be archived now, and return the holders."""
+        """Archive what the engine plans now. Return the holders."""
         plan = self.plan(stop_reason)
         self.transcript.archive(plan.collapses)
         return [collapse.holder for collapse in plan.collapses]
 
-    def summarise(self, holder: str, text: str, *, at_once: bool = True) -> None:
-        """Put a better text for what stands in a holder's place on record."""
+    def summarize(self, holder: str, text: str, *, at_once: bool = True) -> None:
+        """Record a better text for the record of a holder."""
         record = self.ledger().records[holder]
         self.transcript.upgrade(RecordUpgrade(holder, stub_text(record.kind, holder, text, record.answer), at_once))
 
-    def prune(self, before: str, when: str = DELETED) -> DeletionResult:
-        """Delete the archives made by then, while the agent has no process."""
+    def prune(self, before: str, when: str = DELETED, *, killed: bool = False) -> Pruned:
+        """Delete the archives that were created at `before` or earlier, while the agent has no process.
+
+        If `killed` is True, finish a deletion that was interrupted.
+        """
         self.transcript.close()
-        deleted = self.loop.run(self.archives.delete(self.spec, before, when))
+        going = self.loop.run(self.archives.delete(self.spec, before, when))
+        done = self.loop.run(self.archives.finish_deletion(self.spec, rewritten=going.due or killed))
+        deleted = Pruned(done.archives, done.turns, going)
         self.transcript = self.opened()
         gone = {entry.id for entry in self._entries() if getattr(entry, "deleted", "")}
         self.said |= {id: redacted_message(message, when) for id, message in self.said.items() if id in gone}
         return deleted
 
     def restart(self) -> None:
-        """Let another process of the agent go on."""
+        """Continue with another process of the agent."""
         self.transcript.close()
         self.transcript = self.opened()
 
     def die(self) -> None:
-        """Let its process be killed, and another one go on: nothing of it is synced by the first."""
+        """Kill the agent's process and continue with another process. The first process syncs nothing."""
         os.close(self.transcript.log._descriptor)
         self.transcript.log._descriptor = -1
         self.restart()
 
     def forget(self) -> None:
-        """Let another root go on."""
+        """Continue with another root."""
         self.loop.run(self.archives.close())
         self.archives = ArchiveEngine(self.config, at_once)
 
-    # What is there.
+    # Queries about the state.
 
     def ledger(self) -> SessionArchives:
-        """Return the file as somebody reads it who never saw it before."""
+        """Return the archives of the file, read by a new reader."""
         ledger = SessionArchives(self.folder)
         ledger.catch_up()
         return ledger
 
     def records(self) -> list[ArchiveRecord]:
-        """Return all archives, by the engine's word."""
-        return self.loop.run(self.archives.known(self.spec))
+        """Return all archives that the engine knows."""
+        return self.loop.run(self.archives.list_records(self.spec))
 
     def read(self, holder: str, first: int = 1, last: int | None = None) -> list[Message]:
-        """Return what an archive holds."""
+        """Return the messages of an archive."""
         return self.loop.run(self.archives.read(self.spec, holder, first, last))
 
     def source(self, holder: str) -> ArchiveSource:
-        """Return what a holder is told of where its messages are."""
+        """Return the location of the messages that a holder gets."""
         return self.loop.run(self.archives.source(self.spec, holder))
 
     def spoil(self, was: bytes, now: bytes) -> None:
-        """Change the first place in its file where `was` stands."""
+        """Replace the first occurrence of `was` in the file by `now`."""
         path = self.folder / "session.jsonl"
         path.write_bytes(path.read_bytes().replace(was, now, 1))
 
     def search(self, query: str) -> list[SearchHit]:
-        """Return where archives say that."""
+        """Return the hits for `query` in the archives."""
         return self.loop.run(self.archives.search(self.spec, query, 10))
 
     def check(self) -> None:
-        """Hold everything that is said of a life at any moment. Raises AssertionError."""
+        """Check the conditions that are true at every moment. Raises AssertionError."""
         session, known = self.transcript.session, self.records()
         again, fresh = read_session(self.folder), self.ledger()
         shown = [(item.message, item.first, item.last) for item in session.view.items]
         for other in (again.view, fresh.view):
             assert [(item.message, item.first, item.last) for item in other.items] == shown
-        mine = self.loop.run(self.archives._stacks.work(self.folder, lambda shelves: shelves.ledger.view))
+        mine = self.loop.run(self.archives._pool.work(self.folder, lambda shelves: shelves.archives.view))
         assert [(item.message, item.first, item.last) for item in mine.items] == shown
-        for name in ("messages", "replies", "responses", "interrupted", "turns", "asked", "usage", "leaf", "places"):
+        for name in (
+            "messages",
+            "replies",
+            "responses",
+            "interrupted",
+            "turns",
+            "was_queried",
+            "usage",
+            "leaf",
+            "places",
+        ):
             assert getattr(again, name) == getattr(session, name), name
         assert list(fresh.records.values()) == known
         self._check_records(known)
@@ -285,7 +312,7 @@ class Life:
             order = {id: place for place, id in enumerate(self._path(ids[-1]))}
             places = [order[id] for id in ids]
             assert places == sorted(set(places)), "what an archive holds is not in order"
-            # Between the prompt of a phase and its steps are those of phases before it.
+            # The phases before a phase are between its prompt and its steps.
             gaps = [b - a for a, b in pairwise(places) if b - a != 1]
             assert len(gaps) <= (record.kind == "phase"), "what an archive holds has gaps"
 
@@ -303,7 +330,7 @@ class Life:
             start, stop = at[items[0].first], at[items[-1].last] + 1
             assert start == behind, "between two that are shown something is missing, or twice"
             behind = stop
-            # A prompt stays, with the stubs of its phases behind what was asked.
+            # A prompt stays. The records of its phases follow the prompt.
             there = {item.first for item in items if _begins(item.message, self.said[item.first])}
             if is_summary(items[0].message):
                 there |= set(order[start:stop])
@@ -319,9 +346,10 @@ class Life:
         assert behind == len(order)
 
     def _path(self, last: str | None = None, kind: str = "message") -> list[str]:
-        """Return the messages on the path to the entry `last`, or to the end; or the holders of archives there.
+        """Return the messages on the path to the entry `last`, or to the end. For another `kind`, return the holders of
+        archives.
 
-        Read by nothing of ours.
+        This method does not use code of orch.
         """
         with (self.folder / "session.jsonl").open("rb") as file:
             lines = [_row(line) for line in file if line.endswith(b"}\n")][1:]
@@ -336,13 +364,13 @@ class Life:
             at = line["parentId"]
         return found[::-1]
 
-    def _entries(self) -> list[Telling]:
-        """Return every message of the file."""
-        lines = (line for line in load(self.transcript.path).objects if line.startswith(MESSAGES))
-        return [msgspec.json.decode(line, type=Telling) for line in lines]
+    def _entries(self) -> list[AnyMessageEntry]:
+        """Return all messages of the file."""
+        lines = (line for line in load(self.transcript.path).objects if line.startswith(MESSAGE_PREFIXES))
+        return [msgspec.json.decode(line, type=AnyMessageEntry) for line in lines]
 
     def _ids(self, spans: Any) -> list[str]:
-        """Return the ids of the messages on these lines, read by nothing of ours."""
+        """Return the ids of the messages on these lines. This method does not use code of orch."""
         data = (self.folder / "session.jsonl").read_bytes()
         lines = [_row(line) for start, length in spans for line in data[start : start + length].splitlines()]
         return [line["id"] for line in lines if line["type"] in ("message", "custom_message", "branch_summary")]
@@ -350,10 +378,10 @@ class Life:
 
 @lru_cache(maxsize=10_000)
 def _row(line: bytes) -> dict[str, Any]:
-    """Return what is on a line: it is looked at for each archive that there is."""
+    """Return the entry on `line`. The result is cached, because every archive needs it."""
     row: dict[str, Any] = json.loads(line)
     return row
 
 
-def _begins(message: Message, said: Message | None) -> bool:
-    return said is not None and message.role == said.role and message.content[: len(said.content)] == said.content
+def _begins(message: Message, text: Message | None) -> bool:
+    return text is not None and message.role == text.role and message.content[: len(text.content)] == text.content

@@ -1,4 +1,4 @@
-"""An agent's side of archiving with a root that plans what it is told to: no process, no files but its own."""
+"""The agent's part of archiving, without a process. The root returns given plans."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orch_protocol.agent.spec import ArchivalSpec
 from orch_protocol.core.archives import Collapse
 from orch_protocol.core.errors import BackendError
 from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, text_of, user
-from orch_protocol.services.archiving import ArchivePlan, CommitArchives, PlanArchiving, SummaryOrder
+from orch_protocol.services.archives.archiving import ArchivePlan, CommitArchives, PlanArchiving, SummaryOrder
 from orch_protocol.services.service import AnyService
 from orch_worker.backends.offline.scripted import ScriptedBackend
 from orch_worker.context.archiving import TurnArchiver
@@ -28,7 +28,7 @@ RESULT = Message("user", (ToolResult("c1", (Text("seen"),)),))
 
 
 class Agent:
-    """An agent with a transcript, whose root plans what it is told to, and whose model says what it is told to."""
+    """An agent with a transcript. Its root returns given plans, and its model returns given texts."""
 
     def __init__(self, folder: Path, spec: ArchivalSpec | None = None, hooks: ArchivalHooks | None = None) -> None:
         self.transcript = Transcript.open(folder, agent="a", cwd="/")
@@ -49,12 +49,12 @@ class Agent:
             self.transcript,
             self.backend,
             self._call,
-            summariser=self,  # type: ignore[arg-type]
+            summarizer=self,  # type: ignore[arg-type]
             tools=(),
             on_fault=lambda: self.faults.append(self.transcript.log.broken),
             hooks=lambda: hooks,
         )
-        self.there = self.beside = True
+        self.is_available = self.uses_own_model = True
 
     def _heard(self, message: Message) -> None:
         self.backend.append_user(message.content)
@@ -70,20 +70,20 @@ class Agent:
         return None
 
     async def stub(self, order: SummaryOrder, _: Sequence[Message]) -> str | None:
-        """Say something about an archive."""
+        """Return a record for an archive."""
         await self.written.wait()
         if order.holder in self.fails:
             raise BackendError("not today")
         return stub_text("turn", order.holder, "Outcome: better said")
 
     def say(self, *messages: Message) -> None:
-        """Let `messages` be on record, and part of the conversation."""
+        """Record `messages` and add them to the conversation."""
         for message in messages:
             self.transcript.message(message, "q")
             (self.backend.append_assistant if message.role == "assistant" else self._heard)(message)
 
     def plan(self, *holders: str) -> None:
-        """Let each of the turns so far, two messages each, be archived under one of `holders` next."""
+        """Plan to archive each turn so far under one of `holders`. Each turn has two messages."""
         items = self.transcript.session.view.items
         collapses = [
             Collapse(
@@ -101,23 +101,23 @@ class Agent:
         self.plans.append(ArchivePlan(tuple(collapses), tuple(map(SummaryOrder, holders))))
 
     def shown(self) -> list[str]:
-        """Return the text of what the conversation shows."""
+        """Return the texts that the conversation shows."""
         return [text_of(message) for message in self.backend.transcript()]
 
     def close(self) -> None:
-        """Give the transcript up."""
+        """Close the transcript."""
         self.archiving.stop()
         self.transcript.close()
 
 
 def answered(folder: Path, spec: ArchivalSpec | None = None, hooks: ArchivalHooks | None = None) -> Agent:
-    """Return an agent that has answered twice."""
+    """Return an agent that has answered two queries."""
     agent = Agent(folder, spec, hooks)
     agent.say(user("one?"), assistant("one"), user("two?"), assistant("two"))
     return agent
 
 
 async def settle() -> None:
-    """Let everything go on that can."""
+    """Let all pending tasks run."""
     for _ in range(20):
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""What holds for all tests: none has a key, whoever runs them. What they are made of is not looked through again."""
+"""Fixtures of all tests. No test has a key, and the collected test items are excluded from garbage collection."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 SECRETS = ("_API_KEY", "_AUTH_TOKEN", "_CUSTOM_HEADERS")
-"""Ends of the names of variables that hold keys of providers."""
+"""The ends of the names of variables that contain keys of providers."""
+
+# A busy machine is not a failure: time limits of Hypothesis measure wall-clock time.
+settings.register_profile("orch", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("orch")
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +26,7 @@ def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _empty_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Set HOME to an empty folder: results must not depend on the credentials and settings in the developer's."""
+    """Set HOME to an empty folder, so that results do not depend on the developer's credentials and settings."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
         yield
@@ -29,7 +34,7 @@ def _empty_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection() -> Iterator[object]:
-    """Keep what is collected out of the collector's sight: it is hundreds of megabytes, and stays."""
+    """Exclude the collected items from garbage collection, because they use hundreds of megabytes until the end."""
     gc.disable()
     try:
         return (yield)

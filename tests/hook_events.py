@@ -1,4 +1,4 @@
-"""What tests of hooks are made of: events as a loop would make them, and a context that keeps what is said."""
+"""Events for tests of hooks, and a context that stores messages to the agent."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from orch_worker.hooks.hook import Hook
 
 
 class Ctx:
-    """A context that keeps state, and what was said to the agent."""
+    """A context that stores state and the messages to the agent."""
 
     def __init__(self) -> None:
         self.turn_state: dict[str, Any] = {}
         self.said: list[str] = []
 
     def steer(self, text: str) -> None:
-        """Keep what is said to the agent."""
+        """Store a steering message."""
         self.said.append(text)
 
     def follow_up(self, text: str) -> None:
-        """Keep what is said to the agent when it would stop."""
+        """Store a follow-up message."""
         self.said.append(text)
 
 
 def call(hook: Hook, event: Any, ctx: Ctx | None = None) -> Any:
-    """Return what the hook says of the event."""
+    """Return the result of the hook for the event."""
     return hook.handler(event, ctx or Ctx())
 
 
@@ -37,14 +37,14 @@ def returned(name: str = "read_file", input: dict[str, Any] | None = None, **fie
 
 
 def responded(text: str = "", calls: Sequence[str] = (), **fields: Any) -> ProviderResponse:
-    """Return the response that says `text` and calls the tools `calls`."""
-    said = [Text(text)] if text else []
+    """Return a response that contains `text` and calls the tools `calls`."""
+    found = [Text(text)] if text else []
     uses = [ToolUse(f"c{number}", name, {}) for number, name in enumerate(calls)]
     return ProviderResponse(
         provider="scripted",
         model="scripted",
         text=text,
-        message=Message("assistant", (*said, *uses)),
+        message=Message("assistant", (*found, *uses)),
         stop_reason="tool_use" if uses else "end_turn",
         **fields,
     )

@@ -1,4 +1,4 @@
-"""An agent with hooks, without a process: its turns, what its requests held, and hooks in a line."""
+"""An agent with hooks, without a process. The tests inspect its turns and requests."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from orch_protocol.core.messages import Reply, text_of
 from orch_protocol.core.phases import Reflect, ReflectRule
 from orch_protocol.core.prompts import PromptPart
 from orch_protocol.hooks.options import HookOptions
+from orch_protocol.wire.worker_messages import Query
+from orch_worker.agent.features.turn_extension import TurnExtension, TurnState
 from orch_worker.agent.hooks import AgentHooks
 from orch_worker.agent.phases import Phases
 from orch_worker.agent.steering import SteeringMessage
-from orch_worker.agent.turn import Turn
 from orch_worker.backends.base import AssistantTurn
 from orch_worker.backends.offline.scripted import ScriptedBackend
 from orch_worker.conversation.prompt_parts import of_tier, render_parts
@@ -36,44 +37,57 @@ TWO = {"tools": [CALL, {"tool": "shout", "input": {"word": "b"}}]}
 
 @tool
 def shout(word: str) -> str:
-    """Say it loudly."""
+    """Return the word in upper case."""
     return word.upper()
 
 
 class Watched(ScriptedBackend):
-    """A script that keeps what each of its requests held."""
+    """A script that stores the content of each request."""
 
     def __init__(self, *items: Any) -> None:
         super().__init__(items)
         self.sent: list[tuple[str, list[str], str]] = []
 
     async def assistant_turn(self, on_text: Any = None) -> AssistantTurn:
-        """Return the next item, and remember what was asked."""
+        """Return the next item, and store the request."""
         system, messages, tail = self._request()
         self.sent.append((system, [text_of(message) for message in messages], tail))
         return await super().assistant_turn(on_text)
 
 
 class Notes:
-    """Where a transcript keeps what was done beside a turn."""
+    """A store for the actions of phases, in place of a transcript."""
 
     def __init__(self) -> None:
         self.session = SessionState()
         self.phases: list[dict[str, Any]] = []
 
     def phase(self, **told: Any) -> None:
-        """Keep it."""
+        """Store an action."""
         self.phases.append(told)
 
 
 class Mute:
-    """A side on which there is nobody to ask."""
+    """A side channel without a model."""
 
-    answering = None
+    model_selection = None
+
+
+class HookedPrompt(TurnExtension):
+    """Lets hooks change the prompt of `talk`, after all other extensions."""
+
+    def __init__(self, talk: Hooked) -> None:
+        self._talk = talk
+
+    async def before_prompt(self, turn: TurnState) -> None:  # noqa: ARG002
+        """Build the prompt."""
+        talk = self._talk
+        talk.parts, _ = await talk.hooks.prompt(PARTS, recorded=talk.on_record)
+        talk.system = await talk.hooks.system_prompt(render_parts(of_tier(talk.parts, "stable")))
 
 
 class Hooked(Talk):
-    """An agent with hooks. `root` answers what is asked of the root."""
+    """An agent with hooks. `root` answers requests to the root."""
 
     def __init__(
         self, backend: ScriptedBackend, *hooks: Hook, root: Root | None = None, spec: AgentSpec = SPEC
@@ -85,63 +99,45 @@ class Hooked(Talk):
             HookRegistry(hooks),
             spec,
             self.root,
-            say=lambda text, follow_up: self.said.append((text, follow_up)),
+            send_message=lambda text, follow_up: self.said.append((text, follow_up)),
             messages=backend.transcript,
         )
         self.hooks = AgentHooks(self.calls)
         self.notes = Notes()
         options = HookOptions(reflect=Reflect("rule", rules=(ReflectRule(reply="reflect"),)))
-        self.phases = Phases(options, Mute(), self.notes)  # type: ignore[arg-type]
+        self.phases = Phases(options, Mute(), self.notes, hooks=lambda: self.hooks)  # type: ignore[arg-type]
         self.parts = PARTS
         self.on_record = False
         self.system = ""
         self.events: list[tuple[str, str]] = []
         self.shown: list[str] | None = None
-        """The text of responses as whoever watches is shown it; None: nobody does."""
+        """The text of responses that watchers receive. None if there are no watchers."""
         self.waiting: list[str] = []
+        self.queues = self  # type: ignore[assignment]
 
-    def interject(self, _stopping: bool) -> list[SteeringMessage]:
-        """Return the next thing that was said."""
-        return [SteeringMessage("s", self.waiting.pop(0))] if self.waiting else []
-
-    async def open(self) -> None:
-        """Put the prompt together."""
-        self.parts, _ = await self.hooks.prompt(PARTS, recorded=self.on_record)
-        self.system = await self.hooks.system_prompt(render_parts(of_tier(self.parts, "stable")))
-
-    def emit(self, kind: str, text: str, _name: str, _step: int, _is_error: bool) -> None:
-        """Show what is told of the turn."""
+    def emit(self, query_id: str, kind: str, text: str, name: str, step: int, is_error: bool) -> None:
+        """Store the text that watchers receive."""
+        super().emit(query_id, kind, text, name, step, is_error)
         if kind == "text" and self.shown is not None:
             self.shown.append(text)
+
+    def take(self, *, stopping: bool) -> list[SteeringMessage]:  # noqa: ARG002
+        """Return the next steering message."""
+        return [SteeringMessage("s", self.waiting.pop(0))] if self.waiting else []
 
     async def ask(self, prompt: str = "go", limits: Any = None) -> Reply:
         """Run one turn with the hooks."""
         del limits
-        self.phases.turn_began("q1", self.hooks, None)
+        await self.phases.turn_began("q1", Query(prompt))
         self.calls.turn_began("q1", (), lambda _kind, text, name, _error: self.events.append((name, text)))
-        reply = await Turn(
-            query_id="q1",
-            agent_id="a1",
-            prompt=prompt,
-            backend=self.backend,
-            toolbox=self.box,
-            record=self.record,
-            limits=SPEC.limits,
-            report=lambda *_: None,
-            brake=self.brake,
-            interject=self.interject,
-            hooks=self.hooks,
-            phases=self.phases,
-            opening=self.open,
-            emit=self.emit if self.shown is not None else None,
-        ).run()
+        reply = await self.turn(prompt, SPEC.limits, self.hooks, self.phases, HookedPrompt(self))
         await self.hooks.turn_end(reply)
         assert_valid(self.backend.transcript())
         return reply
 
 
 def on(stage: str, answer: Any, name: str = "h", **options: Any) -> Hook:
-    """Return a hook that returns `answer`, or what it returns for the event."""
+    """Return a hook that returns `answer`. If `answer` is a function, the hook returns its result for the event."""
 
     def handler(event: Any, _ctx: HookContext) -> Any:
         return answer(event) if callable(answer) else answer

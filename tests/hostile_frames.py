@@ -1,4 +1,7 @@
-"""What a worker that went over to somebody else may put into its frames, and frames that were altered, by a seed."""
+"""Frames of a worker that an attacker controls, and frames that were changed at random.
+
+A seed determines the changes.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import msgspec
 
 from orch_protocol.core.errors import ErrorInfo
 from orch_protocol.core.messages import Reply, Usage
-from orch_protocol.services.registry import SERVICES
+from orch_protocol.services.dispatch.registry import SERVICES
 from orch_protocol.wire.frames import VERSION
 from orch_protocol.wire.worker_messages import BODIES, Hello, Ready, RootCall, TurnFinished
 
@@ -20,7 +23,7 @@ KINDS = sorted(set(BODIES) - {"init", "edit"})
 
 
 def some_body(kind: str, luck: random.Random, ids: list[str]) -> Any:
-    """Return a body that may come with a frame of that kind, or the next best for another."""
+    """Return a body that is valid for a frame of the kind `kind`, or a similar body of another kind."""
     id = luck.choice(ids)
     match kind:
         case "hello":
@@ -37,11 +40,11 @@ def some_body(kind: str, luck: random.Random, ids: list[str]) -> Any:
     try:
         return msgspec.convert({}, BODIES[kind])
     except msgspec.ValidationError:
-        return msgspec.convert([], list)  # no body of that kind
+        return msgspec.convert([], list)  # no body has this kind
 
 
 def mutated(data: bytes, luck: random.Random) -> bytes:
-    """Return `data` with some of its bytes altered, lost or doubled."""
+    """Return `data` with some bytes changed, removed or repeated."""
     spoilt = bytearray(data)
     for _ in range(luck.randint(1, 6)):
         at = luck.randrange(len(spoilt))

@@ -1,6 +1,6 @@
-"""What a test that starts processes must leave as it was: no process of its own lives on, no descriptor is open.
+"""Checks that a test leaves no process and no open descriptor.
 
-A `conftest.py` that imports the last three of these lets each test beside it be followed by a census.
+A `conftest.py` that imports the last three functions of this module runs the check after each test in its folder.
 """
 
 from __future__ import annotations
@@ -16,17 +16,26 @@ import pytest
 
 from orch.processes import environment
 
-__all__ = ["Census", "allow", "descriptors", "marked", "processes", "pytest_runtest_setup", "pytest_runtest_teardown"]
+__all__ = [
+    "Census",
+    "allow",
+    "command_lines",
+    "descriptors",
+    "marked",
+    "processes",
+    "pytest_runtest_setup",
+    "pytest_runtest_teardown",
+]
 
 NAME, VALUE = "CENSUS", f"{os.getpid()}-{time.time_ns()}"
 MARK = f"{NAME}={VALUE}".encode()
-"""What all processes carry in their environment that were started by this test session, however indirectly."""
+"""A variable in the environment of all processes that this test session started, directly or indirectly."""
 PASSING = ("/proc/", "anon_inode:[pidfd]")
-"""What is open only because it is being looked at, or is given back by the collector when it comes to that."""
+"""Descriptors that are open only during the check, or that the garbage collector closes later."""
 
 
 def processes() -> set[int]:
-    """Return the pids of all processes that were started by this test session."""
+    """Return the process ids of all processes that this test session started."""
     found = set()
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -38,29 +47,40 @@ def processes() -> set[int]:
     return found
 
 
+def command_lines() -> list[str]:
+    """Return the command lines of all processes that this test session started."""
+    found = []
+    for pid in processes():
+        try:
+            found.append(Path("/proc", str(pid), "cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ").decode())
+        except OSError:
+            pass
+    return found
+
+
 def descriptors() -> dict[int, str]:
-    """Return what each descriptor of this process is of: a path, or the kind and number of a socket or pipe."""
+    """Return the target of each descriptor of this process: a path, or the kind and number of a socket or pipe."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
         try:
             found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
-            pass  # the one that listed them
+            pass  # this descriptor was used to list the others
     return {number: what for number, what in found.items() if not what.startswith(PASSING)}
 
 
 class Census:
-    """What there is before a test."""
+    """The processes and descriptors before a test."""
 
     def __init__(self) -> None:
         self.processes = processes()
         self.descriptors = descriptors()
 
     def left(self) -> list[str]:
-        """Return what is there now and was not, in words."""
+        """Return descriptions of the processes and descriptors that did not exist before the test."""
         found = [f"process {pid} lives on" for pid in sorted(processes() - self.processes)]
         if self._opened():
-            gc.collect()  # what nobody holds any more is closed by the collector, some time
+            gc.collect()  # the garbage collector closes objects that are no longer referenced
         return found + [f"descriptor {number} is open: {what}" for number, what in sorted(self._opened().items())]
 
     def _opened(self) -> dict[int, str]:
@@ -79,27 +99,29 @@ BEFORE = pytest.StashKey[Census]()
 
 @pytest.fixture(autouse=True)
 def marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set the mark in the environment of each process that a test starts."""
+    """Set the variable MARK in the environment of each process that a test starts."""
     monkeypatch.setenv(NAME, VALUE)
     monkeypatch.setenv("ORCH_ENVIRONMENT__PASS", NAME)
     allow(monkeypatch, NAME)
 
 
 def allow(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    """Pass the variables `names` to every process that this one starts for its agents, whatever its configuration."""
+    """Pass the variables `names` to every process that this process starts for its agents, independent of the
+    configuration.
+    """
     monkeypatch.setattr(environment, "ALLOWED", (*environment.ALLOWED, *names))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
-    """Count what there is before a test and its fixtures."""
+    """Record the processes and descriptors before a test and its fixtures."""
     item.stash[BEFORE] = Census()
     return (yield)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """Count it again when all of that is gone."""
+    """Compare the processes and descriptors after the test and its fixtures have ended."""
     done = yield
     left = item.stash[BEFORE].left()
     assert not left, f"left behind: {'; '.join(left)}"

@@ -1,4 +1,4 @@
-"""Recorded sessions in the shapes that programs leave behind, made up for tests."""
+"""Recorded sessions in the formats of other programs, created for tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ def dump_lines(path: Path, lines: list[Any]) -> Path:
 
 
 def pi(turns: int, steps: int = 3, size: int = 400) -> list[dict[str, Any]]:
-    """Return a session of pi's: `turns` prompts, `steps` calls each, with usage; message 3 says what it read."""
+    """Return a session of pi with `turns` prompts and `steps` calls for each prompt.
+
+    The session contains usage. Message 3 states what it read.
+    """
     lines: list[dict[str, Any]] = [
         {"type": "session", "id": "s", "timestamp": "2026-01-01T00:00:00.000Z", "cwd": "/srv"}
     ]
@@ -62,12 +65,12 @@ def pi(turns: int, steps: int = 3, size: int = 400) -> list[dict[str, Any]]:
 
 
 def rows() -> list[dict[str, Any]]:
-    """Return rows of a transcript, in which one reply is three rows with a result in between."""
+    """Return the rows of a transcript. One reply consists of three rows with a result between them."""
     usage = {"input_tokens": 3, "cache_read_input_tokens": 9000, "cache_creation_input_tokens": 500, "output_tokens": 7}
 
     def row(type: str, content: Any, **message: Any) -> dict[str, Any]:
-        told = {"role": type, "content": content} | message
-        return {"type": type, "uuid": "u", "sessionId": "s", "timestamp": "2026-01-01T00:00:00Z", "message": told}
+        fields = {"role": type, "content": content} | message
+        return {"type": type, "uuid": "u", "sessionId": "s", "timestamp": "2026-01-01T00:00:00Z", "message": fields}
 
     use = {"type": "tool_use", "id": "a", "name": "Bash", "input": {"command": "ls"}, "caller": {"type": "direct"}}
     return [

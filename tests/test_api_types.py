@@ -1,4 +1,6 @@
-"""What mypy and editors know of the blocking API, which is derived from the asynchronous one, and of services."""
+"""The types that mypy and editors see in the blocking API, which is derived from the asynchronous API, and
+in services.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +30,7 @@ def check(o: Orchestrator, agent: Subagent) -> None:
     reveal_type(agent.session.checkout)
     reveal_type(agent.queue.list())
     o.spawn("work", nonsense=1)
+    o.session(nonsense=1)
     agent.session.branch(None)
     @o.on("turn_end")
     def done(event: object, context: object) -> int: return 1
@@ -39,7 +42,9 @@ from orch.policy.caller import Caller, USER
 from orch.services import call
 from orch.services.dispatch.handlers import handles
 from orch.supervisor.supervisor import Supervisor
-from orch_protocol.services.requests import KILL, LIST_AGENTS, QUERY, Kill, Killed, ListAgents, QueryAgent
+from orch_protocol.services.agents.lifecycle import KILL, Kill, Killed
+from orch_protocol.services.agents.query import QUERY, QueryAgent
+from orch_protocol.services.agents.status import LIST_AGENTS, ListAgents
 from orch_worker.tools.api.root_client import RootClient
 
 async def check(root: Supervisor, client: RootClient) -> None:
@@ -55,7 +60,7 @@ async def kill(root: Supervisor, caller: Caller, params: ListAgents) -> Killed: 
 
 
 def _check(source: str, file: Path) -> tuple[list[str], list[str]]:
-    """Return the types that mypy reveals in `source`, and its errors."""
+    """Return the types that mypy reveals in `source`, and the errors of mypy."""
     file.write_text(source)
     command = [sys.executable, "-m", "mypy", "--no-error-summary", "--config-file", str(ROOT / "pyproject.toml")]
     done = subprocess.run([*command, str(file)], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -67,7 +72,7 @@ def _check(source: str, file: Path) -> tuple[list[str], list[str]]:
 
 @pytest.mark.timeout(600)
 def test_calls_of_services_are_typed(tmp_path: Path) -> None:
-    """The result is that of the service; parameters and handlers of another service are errors."""
+    """A call has the result type of its service. Parameters and handlers of another service are type errors."""
     revealed, errors = _check(SERVICES, tmp_path / "checked_services.py")
     assert revealed == ["Killed", "list[AgentRow]", "Reply", "Killed"]
     assert [each.rpartition("[")[2] for each in errors] == ["misc]", "arg-type]"], errors
@@ -75,8 +80,9 @@ def test_calls_of_services_are_typed(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(600)
 def test_derived_methods_keep_signatures_and_results(tmp_path: Path) -> None:
-    """Parameters with their names and types, results, and errors for wrong arguments."""
-    revealed, errors = _check(CHECKED, tmp_path / "checked_api.py")  # mypy's cache may report it by an earlier path
+    """Derived methods have the names and types of parameters, and the result types. Wrong arguments are errors."""
+    # mypy's cache may report an earlier path of the file
+    revealed, errors = _check(CHECKED, tmp_path / "checked_api.py")
     assert revealed == [
         "Subagent",
         "Session",
@@ -93,6 +99,7 @@ def test_derived_methods_keep_signatures_and_results(tmp_path: Path) -> None:
         "def (event: object, context: object) -> int",
     ]
     assert errors == [
+        'Unexpected keyword argument "nonsense"  [call-arg]',
         'Unexpected keyword argument "nonsense"  [call-arg]',
         'Argument 1 has incompatible type "None"; expected "str | int"  [arg-type]',
     ]

@@ -1,5 +1,7 @@
-"""Where a system lacks what Linux has, what is missing is found out where it is needed: all can be imported, and agents
-are spawned, asked and killed."""
+"""Systems without the features of Linux.
+
+All modules can be imported, and agents can be spawned, queried and killed.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import sys
 from pathlib import Path
 
 PLACE = Path(__file__).parent / "elsewhere"
-"""A folder with a module that makes another system of this one, for whichever Python has it on its path."""
+"""A folder with a module that hides the features of Linux from each Python that imports the module."""
 
 IMPORTS = """
 import importlib, pkgutil
@@ -49,7 +51,7 @@ SCRIPT = """[
 
 
 def elsewhere(code: str, **options: str) -> str:
-    """Return what Python prints that runs `code` on another system."""
+    """Return the output of Python code on a system without the features of Linux."""
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(PLACE), *sys.path])} | options
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, cwd=env.get("HERE"), capture_output=True, text=True, timeout=60
@@ -58,14 +60,14 @@ def elsewhere(code: str, **options: str) -> str:
     return done.stdout
 
 
-def test_everything_is_imported_without_what_linux_alone_has() -> None:
-    """No function, constant or system call of Linux is taken for granted by a module."""
+def test_every_module_imports_without_linux_features() -> None:
+    """No module requires a function, constant or system call of Linux at import."""
     assert int(elsewhere(IMPORTS)) > 200
 
 
-def test_agents_live_without_what_linux_alone_has(tmp_path: Path) -> None:
-    """From the shell, with a daemon: one is spawned, works with tools, is killed, comes back, and remembers."""
+def test_agents_run_without_linux_features(tmp_path: Path) -> None:
+    """With a daemon, an agent is spawned, uses tools, is killed and resumed, and remembers its conversation."""
     (tmp_path / "script.json").write_text(SCRIPT)
-    said = elsewhere(LIFE, HERE=str(tmp_path), ORCH_HOME=str(tmp_path / "home"))
+    found = elsewhere(LIFE, HERE=str(tmp_path), ORCH_HOME=str(tmp_path / "home"))
     for part in ("done", "twenty2", "twotwo", "still there"):
-        assert part in said
+        assert part in found

@@ -1,4 +1,4 @@
-"""Importing has no effect: nothing heavy is loaded, no file made, nothing printed."""
+"""Importing orch has no effect. It loads no heavy package, creates no file and prints nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ for name in sorted(needs, key=lambda name: (len(below[name] | {name}), name)):  
     for each in ours():
         del sys.modules[each]
     sys.modules.update(there)
-    for each in needs:  # a package has its modules for attributes when somebody imported them
+    for each in needs:  # a package has a module as attribute once the module is imported
         package, _, attribute = each.rpartition(".")
         if package in there:
             vars(there[package]).pop(attribute, None)
@@ -65,28 +65,32 @@ if threading.active_count() > 1:
     bad.append(f"threads: {threading.enumerate()}")
 print("\\n".join(bad), end="")
 """
-"""Imports each module among exactly those of ours that it imports, directly or not, as if it were the first of all.
+"""A program that imports each module as if it were the first, with only the modules that it imports itself.
 
-Those that were imported like this are used again by those that need them, so that nearly all are executed once.
+Modules that were imported this way are reused for modules that need them, so that nearly all modules are executed only
+once.
 """
 
 
 def needs(found: Iterable[Module]) -> dict[str, list[str]]:
-    """Return which of our modules each imports as it is imported: packages that it is in, then those it names."""
+    """Return the modules of orch that each module needs at import.
+
+    The packages of a module come first, then its imports.
+    """
     by_name = {module.name: module for module in found}
-    said = {}
+    fields = {}
     for name, module in by_name.items():
         parts = name.split(".")
         wanted = [".".join(parts[:count]) for count in range(1, len(parts))]
         for target in module.first:
             parts = target.split(".")
             wanted += [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
-        said[name] = [each for each in dict.fromkeys(wanted) if each in by_name and each != name]
-    return said
+        fields[name] = [each for each in dict.fromkeys(wanted) if each in by_name and each != name]
+    return fields
 
 
 def run(code: str, folder: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """Run `code` in a fresh interpreter whose home and working folder is `folder`."""
+    """Run `code` in a new interpreter whose home and working folder is `folder`."""
     roots = os.pathsep.join(str(ROOT / holder) for holder in PACKAGES.values())
     kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
     return subprocess.run(
@@ -102,7 +106,7 @@ def run(code: str, folder: Path, stdin: str = "") -> subprocess.CompletedProcess
 
 
 def test_import_is_silent_and_leaves_nothing(tmp_path: Path) -> None:
-    """`import orch` prints nothing and makes no file, neither at home nor here."""
+    """`import orch` prints nothing and creates no file, neither in the home nor in the working folder."""
     done = run("import orch", tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert list(tmp_path.iterdir()) == []
@@ -116,7 +120,7 @@ def test_import_loads_nothing_heavy(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(240)
 def test_every_module_imports_alone(tmp_path: Path) -> None:
-    """Each module can be the first of ours to be imported, and none starts a thread or prints."""
+    """Each module can be imported first. No module starts a thread or prints at import."""
     found = [module for module in modules() if not module.name.endswith("__main__")]
     done = run(ALONE, tmp_path, json.dumps(needs(found)))
     assert (done.stdout, done.stderr) == ("", "")
@@ -128,13 +132,15 @@ def test_every_module_imports_alone(tmp_path: Path) -> None:
     [("import zmq, orch", "['zmq']\n"), ("import sqlite3, orch", "['sqlite3']\n")],
 )
 def test_heavy_import_would_be_seen(tmp_path: Path, code: str, stdout: str) -> None:
-    """The check above does notice a heavy package that is loaded along."""
+    """The check of heavy packages reports a package that another package loads."""
     done = run(LOADED.replace("import orch\n", f"{code}\n"), tmp_path)
     assert done.stdout == stdout
 
 
 def test_broken_module_would_be_seen(tmp_path: Path) -> None:
-    """A module that cannot be imported, or not as the first, or that starts a thread, is reported by name."""
+    """The check reports a module by name if the module cannot be imported, cannot be imported first, or starts a
+    thread.
+    """
     sources = {
         "bad": "import nothing_of_the_kind\n",
         "busy": "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
@@ -165,7 +171,7 @@ def test_broken_module_would_be_seen(tmp_path: Path) -> None:
 
 
 def test_verbs_of_services_load_no_definitions() -> None:
-    """The CLI makes verbs of their table alone, which imports nothing."""
+    """The CLI builds its verbs only from their table, which imports nothing."""
     code = "import orch.cli.service_verbs, sys; print({'msgspec', 'orch_protocol.services.service'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

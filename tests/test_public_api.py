@@ -1,4 +1,4 @@
-"""What `orch` offers: an exact list, and the same methods with and without `await`."""
+"""The public names of `orch`. The list is exact, and the blocking and asynchronous classes have the same methods."""
 
 from __future__ import annotations
 
@@ -27,38 +27,67 @@ from orch_protocol.core import errors
 from source_tree import ROOT
 
 PUBLIC = {
+    "ApprovalConfig",
+    "AgentOptions",
+    "Image",
+    "Opaque",
+    "Text",
+    "Thinking",
+    "ToolResult",
+    "ToolUse",
+    "assistant",
+    "user",
     "Abort",
     "Approve",
-    "Block",
-    "Budget",
-    "BudgetConfig",
     "ArchivalConfig",
     "Archiver",
+    "Assess",
+    "AssessRule",
     "AsyncOrchestrator",
     "AsyncSession",
     "AsyncSubagent",
+    "BackendInfo",
+    "BackendOptions",
+    "BackendRequest",
+    "Block",
+    "Budget",
+    "BudgetConfig",
     "CallEvent",
+    "ChildCompactionConfig",
     "CompactionConfig",
+    "CompletionChecklist",
     "Config",
     "Consent",
+    "Executor",
+    "Extension",
+    "ContentSafety",
     "ContextConfig",
+    "CostTracker",
+    "CustomBackend",
+    "DaemonConfig",
     "Effect",
+    "EnvironmentConfig",
     "Executed",
-    "Assess",
-    "AssessRule",
-    "Reflect",
-    "ReflectRule",
+    "ExtensionsConfig",
     "HooksConfig",
+    "InjectionGuard",
     "Limits",
+    "LimitsConfig",
+    "LoopDetection",
     "MemoryConfig",
     "Message",
+    "ModelRouter",
+    "NarrationGuard",
     "Orchestrator",
+    "OutputSandbox",
     "PolicyCall",
     "PolicyConfig",
     "PromptConfig",
     "PromptPart",
     "PromptTemplate",
     "Question",
+    "Reflect",
+    "ReflectRule",
     "Reply",
     "Returned",
     "SandboxConfig",
@@ -66,34 +95,23 @@ PUBLIC = {
     "Session",
     "Skill",
     "SkillsConfig",
+    "Stop",
     "Subagent",
     "SubagentsConfig",
+    "Summarization",
     "SummaryConfig",
     "TaintConfig",
     "ToolContext",
     "ToolLimits",
     "ToolOutput",
+    "ToolRouter",
+    "ToolSpec",
     "TriggerConfig",
     "Usage",
     "Verdict",
     "WorkspaceConfig",
     "hook",
     "tool",
-    "ChildCompactionConfig",
-    "DaemonConfig",
-    "EnvironmentConfig",
-    "ExtensionsConfig",
-    "LimitsConfig",
-    "CompletionChecklist",
-    "ContentSafety",
-    "CostTracker",
-    "InjectionGuard",
-    "LoopDetection",
-    "ModelRouter",
-    "NarrationGuard",
-    "OutputSandbox",
-    "Summarization",
-    "ToolRouter",
 }
 TWINS: list[tuple[type, type]] = [
     (orch.Orchestrator, orch.AsyncOrchestrator),
@@ -115,18 +133,18 @@ ONLY_ASYNC = {
 
 
 def public_methods(cls: type) -> dict[str, Any]:
-    """Return the public methods and properties of `cls`, inherited ones too."""
+    """Return the public methods and properties of `cls`, including inherited ones."""
     return {name: value for name, value in inspect.getmembers(cls) if not name.startswith("_")}
 
 
 def parameters(function: Any) -> list[tuple[str, Any, Any]]:
-    """Return name, kind and default of each parameter of `function` behind `self`."""
+    """Return the name, kind and default of each parameter of `function` after `self`."""
     found = list(inspect.signature(function).parameters.values())
     return [(parameter.name, parameter.kind, parameter.default) for parameter in found if parameter.name != "self"]
 
 
 def differences(one: type, other: type) -> list[str]:
-    """Return how the public methods of two classes differ in name, kind or parameters."""
+    """Return the differences between the public methods of two classes in name, kind or parameters."""
     left, right = public_methods(one), public_methods(other)
     found = [f"only one has {name}" for name in sorted(left.keys() ^ right.keys())]
     for name in sorted(left.keys() & right.keys()):
@@ -137,15 +155,15 @@ def differences(one: type, other: type) -> list[str]:
     return found
 
 
-def test_offers_exactly_this() -> None:
-    """`orch` offers its classes and every error, sorted, and nothing else."""
+def test_orch_exports_exactly_this() -> None:
+    """`orch` exports its classes and every error, sorted, and nothing else."""
     public_errors = {name for name in errors.__all__ if name.endswith("Error")}
     assert sorted(orch.__all__) == orch.__all__
     assert set(orch.__all__) == PUBLIC | public_errors
 
 
 def structs(kind: Any) -> Iterator[type[Struct]]:
-    """Yield the structs that a value of the type `kind` is made of."""
+    """Yield the structs that the type `kind` contains."""
     if isinstance(kind, type) and issubclass(kind, Struct):
         yield kind
         kind = tuple(field.type for field in fields(kind))
@@ -153,13 +171,13 @@ def structs(kind: Any) -> Iterator[type[Struct]]:
         yield from structs(each)
 
 
-def test_all_of_a_configuration_is_written_with_names_of_orch() -> None:
-    """Also the settings of each hook that is built in: nobody has to write dictionaries."""
+def test_configuration_structs_are_exported() -> None:
+    """The exported structs include the settings of built-in hooks."""
     assert {kind.__name__ for kind in structs(orch.Config)} - set(orch.__all__) == set()
 
 
 @pytest.mark.parametrize("name", sorted(orch.__all__))
-def test_each_name_is_there_and_explained(name: str) -> None:
+def test_each_export_exists_with_a_docstring(name: str) -> None:
     """Each public name exists and has a docstring whose first line is a sentence."""
     first = (getattr(orch, name).__doc__ or "").strip().partition("\n")[0]
     assert first.endswith((".", ":")), first
@@ -173,15 +191,15 @@ def test_sync_and_async_are_twins(blocking: type, twin: type) -> None:
 
 
 def test_derived_methods_show_the_blocking_classes() -> None:
-    """`help(Orchestrator.spawn)` says that it returns a Subagent, and is named after its class."""
+    """`help(Orchestrator.spawn)` names the class Subagent as the result, and the class of the method."""
     assert inspect.signature(orch.Orchestrator.spawn).return_annotation == "Subagent"
     assert orch.Orchestrator.spawn.__qualname__ == "Orchestrator.spawn"
     assert inspect.getdoc(orch.Subagent.kill) == inspect.getdoc(orch.AsyncSubagent.kill)
     assert not inspect.iscoroutinefunction(orch.Subagent.kill)
 
 
-def test_sync_and_async_are_made_alike() -> None:
-    """Both orchestrators take the same arguments, but for the seam that tests of the async one use."""
+def test_sync_and_async_constructors_match() -> None:
+    """Both orchestrators take the same arguments, except the argument that tests of the asynchronous class use."""
     taken = [
         [each for each in parameters(cls) if each[0] != "connect"]
         for cls in (orch.Orchestrator, orch.AsyncOrchestrator)
@@ -191,13 +209,13 @@ def test_sync_and_async_are_made_alike() -> None:
 
 @pytest.mark.parametrize("cls", CLASSES)
 def test_methods_are_documented(cls: type) -> None:
-    """Each public method says what it does."""
+    """Each public method has a docstring."""
     assert [method for method, value in public_methods(cls).items() if not inspect.getdoc(value)] == []
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_later_parameters_are_by_name(cls: type) -> None:
-    """At most two parameters of a public method can be given by position; three in groups of an orchestrator."""
+def test_public_methods_take_at_most_two_positional_parameters(cls: type) -> None:
+    """Public methods take at most two positional parameters, or three in groups of an orchestrator."""
     for method, value in public_methods(cls).items():
         if callable(value):
             places = [kind for _, kind, _ in parameters(value) if kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
@@ -205,7 +223,7 @@ def test_later_parameters_are_by_name(cls: type) -> None:
 
 
 def test_twin_rule_catches() -> None:
-    """A missing method, another default and a property instead of a method are reported."""
+    """The check reports a missing method, another default, and a property instead of a method."""
 
     class One:
         def same(self, ref: str, *, wait: bool = True) -> None: ...
@@ -226,7 +244,7 @@ def test_twin_rule_catches() -> None:
     ]
 
 
-def test_nothing_is_exported_by_star_or_accident() -> None:
+def test_exports_are_a_literal_list() -> None:
     """`orch/__init__.py` defines its list as a literal, so that readers and tools see it."""
     tree = ast.parse((ROOT / "orchestrator" / "orch" / "__init__.py").read_text())
     lists = [

@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps to the next timer as soon as nothing else is to be done."""
+"""An event loop whose clock moves to the next timer as soon as there is no other work."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from orch_worker.system.threads import ASIDE
+from orch_worker.system.threads import DAEMON_THREADS
 
 __all__ = ["PatientLoop", "VirtualLoop", "passed", "until", "virtual"]
 
@@ -31,23 +31,26 @@ class _Selector(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Hours pass in no time. What is meant for a thread is done at once; for processes the clock does not wait."""
+    """A loop on which hours pass at once.
+
+    Work for a thread runs immediately. The clock does not wait for processes.
+    """
 
     def __init__(self) -> None:
         self._virtual = _Selector()
         super().__init__(self._virtual)
 
     def time(self) -> float:
-        """Return the seconds that have passed."""
+        """Return the virtual time in seconds."""
         return self._virtual.now
 
     def skip(self, seconds: float) -> None:
-        """Let so much time pass at once, as for a machine that is suspended: everything is late together."""
+        """Move the clock forward by `seconds`, as for a suspended machine. All timers in this time are late."""
         self._virtual.now += seconds
 
     def run_in_executor(self, executor: Any, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        """Call `function` here and now, if it is for any thread there is."""
-        if executor not in (None, ASIDE):
+        """Call `function` now, in place of a thread."""
+        if executor not in (None, DAEMON_THREADS):
             return super().run_in_executor(executor, function, *args)
         done = self.create_future()
         try:
@@ -58,10 +61,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class PatientLoop(VirtualLoop):
-    """One whose clock stands still while a thread is at work: what is late is so by the clock, not by the machine."""
+    """A loop whose clock stops while a thread works. Lateness then depends on the clock and not on the machine."""
 
     def run_in_executor(self, executor: Any, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        """Call `function` in a thread of `executor`, and let no time pass meanwhile."""
+        """Call `function` in a thread of `executor`. No virtual time passes until its end."""
         future = super().run_in_executor(executor, function, *args)
         self._virtual.working += 1
         future.add_done_callback(self._done)
@@ -83,12 +86,12 @@ def virtual(test: Test) -> Callable[..., None]:
 
 
 async def passed(seconds: float) -> None:
-    """Return when so much time has passed."""
+    """Return after `seconds` of virtual time."""
     await asyncio.sleep(seconds)
 
 
-async def until(condition: Callable[[], object], most: float = 1000.0) -> None:
-    """Return when `condition` holds. Raises TimeoutError when it does not within `most` seconds."""
-    async with asyncio.timeout(most):
+async def until(condition: Callable[[], object], limit: float = 1000.0) -> None:
+    """Return when `condition` is true. Raises TimeoutError if it is not true within `limit` seconds."""
+    async with asyncio.timeout(limit):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from orch_protocol.agent.config import (
+        ApprovalConfig,
         ArchivalConfig,
         BudgetConfig,
         ChildCompactionConfig,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
         TriggerConfig,
     )
     from orch_protocol.agent.project import ContextConfig
-    from orch_protocol.agent.spec import Limits
+    from orch_protocol.agent.spec import Limits, ToolSpec
     from orch_protocol.core.errors import (
         AgentBusyError,
         AgentDiedError,
@@ -70,8 +71,21 @@ if TYPE_CHECKING:
         TruncatedReplyError,
         UnsupportedPlatformError,
         VersionMismatchError,
+        WorktreeError,
     )
-    from orch_protocol.core.messages import Message, Reply, Usage
+    from orch_protocol.core.messages import (
+        Image,
+        Message,
+        Opaque,
+        Reply,
+        Text,
+        Thinking,
+        ToolResult,
+        ToolUse,
+        Usage,
+        assistant,
+        user,
+    )
     from orch_protocol.core.phases import Assess, AssessRule, Reflect, ReflectRule
     from orch_protocol.core.prompts import PromptConfig, PromptPart
     from orch_protocol.core.taint import TaintConfig
@@ -95,17 +109,23 @@ if TYPE_CHECKING:
     from orch_protocol.policy.sandbox import SandboxConfig, ToolLimits
     from orch_protocol.resources.memory import MemoryConfig
     from orch_protocol.resources.skills import SkillsConfig
-    from orch_protocol.resources.slash_commands import Effect, Executed
+    from orch_protocol.resources.slash_commands import Effect
+    from orch_protocol.services.resources.slash_commands import Executed
     from orch_protocol.wire.tool_events import CallEvent
+    from orch_worker.backends.base import BackendInfo
+    from orch_worker.backends.custom.contract import BackendOptions, BackendRequest, CustomBackend, Stop
     from orch_worker.backends.offline.scripted import ScriptedBackend
     from orch_worker.hooks.hook import hook
     from orch_worker.tools.api.base import ToolContext, ToolOutput, tool
+    from orch_worker.tools.api.executor import Executor
 
     from .api.agent import AsyncSubagent
     from .api.archiver import Archiver
+    from .api.arguments import AgentOptions
     from .api.orchestrator import AsyncOrchestrator, AsyncSession
     from .api.structured_output import Returned
     from .api.sync import Orchestrator, Session, Subagent
+    from .resources.program_extensions import Extension
     from .resources.prompt_templates import PromptTemplate
     from .resources.skills import Skill
 
@@ -116,7 +136,9 @@ __all__ = [
     "AgentError",
     "AgentGoneError",
     "AgentNotFoundError",
+    "AgentOptions",
     "AmbiguousRefError",
+    "ApprovalConfig",
     "Approve",
     "ArchivalConfig",
     "ArchiveDeletedError",
@@ -127,6 +149,9 @@ __all__ = [
     "AsyncSession",
     "AsyncSubagent",
     "BackendError",
+    "BackendInfo",
+    "BackendOptions",
+    "BackendRequest",
     "BackendTimeoutError",
     "BadReplyError",
     "Block",
@@ -146,6 +171,7 @@ __all__ = [
     "ContextOverflowError",
     "CostTracker",
     "CredentialsError",
+    "CustomBackend",
     "DaemonConfig",
     "DamagedError",
     "DepthCapError",
@@ -153,9 +179,12 @@ __all__ = [
     "EntryNotFoundError",
     "EnvironmentConfig",
     "Executed",
+    "Executor",
+    "Extension",
     "ExtensionsConfig",
     "ForeignFileError",
     "HooksConfig",
+    "Image",
     "InjectionGuard",
     "LaunchError",
     "Limits",
@@ -169,6 +198,7 @@ __all__ = [
     "NarrationGuard",
     "NoResultError",
     "NoValueError",
+    "Opaque",
     "OrchError",
     "Orchestrator",
     "OutputSandbox",
@@ -194,17 +224,23 @@ __all__ = [
     "Skill",
     "SkillsConfig",
     "SpawnError",
+    "Stop",
     "StoreError",
     "Subagent",
     "SubagentsConfig",
     "Summarization",
     "SummaryConfig",
     "TaintConfig",
+    "Text",
+    "Thinking",
     "ToolContext",
     "ToolLimits",
     "ToolNotGrantedError",
     "ToolOutput",
+    "ToolResult",
     "ToolRouter",
+    "ToolSpec",
+    "ToolUse",
     "TriggerConfig",
     "TruncatedReplyError",
     "UnsupportedPlatformError",
@@ -212,14 +248,18 @@ __all__ = [
     "Verdict",
     "VersionMismatchError",
     "WorkspaceConfig",
+    "WorktreeError",
+    "assistant",
     "hook",
     "tool",
+    "user",
 ]
 
 _HOMES = {
     "Abort": "orch_protocol.hooks.stages",
     "Approve": "orch_protocol.hooks.stages",
     "Block": "orch_protocol.hooks.stages",
+    "ApprovalConfig": "orch_protocol.agent.config",
     "ArchivalConfig": "orch_protocol.agent.config",
     "Archiver": "orch.api.archiver",
     "AsyncOrchestrator": "orch.api.orchestrator",
@@ -235,11 +275,20 @@ _HOMES = {
     "Consent": "orch_protocol.policy.approval",
     "ContextConfig": "orch_protocol.agent.project",
     "Effect": "orch_protocol.resources.slash_commands",
-    "Executed": "orch_protocol.resources.slash_commands",
+    "Executed": "orch_protocol.services.resources.slash_commands",
     "HooksConfig": "orch_protocol.agent.config",
     "Limits": "orch_protocol.agent.spec",
     "MemoryConfig": "orch_protocol.resources.memory",
+    "AgentOptions": "orch.api.arguments",
     "Message": "orch_protocol.core.messages",
+    "Image": "orch_protocol.core.messages",
+    "Opaque": "orch_protocol.core.messages",
+    "Text": "orch_protocol.core.messages",
+    "Thinking": "orch_protocol.core.messages",
+    "ToolResult": "orch_protocol.core.messages",
+    "ToolUse": "orch_protocol.core.messages",
+    "assistant": "orch_protocol.core.messages",
+    "user": "orch_protocol.core.messages",
     "Orchestrator": "orch.api.sync",
     "Reflect": "orch_protocol.core.phases",
     "ReflectRule": "orch_protocol.core.phases",
@@ -247,6 +296,7 @@ _HOMES = {
     "PolicyConfig": "orch_protocol.policy.policy",
     "PromptConfig": "orch_protocol.core.prompts",
     "PromptPart": "orch_protocol.core.prompts",
+    "Extension": "orch.resources.program_extensions",
     "PromptTemplate": "orch.resources.prompt_templates",
     "Question": "orch_protocol.policy.approval",
     "Reply": "orch_protocol.core.messages",
@@ -263,12 +313,19 @@ _HOMES = {
     "ToolContext": "orch_worker.tools.api.base",
     "ToolLimits": "orch_protocol.policy.sandbox",
     "ToolOutput": "orch_worker.tools.api.base",
+    "ToolSpec": "orch_protocol.agent.spec",
+    "Executor": "orch_worker.tools.api.executor",
     "TriggerConfig": "orch_protocol.agent.config",
     "Usage": "orch_protocol.core.messages",
     "Verdict": "orch_protocol.policy.policy",
     "WorkspaceConfig": "orch_protocol.core.workspace",
     "hook": "orch_worker.hooks.hook",
     "tool": "orch_worker.tools.api.base",
+    "BackendInfo": "orch_worker.backends.base",
+    "BackendOptions": "orch_worker.backends.custom.contract",
+    "BackendRequest": "orch_worker.backends.custom.contract",
+    "CustomBackend": "orch_worker.backends.custom.contract",
+    "Stop": "orch_worker.backends.custom.contract",
     "ChildCompactionConfig": "orch_protocol.agent.config",
     "DaemonConfig": "orch_protocol.agent.config",
     "EnvironmentConfig": "orch_protocol.agent.config",

@@ -1,8 +1,9 @@
-"""A life with much that touches a file: recovery, turns, archives, an answer taken, an end, a search, compaction.
+"""A scenario with many file operations: recovery, turns, archives, collecting an answer, a kill, a search and
+compaction.
 
-Root and agent are of one process, whose clock waits for nothing: the same things are done to the same files in the same
-order each time. `agent_life.py <home> <told> <first>`; with a fault of `injector.py` in one of the calls that touch
-a file below the home. Whatever is told to a client goes to the file `told`, in the words that `lost_work.py` knows.
+Root and agent run in one process whose clock does not wait, so each run does the same operations on the same files in
+the same order. Usage: `agent_life.py <home> <told> <first>`, with a fault of `injector.py` in one operation on a file
+below the home. The answers that a client received are written to the file `told`, in the format of `lost_work.py`.
 """
 
 from __future__ import annotations
@@ -19,22 +20,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from orch_protocol.services.requests import QUERY, SPAWN, SUBMIT, WAIT
+from orch_protocol.services.agents.query import QUERY, SUBMIT, WAIT
+from orch_protocol.services.agents.spawn import SPAWN
 
 CALLS: Final = ("open", "write", "pwrite", "fsync", "fdatasync", "replace", "rename", "unlink", "ftruncate", "mkdir")
-"""What of `os` is done to a file."""
+"""The functions of `os` that are used on files."""
 NAME: Final = "lived"
 TRIES: Final = 3
 GAVE_UP: Final = 3
-"""The exit code of a life whose disk does not get well."""
+"""The exit code of a run whose disk stays broken."""
 
 
 class Fault:
-    """Does `kind` at the `number`th `call` that touches a file below `home`; counts all of them.
+    """Causes the fault `kind` at the `number`th call of `call` on a file below `home`. Counts all calls.
 
-    `kind` is `kill` (before the call is made), `after` (when it was made), `half` (a write that is cut in the middle,
-    and the process with it), `part` (a write is cut, and there is no room for the rest), or the number of an error,
-    with `+` behind it: from then on.
+    `kind` is `kill` (before the call), `after` (after the call), `half` (the process is killed in the middle of a
+    write), `part` (a write is cut, and the disk is full), or an error number. With `+` after the number, all later
+    calls fail too.
     """
 
     def __init__(self, home: Path, call: str = "", kind: str = "", number: int = 0) -> None:
@@ -42,7 +44,7 @@ class Fault:
         self.seen: Counter[str] = Counter()
 
     def touches(self, what: Any) -> bool:
-        """Return whether `what`, a path or a descriptor, is of the home."""
+        """Return whether `what`, a path or a descriptor, is below the home."""
         try:
             path = os.fsencode(os.readlink(f"/proc/self/fd/{what}") if isinstance(what, int) else what)
         except (OSError, TypeError):
@@ -50,7 +52,7 @@ class Fault:
         return path.startswith(self.home)
 
     def due(self, call: str) -> bool:
-        """Count a call, and return whether it is the one."""
+        """Count a call. Return whether the fault is due."""
         self.seen[call] += 1
         if self.kind == "part" and call == self.call and self.seen[call] == self.number + 1:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -62,7 +64,7 @@ fault: Fault | None = None
 
 
 def watched(call: str) -> Callable[..., Any]:
-    """Return what to do in place of `os.<call>`."""
+    """Return the function that replaces `os.<call>`."""
     act = getattr(os, call)
 
     def acting(*arguments: Any, **named: Any) -> Any:
@@ -84,21 +86,21 @@ def watched(call: str) -> Callable[..., Any]:
 
 
 def watch() -> None:
-    """Look at every call from now on. What is imported before keeps what it took of `os`."""
+    """Watch all calls from now on. Modules that were imported before may keep the original functions."""
     for call in CALLS:
         if getattr(os, call).__name__ != "acting":
             setattr(os, call, watched(call))
 
 
 class Teller:
-    """Writes down what a client was told, and counts its questions."""
+    """Writes down the answers that a client received, and counts the client's questions."""
 
     def __init__(self, path: Path, first: int) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self.count = first
 
     def tell(self, **row: Any) -> None:
-        """Write down one thing."""
+        """Write one row."""
         os.write(self._descriptor, json.dumps(row).encode() + b"\n")
 
     def token(self) -> str:
@@ -108,11 +110,11 @@ class Teller:
 
 
 class GaveUp(Exception):
-    """What failed failed again, and again."""
+    """An operation failed in each of its attempts."""
 
 
 async def insist(work: Callable[[], Any]) -> Any:
-    """Do `work` until it succeeds, a few times; errors of the product are what a client may hear."""
+    """Call `work` until it succeeds, at most TRIES times. After an OrchError, which a client may receive, try again."""
     from orch_protocol.core.errors import OrchError
 
     for attempt in range(TRIES):
@@ -126,9 +128,10 @@ async def insist(work: Callable[[], Any]) -> Any:
 
 
 def opened(home: Path, run: str) -> Any:
-    """Return a root whose agents are of this process: those of "r" archive each turn, those of "c" are compacted.
+    """Return a root whose agents run in this process.
 
-    Its journal is written anew at the start, however small it is.
+    The agents of the run "r" archive each turn, and those of the run "c" are compacted. The journal is rewritten at the
+    start, at any size.
     """
     import orch.tree.journal.journal
     from orch import ArchivalConfig, AsyncOrchestrator, CompactionConfig, Config
@@ -151,15 +154,18 @@ SCRIPT: Final = ({"loop": [{"tool": "read_file", "input": {"path": "note.txt"}},
 
 
 class Client:
-    """Asks one agent, and says what it was told."""
+    """Queries one agent and records the answers."""
 
     def __init__(self, root: Any, teller: Teller) -> None:
         self.root, self.teller, self.agent = root, teller, ""
 
     async def have(self, cwd: Path) -> None:
-        """Have the agent: it is made once, however often that is asked for; one that did not come up is resumed."""
+        """Create the agent.
+
+        Repeated calls do not create another agent. An agent that could not be started is resumed.
+        """
         from orch_protocol.core.errors import OrchError
-        from orch_protocol.services.requests import Spawn
+        from orch_protocol.services.agents.spawn import Spawn
 
         asked = Spawn(
             "look", name="a", tools=("read_file",), script=SCRIPT, summaries=(), cwd=str(cwd), request_id="spawn"
@@ -174,12 +180,12 @@ class Client:
         self.agent = (await insist(spawn)).id
 
     async def query(self, *, padding: int = 0) -> None:
-        """Ask and wait for the answer; after an error ask something else.
+        """Send a query and wait for the answer. After an error, send another query.
 
-        A query that was accepted before a fault runs first when the next root opens: the client waits for it.
+        If a query was accepted before a fault, the next root runs it first, and the client waits for it.
         """
         from orch_protocol.core.errors import AgentBusyError, OrchError
-        from orch_protocol.services.requests import QueryAgent, Wait
+        from orch_protocol.services.agents.query import QueryAgent, Wait
 
         for _ in range(TRIES):
             token = self.teller.token()
@@ -201,36 +207,42 @@ class Client:
         raise GaveUp("a query")
 
     async def collect(self) -> None:
-        """Ask, and let two take the answer. What was asked before a fault may wait still: it is taken first, once."""
+        """Send a query and let two callers collect the answer.
+
+        An answer from before a fault is collected first, once.
+        """
         from orch_protocol.core.errors import OrchError
-        from orch_protocol.services.requests import QueryAgent
+        from orch_protocol.services.agents.query import QueryAgent
 
         token = self.teller.token()
         asked = QueryAgent(self.agent, f"say {token} again", request_id=token)
         try:
             await self.root._call(SUBMIT, asked)
             handle = await self.root.get(self.agent)
-            said = await asyncio.gather(handle.collect(), handle.collect(), return_exceptions=True)
+            found = await asyncio.gather(handle.collect(), handle.collect(), return_exceptions=True)
         except OrchError:
             self.teller.tell(agent=self.agent, token=token, answered=False)
             return
-        for each in said:
+        for each in found:
             if isinstance(each, BaseException) and not isinstance(each, OrchError):
                 raise each
-        got = [each.text for each in said if not isinstance(each, BaseException)]
+        got = [each.text for each in found if not isinstance(each, BaseException)]
         own = [each for each in got if token in each]
-        right = len(set(got)) == len(got) or len(own) > 1  # of which the verdict tells
+        right = len(set(got)) == len(got) or len(own) > 1  # `judge` reports an answer that two callers took
         self.teller.tell(agent=self.agent, token=token, answered=bool(own), right=right, takers=len(own))
 
 
 def contents(home: Path) -> list[bytes]:
-    """Return what is in the transcripts."""
+    """Return the contents of the transcripts."""
     return [path.read_bytes() for path in sorted(home.glob("sessions/*/session.jsonl"))]
 
 
-async def live(home: Path, told: Path, first: int, *, again: bool) -> None:
-    """Live from opening to closing; with `again` a short life, after which opening must not change anything."""
-    teller = Teller(told, first)
+async def live(home: Path, text: Path, first: int, *, again: bool) -> None:
+    """Run the scenario from opening to closing.
+
+    If `again` is True, a short run follows, in which opening must not change any file.
+    """
+    teller = Teller(text, first)
     async with opened(home, "r") as root:
         client = Client(root, teller)
         await client.have(home.parent)
@@ -255,15 +267,15 @@ async def live(home: Path, told: Path, first: int, *, again: bool) -> None:
     assert found[:1] == found[1:], "opening it again changes it"
 
 
-def main(home: Path, told: Path, first: int, *, again: bool = False) -> int:
-    """Live, and return the exit code."""
+def main(home: Path, text: Path, first: int, *, again: bool = False) -> int:
+    """Run the scenario and return the exit code."""
     from orch_protocol.core.errors import OrchError
     from virtual_clock import PatientLoop
 
     try:
         with asyncio.Runner(loop_factory=PatientLoop) as runner:
-            runner.run(live(home, told, first, again=again))
-    except (GaveUp, OrchError) as error:  # which closing may raise as well
+            runner.run(live(home, text, first, again=again))
+    except (GaveUp, OrchError) as error:  # closing may raise these errors too
         print(f"gave up: {error}", file=sys.stderr)
         return GAVE_UP
     return 0

@@ -1,9 +1,10 @@
-"""Hostile input by the million: `hostile.py --frames N --streams N --transcripts N --configs N`, by a seed.
+"""Millions of hostile inputs: `hostile.py --frames N --streams N --transcripts N --configs N`. A seed determines the
+inputs.
 
-Frames are altered ones of a worker that is believed, streams are strangers' bytes on the root's own socket, transcripts
-are spoilt lines with and without a checksum that fits, configurations are what a file or a variable may say. Whatever
-comes out must be data or an error of ours: nothing else is raised, nothing takes longer than a minute, and memory does
-not grow past a bound. Each kind has a process of its own.
+Frames are changed frames of an authenticated worker. Streams are bytes of strangers on the root's socket. Transcripts
+are damaged lines with valid and invalid checksums. Configurations are values from files and variables. Each result must
+be data or an error of orch. No other exception may occur, no input may take more than a minute, and the memory must
+stay below a bound. Each kind runs in its own process.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from hostile_frames import KINDS, mutated, some_body  # noqa: E402
 from orch.archival.store.session_archives import SessionArchives  # noqa: E402
 from orch.config.config import flatten, load  # noqa: E402
 from orch.processes.router import ConnectionTable, Router  # noqa: E402
-from orch.sessions.findings import in_session  # noqa: E402
+from orch.sessions.findings import check_session_file  # noqa: E402
 from orch_protocol.agent.config import Config  # noqa: E402
 from orch_protocol.core.errors import ConfigError, ErrorInfo, OrchError, ProtocolError  # noqa: E402
 from orch_protocol.core.messages import assistant  # noqa: E402
@@ -45,14 +46,15 @@ from orch_protocol.wire.frames import VERSION, Frame, FrameChannel  # noqa: E402
 from orch_protocol.wire.worker_messages import BODIES, Hello, Ready  # noqa: E402
 from orch_worker.session.log.append_log import AppendLog  # noqa: E402
 from orch_worker.session.log.record_format import seal_lines, unseal_line  # noqa: E402
-from orch_worker.session.transcript import Transcript, read_last_turn, read_session, read_usage  # noqa: E402
+from orch_worker.session.session_reader import read_last_turn, read_session, read_usage  # noqa: E402
+from orch_worker.session.transcript import Transcript  # noqa: E402
 
 HANGS: Final = 60.0
-MOST_MIB: Final = 50
+MAX_MIB: Final = 50
 COUNTS: Final = {"frames": 1_000_000, "streams": 10_000, "transcripts": 100_000, "configs": 10_000}
 BATCH: Final = 100
 Attempt = Callable[[random.Random], str]
-"""Does one hostile thing, and returns what became of it."""
+"""A function that tries one hostile input and returns a description of the result."""
 
 
 # Frames.
@@ -60,7 +62,7 @@ Attempt = Callable[[random.Random], str]
 
 @contextlib.contextmanager
 def frames(folder: Path) -> Iterator[Attempt]:
-    """Frames of a believed worker, altered; and the root's, on their way to a worker that stands alone."""
+    """Changed frames of an authenticated worker to the root, and of the root to a worker."""
     delivered: list[tuple[str, Any]] = []
     table = ConnectionTable(folder, lambda *_: None, lambda _peer, kind, _id, body: delivered.append((kind, body)))
     peer = table.expect("a", 1, b"i", b"t" * 32)
@@ -108,7 +110,7 @@ READY: Final = b"\x04\x26\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Ident
 
 
 async def streams(folder: Path, count: int, seed: int) -> tuple[Counter[str], float]:
-    """Let strangers connect, say altered greetings, commands and frames, and leave; a worker is heard all the while."""
+    """Let strangers connect, send changed greetings, commands and frames, and disconnect. A worker stays connected."""
     import zmq
 
     heard: list[str] = []
@@ -120,7 +122,7 @@ async def streams(folder: Path, count: int, seed: int) -> tuple[Counter[str], fl
     line.setsockopt(zmq.IDENTITY, b"worker")
     line.setsockopt(zmq.LINGER, 0)
     line.connect(router.address)
-    worker, luck, said = FrameChannel(1, folder), random.Random(seed), 0
+    worker, luck, found = FrameChannel(1, folder), random.Random(seed), 0
     line.send(worker.encode("hello", Hello(b"t" * 32, VERSION, os.getpid())))
     bounded = Bounds()
     try:
@@ -131,13 +133,13 @@ async def streams(folder: Path, count: int, seed: int) -> tuple[Counter[str], fl
             stranger(router.address, mutated(whole, luck) if luck.random() < 0.8 else whole)
             if number % BATCH == BATCH - 1:
                 bounded.check()
-                said += 1
+                found += 1
                 line.send(worker.encode("ready", Ready(), now=0.0))
                 async with asyncio.timeout(HANGS):
-                    while heard.count("ready") < said:  # noqa: ASYNC110  # gives way; there is no event to wait for
+                    while heard.count("ready") < found:  # noqa: ASYNC110  # yields; there is no event to wait for
                         await asyncio.sleep(0)
         assert set(heard) == {"hello", "ready"}, f"a stranger was believed: {set(heard)}"
-        return Counter(strangers=count, heard=said), bounded.grown
+        return Counter(strangers=count, heard=found), bounded.grown
     finally:
         faulthandler.cancel_dump_traceback_later()
         line.close()
@@ -147,11 +149,11 @@ async def streams(folder: Path, count: int, seed: int) -> tuple[Counter[str], fl
 
 
 def stranger(address: str, data: bytes) -> None:
-    """Connect, say `data`, as far as anybody takes it, and leave."""
+    """Connect to `address` and send `data` until the other side refuses it."""
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(address.removeprefix("ipc://"))
         line.setblocking(False)
-        with contextlib.suppress(OSError):  # hung up on, or full
+        with contextlib.suppress(OSError):  # the other side closed the connection or accepts no more data
             line.send(data)
 
 
@@ -176,7 +178,7 @@ WORDS: Final = (
 
 
 def hostile_values(data: bytes, luck: random.Random) -> bytes:
-    """Return the lines of a file with some values replaced, and checksums that fit."""
+    """Return the lines of a file with some values replaced and valid checksums."""
     lines = data.splitlines()
     for _ in range(luck.randint(1, 5)):
         at = luck.randrange(1, len(lines))
@@ -194,7 +196,7 @@ def hostile_values(data: bytes, luck: random.Random) -> bytes:
 
 @contextlib.contextmanager
 def transcripts(folder: Path) -> Iterator[Attempt]:
-    """Transcripts that were spoilt are read by everybody who reads them, and now and then gone on with."""
+    """Damaged transcripts. All readers read them, and some transcripts are continued."""
     AppendLog._fdatasync = staticmethod(lambda _: None)
     life = Life(folder / "before", PROFILES["tight"])
     for turn in range(1, 4):
@@ -224,7 +226,7 @@ def transcripts(folder: Path) -> Iterator[Attempt]:
         except OrchError:
             return "refused"
         finally:
-            for _ in in_session(path):
+            for _ in check_session_file(path):
                 pass
         if luck.random() < 0.1:
             try:
@@ -261,7 +263,10 @@ VALUES: Final = (
 
 @contextlib.contextmanager
 def configs(folder: Path) -> Iterator[Attempt]:
-    """What the user's file, a project's and variables may say: a configuration, or an error that says something."""
+    """Values from the user's file, a project's file and variables.
+
+    The result is a configuration, or an error with a message.
+    """
     home, project = folder / "home", folder / "project"
     for each in (home, project / ".orch"):
         each.mkdir(parents=True)
@@ -277,7 +282,7 @@ def configs(folder: Path) -> Iterator[Attempt]:
 
     def text(luck: random.Random) -> bytes:
         if luck.random() < 0.3:
-            # Nothing but what has a right to be there, so that it comes to the contradictions.
+            # Use only valid keys, so that contradictions are reached.
             return b""
         written = "\n".join(setting(luck) for _ in range(luck.choice([1, 1, 1, 2, 4]))).encode()
         return mutated(written, luck) if luck.random() < 0.3 else written
@@ -298,15 +303,15 @@ def configs(folder: Path) -> Iterator[Attempt]:
     yield attempt
 
 
-# All of them.
+# All kinds.
 
 
 class Bounds:
-    """Memory that may be used from here on, and time until the next check."""
+    """A limit of the memory growth from now on, and a limit of the time until the next check."""
 
     def __init__(self) -> None:
         self._before, self.grown = resident(), 0.0
-        """The most that memory had grown by, in MiB, when it was looked at."""
+        """The largest growth of memory at a check, in MiB."""
         self.check()
 
     def __enter__(self) -> Bounds:
@@ -316,19 +321,19 @@ class Bounds:
         faulthandler.cancel_dump_traceback_later()
 
     def check(self) -> None:
-        """Raise AssertionError when memory grew too much. When this is not called for a minute, the process ends."""
+        """Raise AssertionError if the memory grew too much. If a minute passes without a call, the process ends."""
         faulthandler.dump_traceback_later(HANGS, exit=True)
         self.grown = max(self.grown, (resident() - self._before) / (1 << 20))
-        assert self.grown < MOST_MIB, f"memory grew by {self.grown:.0f} MiB"
+        assert self.grown < MAX_MIB, f"memory grew by {self.grown:.0f} MiB"
 
 
 def resident() -> int:
-    """Return how much memory is resident, in bytes."""
+    """Return the resident memory in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 def again_and_again(attempt: Attempt, count: int, seed: int) -> tuple[Counter[str], float]:
-    """Attempt so often; return what became of it, and by how many MiB memory grew after the first of them."""
+    """Try `count` inputs. Return the results, and the growth of memory in MiB after the first inputs."""
     outcomes = Counter[str]()
 
     def some(numbers: range) -> None:
@@ -348,13 +353,13 @@ def again_and_again(attempt: Attempt, count: int, seed: int) -> tuple[Counter[st
 
 
 async def on_a_loop(folder: Path, count: int, seed: int) -> tuple[Counter[str], float]:
-    """Attempt frames, whose acknowledgements want an event loop."""
+    """Try frames on an event loop, because acknowledgements need a loop."""
     with frames(folder) as attempt:
         return again_and_again(attempt, count, seed)
 
 
 def tried(kind: str, folder: Path, count: int, seed: int) -> tuple[Counter[str], float]:
-    """Try one kind of input; return what became of it, and by how many MiB memory grew."""
+    """Try one kind of input. Return the results and the growth of memory in MiB."""
     if kind == "frames":
         return asyncio.run(on_a_loop(folder, count, seed))
     if kind == "streams":
@@ -364,7 +369,7 @@ def tried(kind: str, folder: Path, count: int, seed: int) -> tuple[Counter[str],
 
 
 def share(kind: str, count: int, seed: int) -> int:
-    """Try one kind of input, and say how it went; return the exit code."""
+    """Try one kind of input and print the result. Return the exit code."""
     folder, began = Path(tempfile.mkdtemp(prefix="orch-hostile-")), time.monotonic()
     try:
         outcomes, grown = tried(kind, folder, count, seed)
@@ -376,7 +381,7 @@ def share(kind: str, count: int, seed: int) -> int:
 
 
 def main() -> int:
-    """Try each kind in a process of its own, all at once."""
+    """Try each kind in its own process, all in parallel."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for kind, count in COUNTS.items():
         parser.add_argument(f"--{kind}", type=int, default=count)

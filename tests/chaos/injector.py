@@ -1,11 +1,12 @@
-"""Lets each thing that a life does to a file fail, one after the other, and looks at what is left: `injector.py`.
+"""Makes each file operation of a scenario fail, one after the other, and checks the result: `injector.py`.
 
-The life is that of `agent_life.py`. It begins with files that a crash left half done, so that repair is part of it. In
-one call it is killed before, after or in the middle, or the disk fails, once or for good. Then it goes on without a
-fault, and `lost_work.py`, which shares no code with the product, says what is lost or twice.
+The scenario is that of `agent_life.py`. It begins with files that a crash left incomplete, so that repair is part of
+the scenario. In each run, one operation fails: the process is killed before, after or during the operation, or the disk
+fails once or forever. Then the scenario continues without a fault. `lost_work.py`, which shares no code with orch,
+reports work that was lost or done twice.
 
-`--way calls` puts the faults into the calls that Python makes; `--way strace` lets the kernel make them, below
-everything, SQLite included. Each life is a fork. `--every K` takes each Kth point alone.
+`--way calls` makes calls of Python fail. With `--way strace`, the kernel makes system calls fail, including those of
+SQLite. Each run is a fork. `--every K` selects every Kth point.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from chaos import agent_life  # noqa: E402
 from chaos.lost_work import judge, rows  # noqa: E402
 
 SECONDS: Final = 60.0
-"""After which a life hangs: its clock waits for nothing, so it takes none."""
+"""Seconds after which a run counts as stuck. The clock of the scenario does not wait, so a run needs little time."""
 PR_SET_PTRACER: Final = 0x59616D61
 FULL, BROKEN = str(errno.ENOSPC), str(errno.EIO)
 DEATHS: Final = ("kill", "after")
@@ -53,15 +54,17 @@ KINDS: Final = {
     "unlink": (*DEATHS, BROKEN),
     "ftruncate": (*DEATHS, BROKEN),
 }
-"""What can befall each call of Python's."""
+"""The possible faults of each call of Python."""
 CHANGES: Final = ("write", "pwrite64", "openat", "mkdir", "fsync", "fdatasync", "rename", "unlink", "ftruncate")
 READS: Final = ("read", "pread64")
 LOOKS: Final = (*READS, "close", "newfstatat", "lseek", "flock", "getdents64")
-"""System calls of the kernel: what changes something fails in each way, what looks is died at, and read in vain."""
+"""System calls that change nothing. The process is killed at them, or they return wrong results.
+Other calls get every fault.
+"""
 
 
 class Point(NamedTuple):
-    """One place where something befalls a life."""
+    """One fault of one call."""
 
     call: str
     kind: str
@@ -72,7 +75,7 @@ class Point(NamedTuple):
 
 
 class Stage:
-    """A folder in which one life after another is lived, always from the same beginning."""
+    """A folder in which the runs take place, each from the same initial state."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.home, self.told = folder, folder / "home", folder / "told.jsonl"
@@ -86,7 +89,9 @@ class Stage:
         self.said = self.told.read_bytes()
 
     def _spoil(self) -> None:
-        """Leave what deaths leave: torn ends, a file half written anew, an index that is none."""
+        """Create the files that killed processes leave: incomplete lines, a half-written replacement, and a damaged
+        index.
+        """
         self.files = sorted(self.home.glob("*/*/*.jsonl"))
         for path in self.files:
             with path.open("ab") as file:
@@ -96,7 +101,7 @@ class Stage:
             path.write_bytes(b"SQLite format 3\0 it is not")
 
     def paths(self) -> Iterator[Path]:
-        """Yield every path that a life touches, as far as that can be told before."""
+        """Yield every path that a run may use, as far as the paths are known in advance."""
         yield self.home / "runs"
         yield self.home / "sessions"
         for path in self.files:
@@ -108,22 +113,22 @@ class Stage:
                 yield path.with_name("index.sqlite-journal")
 
     def reset(self) -> None:
-        """Let all be as it was before."""
+        """Restore the initial state."""
         shutil.rmtree(self.home)
         shutil.copytree(self.before, self.home)
         self.told.write_bytes(self.said)
 
     def last_words(self) -> str:
-        """Return the last that the last life said of what went wrong."""
+        """Return the last error message of the last run."""
         return (self.says.read_text(errors="replace").splitlines() or [""])[-1]
 
     def asked(self) -> int:
-        """Return how many questions were asked so far, the one included whose answer nobody heard."""
+        """Return the number of questions so far, including a question without a received answer."""
         return sum("token" in row for row in rows(self.told))
 
 
 def forked(work: Callable[[], int], says: Path | None = None) -> int:
-    """Do `work` in a fork, whose errors go to the file `says`; return its pid."""
+    """Call `work` in a fork and return its process id. The fork writes errors to the file `says`."""
     sys.stdout.flush()
     pid = os.fork()
     if pid:
@@ -142,7 +147,7 @@ def forked(work: Callable[[], int], says: Path | None = None) -> int:
 
 
 def waited(pid: int) -> int | None:
-    """Return how a child ended, as `subprocess` says it; None when it hung, and was killed."""
+    """Return the exit code of a child, as in `subprocess`. If the child is stuck, kill it and return None."""
     deadline = time.monotonic() + SECONDS
     while True:
         there, status = os.waitpid(pid, os.WNOHANG)
@@ -156,19 +161,19 @@ def waited(pid: int) -> int | None:
 
 
 def ended(pid: int, code: int, what: str) -> None:
-    """Hold that a child ends so. Raises AssertionError."""
+    """Assert that a child ends with `code`. Raises AssertionError."""
     found = waited(pid)
     assert found == code, f"{what} ended with {found}"
 
 
-# Two ways of letting a call fail.
+# Two ways to make a call fail.
 
 
 class ByCalls:
-    """The calls that Python makes are watched, in a fork."""
+    """Faults in the calls of Python, in a fork."""
 
     def points(self, stage: Stage) -> list[Point]:
-        """Return all the places that a life comes to."""
+        """Return all points of the scenario."""
         counts = stage.folder / "counts"
 
         def life() -> int:
@@ -188,7 +193,7 @@ class ByCalls:
         ]
 
     def live(self, stage: Stage, point: Point) -> int | None:
-        """Live, and let it happen; return how that ended."""
+        """Run the scenario with the fault `point`. Return the exit code."""
 
         def life() -> int:
             agent_life.fault = agent_life.Fault(stage.home, *point)
@@ -198,10 +203,10 @@ class ByCalls:
 
 
 class ByStrace:
-    """The kernel's own calls fail, by strace, which is attached to a fork before that begins to live."""
+    """Faults in the system calls of the kernel. strace is attached to a fork before the fork starts the scenario."""
 
     def points(self, stage: Stage) -> list[Point]:
-        """Return all the places that a life comes to."""
+        """Return all points of the scenario."""
         log = stage.folder / "trace"
         code = self._strace(stage, log, ["-e", f"trace={','.join(CHANGES + LOOKS)}"])
         assert code == 0, f"the life that is counted ended with {code}"
@@ -216,7 +221,7 @@ class ByStrace:
         ]
 
     def live(self, stage: Stage, point: Point) -> int | None:
-        """Live, and let it happen; return how that ended."""
+        """Run the scenario with the fault `point`. Return the exit code."""
         rule = f"inject={point.call}:{point.kind}:when={point.number}"
         return self._strace(stage, Path(os.devnull), ["-e", f"trace={point.call}", "-e", rule])
 
@@ -243,23 +248,29 @@ class ByStrace:
 
 
 def may_be_traced() -> None:
-    """Let any process of the user's trace this one, where only those above it may; nothing happens elsewhere."""
+    """Allow every process of the user to trace this process.
+
+    By default, only its parents may. Does nothing on other systems.
+    """
     ctypes.CDLL(None).prctl(PR_SET_PTRACER, ctypes.c_ulong(-1))
 
 
 def attached(pid: int, rules: Sequence[str]) -> subprocess.Popen[str]:
-    """Return strace, attached to a process: it misses nothing from now on. Raises AssertionError where it may not."""
+    """Return a strace process that is attached to the process `pid` from now on.
+
+    Raises AssertionError if this is forbidden.
+    """
     tracer = subprocess.Popen(
         ["strace", *rules, "-p", str(pid)], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     assert tracer.stderr is not None
-    said = tracer.stderr.readline()
-    assert said.endswith("attached\n"), f"nothing can be traced here: {said.strip()}"
+    errors = tracer.stderr.readline()
+    assert errors.endswith("attached\n"), f"nothing can be traced here: {errors.strip()}"
     return tracer
 
 
 def no_strace() -> str:
-    """Return why the kernel's calls cannot be made to fail here, "" when they can."""
+    """Return the reason why system calls cannot be made to fail, "" if they can."""
     if shutil.which("strace") is None:
         return "strace is not installed"
     gate, held = os.pipe()
@@ -282,11 +293,11 @@ def no_strace() -> str:
     return why
 
 
-# What is held.
+# The checks.
 
 
 def tried(stage: Stage, way: ByCalls | ByStrace, point: Point) -> list[str]:
-    """Let it happen at `point`, go on without, and return what is wrong, a sentence each."""
+    """Run the scenario with the fault `point`, then without a fault. Return a sentence for each error."""
     stage.reset()
     code = way.live(stage, point)
     if code not in (0, agent_life.GAVE_UP, -signal.SIGKILL, 128 + signal.SIGKILL):
@@ -297,19 +308,22 @@ def tried(stage: Stage, way: ByCalls | ByStrace, point: Point) -> list[str]:
 
 
 class Choice(NamedTuple):
-    """Which points to try: each `every`th of those whose names fit `only`; none after `seconds`."""
+    """The selection of points.
+
+    It contains every `every`th point whose name matches `only`. No point is tried after `seconds`.
+    """
 
     every: int = 1
     only: str = "*"
     seconds: float = 3600.0
 
     def of(self, points: list[Point]) -> list[Point]:
-        """Return those of `points`."""
+        """Return the selected points."""
         return [point for point in points if fnmatch(str(point), self.only)][:: self.every]
 
 
 def share(folder: Path, way: ByCalls | ByStrace, part: int, points: Sequence[Point], seconds: float) -> int:
-    """Try a part of the points; what is found goes to a file."""
+    """Try a part of the points. Errors are written to a file."""
     end = time.monotonic() + seconds
     stage = Stage(folder / f"stage{part}")
     wrong: list[str] = []
@@ -324,9 +338,9 @@ def share(folder: Path, way: ByCalls | ByStrace, part: int, points: Sequence[Poi
 
 
 def run(folder: Path, way: ByCalls | ByStrace, choice: Choice, jobs: int) -> tuple[int, int, list[str]]:
-    """Try the points, some at once; return how many there are, how many were tried, and what is wrong."""
+    """Try the points in parallel. Return the number of points, the number of tried points, and the errors."""
     points = choice.of(way.points(Stage(folder / "stage")))
-    random.Random(1).shuffle(points)  # when time is over before all are tried, there were some of each kind
+    random.Random(1).shuffle(points)  # with a time limit, the tried points are then of all kinds
     pids = [
         forked(lambda part=part: share(folder, way, part, points[part::jobs], choice.seconds)) for part in range(jobs)
     ]
@@ -338,7 +352,7 @@ def run(folder: Path, way: ByCalls | ByStrace, choice: Choice, jobs: int) -> tup
 
 
 def main() -> int:
-    """Let things fail, and say how that went. What went wrong leaves its files behind."""
+    """Run the faults and print the result. The files of runs with errors are kept."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--way", choices=["calls", "strace"], default="calls")
     parser.add_argument("--every", type=int, default=1, help="each Kth point alone")
@@ -351,7 +365,7 @@ def main() -> int:
         return 0
     agent_life.watch()
     for name in ("orch.api.orchestrator", "orch.testing"):
-        importlib.import_module(name)  # each fork has it then
+        importlib.import_module(name)  # each fork then has the module
 
     folder = Path(tempfile.mkdtemp(prefix="orch-faults-"))
     way = ByCalls() if arguments.way == "calls" else ByStrace()

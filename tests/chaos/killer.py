@@ -1,8 +1,9 @@
-"""Kills processes of a working daemon at random moments while clients ask: `killer.py --kills N --seed S --seconds T`.
+"""Kills processes of a working daemon at random while clients send queries: `killer.py --kills N --seed S --seconds T`.
 
-Victims are workers, holders, zygotes, the shim, the daemon and commands of the shell. Clients keep what they were told;
-`lost_work.py` compares that with the files afterwards. A kill counts when somebody was answered after it, so that a
-standstill is found out as well. Nothing of the product is imported: it is what the processes do that counts.
+The killed processes are workers, holders, zygotes, the shim, the daemon and commands of the shell. Clients record the
+answers that they received, and `lost_work.py` compares them with the files afterwards. A kill counts only when a client
+was answered after it, so that a standstill is found too. This program imports no code of orch, because it tests the
+behavior of processes.
 """
 
 from __future__ import annotations
@@ -38,24 +39,24 @@ profile = "seed"
 tool_call_threshold = 1
 """
 ROLES = {"worker": 8, "holder": 4, "daemon": 3, "command": 3, "zygote": 2, "shim": 1}
-"""How often each is the victim, among those that there are."""
+"""How often each role is selected, if there is a process with this role."""
 RESTARTS = 3
-"""A zygote or shim that ends more often in a minute is left alone for the rest of it, as it should be."""
+"""If a zygote or shim ends more often in a minute, it is intentionally not restarted for the rest of the minute."""
 EXPECTED = {"AgentDiedError", "LaunchError"}
-"""What a question may end with when processes are killed. Everything else is found fault with."""
+"""The errors with which a query may end when processes are killed. All other errors are failures."""
 STANDSTILL = 60.0
 LONGEST = 0.12
 TOLD = 100
-"""After so many kills it is told how far it is."""
+"""The number of kills between two progress reports."""
 VERSION = 1
 
 
 class Lost(Exception):
-    """The daemon is gone, or never was; nobody knows what became of the request."""
+    """The daemon has ended or was not started. The result of the request is unknown."""
 
 
 class Refused(Exception):
-    """The daemon said no. `kind` is the class of its error."""
+    """The daemon rejected a request. `kind` is the class of the error."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(f"{kind}: {message}")
@@ -63,7 +64,7 @@ class Refused(Exception):
 
 
 class World:
-    """A home with a daemon, and what clients were told."""
+    """A home with a daemon, and the answers that clients received."""
 
     def __init__(self, folder: Path) -> None:
         self.home = folder / "home"
@@ -84,13 +85,13 @@ class World:
         self._lock = threading.Lock()
 
     def tell(self, **row: Any) -> None:
-        """Keep what a client was told."""
+        """Record an answer that a client received."""
         with self._lock, self.log.open("a") as file:
             file.write(json.dumps(row) + "\n")
             self.ended += bool(row.get("answered") or row.get("takers"))
 
     def command(self, *argv: str) -> tuple[int, str, str]:
-        """Run a command of the shell, which may be killed, and return how it ended and what it said."""
+        """Run a command of the shell, which may be killed. Return its exit code and output."""
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", MAIN, *argv],
             cwd=self.folder,
@@ -106,7 +107,7 @@ class World:
         return process.returncode, out, err
 
     def call(self, method: str, **params: Any) -> Any:
-        """Ask the daemon; raise Lost or Refused."""
+        """Send a request to the daemon. Raises Lost or Refused."""
         request = {"id": 1, "method": method, "params": params, "version": VERSION}
         try:
             with socket.socket(socket.AF_UNIX) as line:
@@ -114,40 +115,40 @@ class World:
                 line.connect(str(self.home / "daemon" / "control.sock"))
                 line.sendall(json.dumps(request).encode() + b"\n")
                 with line.makefile() as lines:
-                    said = lines.readline()
+                    output = lines.readline()
         except TimeoutError:
             raise
         except OSError as error:
             raise Lost from error
-        if not said.endswith("\n"):
+        if not output.endswith("\n"):
             raise Lost
-        answer = json.loads(said)
+        answer = json.loads(output)
         if "error" in answer:
             raise Refused(answer["error"]["type"], answer["error"]["message"])
         return answer.get("result")
 
     def insist(self, method: str, **params: Any) -> Any:
-        """Ask until the daemon knows an answer, starting one where there is none. What is repeated is the same."""
+        """Repeat the same request until the daemon answers. If there is no daemon, start one."""
         while True:
             try:
                 return self.call(method, **params)
             except Lost:
-                code, _, said = self.command("daemon", "start")
-                assert code != 2, said  # the configuration is wrong, and stays so
+                code, _, found = self.command("daemon", "start")
+                assert code != 2, found  # the configuration is wrong, so a retry is useless
             except Refused as refused:
-                if refused.kind == "AgentGoneError":  # its launch was killed
+                if refused.kind == "AgentGoneError":  # the process was killed during its launch
                     self.resume(params["ref"])
                 elif refused.kind not in ("DaemonLeaving", "AgentBusyError", "OrchError", "ConcurrencyLimitError"):
                     raise
             self.over.wait(0.02)
 
     def resume(self, ref: str) -> None:
-        """Let an agent that could not be started answer again."""
+        """Resume an agent that could not be started."""
         with contextlib.suppress(Lost, Refused):
             self.call("resume", ref=ref)
 
     def processes(self) -> dict[str, list[int]]:
-        """Return the processes that there are, by role."""
+        """Return the processes by role."""
         found: dict[str, list[int]] = {role: [] for role in ROLES}
         found["command"] = list(self.commands)
         try:
@@ -168,7 +169,7 @@ class World:
 
 
 def children(pid: int) -> list[int]:
-    """Return the pids of the children of a process."""
+    """Return the process ids of the children of a process."""
     try:
         return [int(each) for task in Path(f"/proc/{pid}/task").iterdir() for each in words(task / "children")]
     except OSError:
@@ -176,12 +177,12 @@ def children(pid: int) -> list[int]:
 
 
 def words(path: Path) -> list[str]:
-    """Return the words of a file."""
+    """Return the words in a file."""
     return path.read_text().split()
 
 
 def holders(journal: Path) -> set[int]:
-    """Return the pids that processes of holders had, by the journal's word."""
+    """Return the process ids of holders that are recorded in the journal."""
     holds, pids = set(), set()
     for line in journal.read_bytes().split(b"\n"):
         try:
@@ -196,7 +197,7 @@ def holders(journal: Path) -> set[int]:
 
 
 class Client(threading.Thread):
-    """Asks its own agent one thing after another, each way in which one can ask."""
+    """Sends its own agent one query after the other, in all possible ways."""
 
     def __init__(self, world: World, agent: str, number: int, seed: int, *, by_command: bool) -> None:
         super().__init__(name=f"client {number}", daemon=True)
@@ -222,7 +223,7 @@ class Client(threading.Thread):
             self.failure = f"{self.name}: {type(error).__name__}: {error}"
 
     def query(self, token: str, ref: str | None = None) -> None:
-        """Ask and wait, and ask the same again when nobody knows what became of it."""
+        """Send a query and wait. If the result is unknown, send the same query again."""
         agent = ref or self.agent
         try:
             reply = self.world.insist("query", ref=agent, prompt=f"say {token} again", request_id=token)
@@ -230,11 +231,14 @@ class Client(threading.Thread):
             self.world.tell(agent=agent, token=token, answered=False)
             raise
         assert "acknowledged" not in reply["warning"], reply["warning"]
-        # A holder quotes what it holds, which the question need not be part of.
+        # A holder quotes its archive, and the quotation need not contain the question.
         self.world.tell(agent=agent, token=token, answered=True, right=ref is not None or token in reply["text"])
 
     def collect(self, token: str) -> None:
-        """Ask, and let two race for the answer. Who gets nothing for the daemon's death reads it again."""
+        """Send a query and let two callers compete for the answer.
+
+        If the daemon dies before a caller gets the answer, read it again.
+        """
         submitted = self.world.insist("submit", ref=self.agent, prompt=f"say {token} again", request_id=token)
         got: list[str] = []
 
@@ -254,7 +258,7 @@ class Client(threading.Thread):
             self.world.tell(agent=self.agent, token=token, answered=True, right=token in got[0], takers=len(got))
 
     def collected(self, token: str, query: str) -> str:
-        """Return the answer to a query that was accepted; tell if it ended with its root."""
+        """Return the answer to an accepted query. If the query ended with its root, record this."""
         try:
             text: str = self.world.insist("collect", ref=self.agent, query=query, again=True)["text"]
         except Refused as refused:
@@ -264,13 +268,13 @@ class Client(threading.Thread):
         return text
 
     def holder(self, token: str) -> None:
-        """Ask what holds an earlier turn, so that its process is there to be killed."""
+        """Query the holder of an earlier turn, so that its process can be killed."""
         archives = self.world.insist("list_archives", ref=self.agent)
         if archives:
             self.query(token, self.chance.choice(archives[-3:])["id"])
 
     def command(self, token: str) -> None:
-        """Ask from the shell; a command that was killed was told nothing."""
+        """Send a query from the shell. A killed command received no answer."""
         code, out, _ = self.world.command("query", self.agent, f"say {token} again", "--json")
         if code == 1:
             self.world.resume(self.agent)
@@ -281,9 +285,9 @@ class Client(threading.Thread):
 
 
 def torment(world: World, kills: int, seconds: float, seed: int) -> tuple[Counter[str], list[str]]:
-    """Kill so many processes, or for so long, while clients ask.
+    """Kill `kills` processes, or kill for `seconds`, while clients send queries.
 
-    Returns how many of each role, and what went wrong meanwhile.
+    Return the number of kills of each role, and the errors.
     """
     end = time.monotonic() + seconds
     script = [{"loop": [{"tool": "read_file", "input": {"path": "note.txt"}}, {"echo": True}]}]
@@ -325,7 +329,7 @@ def torment(world: World, kills: int, seconds: float, seed: int) -> tuple[Counte
         while world.ended == before and not wrong:
             wrong += [client.failure for client in clients if client.failure]
             if time.monotonic() - now > STANDSTILL:
-                wrong.append(f"nobody was answered in {STANDSTILL:g} s after the death of a {role}")
+                wrong.append(f"no query was answered within {STANDSTILL:g} s of the death of a {role}")
             time.sleep(0.002)
     world.over.set()
     for client in clients:
@@ -336,7 +340,7 @@ def torment(world: World, kills: int, seconds: float, seed: int) -> tuple[Counte
 
 
 def left(home: Path) -> list[int]:
-    """Return the processes of a home, some time after its daemon was stopped."""
+    """Return the processes of a home some time after its daemon was stopped."""
     mark = f"ORCH_HOME={home}".encode()
     deadline = time.monotonic() + 5
     while True:
@@ -353,7 +357,7 @@ def left(home: Path) -> list[int]:
 
 
 def run(folder: Path, kills: int, seed: int, seconds: float = STANDSTILL) -> list[str]:
-    """Kill, stop, judge; return what is wrong."""
+    """Kill processes, stop the daemon and judge the files. Return the errors."""
     world, began = World(folder), time.monotonic()
     killed, wrong = torment(world, kills, seconds, seed)
     took = time.monotonic() - began
@@ -363,12 +367,12 @@ def run(folder: Path, kills: int, seed: int, seconds: float = STANDSTILL) -> lis
     wrong += judge(world.home, world.log)
     print(f"seed {seed}: {sum(killed.values())} kills in {took:.0f} s: {dict(killed)}")
     print(f"{world.ended} answers; {dict(world.outcomes)}")
-    print("\n".join(wrong) or "nothing is lost, nothing is twice, nobody is left", flush=True)
+    print("\n".join(wrong) or "nothing was lost or doubled, and no process is left", flush=True)
     return wrong
 
 
 def main() -> int:
-    """Kill, and say how it went. What went wrong leaves its files behind."""
+    """Run the kills and print the result. The files of a failed run are kept."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--seed", type=int, default=int(time.time()))

@@ -1,9 +1,9 @@
-"""Says from files alone whether anything was lost: `lost_work.py <home> <what was told, a line of JSON each>`.
+"""Finds lost work in files: `lost_work.py <home> <answers, one JSON object on each line>`.
 
-It shares no code with what it judges: it reads session files and the journal as anybody could. Told are
-`{"agent", "token", "answered", "right"}` for each question that came to an end, with `takers` where several asked for
-the answer at once and `cut_short` where an accepted query ended with its root, `{"agent", "archive"}` for each archive
-somebody heard of, and `{"left": [pid...]}` for processes that were still there in the end.
+This program shares no code with orch. It reads session files and the journal as any program could. The rows are
+`{"agent", "token", "answered", "right"}` for each finished question. They contain `takers` if several callers requested
+the answer at the same time, and `cut_short` if an accepted query ended with its root. Other rows are `{"agent",
+"archive"}` for each archive that a client knows, and `{"left": [pid...]}` for processes that remained.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["judge"]
 
 
 def rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield what the lines of a file say; a torn one says nothing, nor does a file that nobody came to write."""
+    """Yield the objects on the lines of a file. Incomplete lines are skipped. A missing file has no lines."""
     if not path.exists():
         return
     for line in path.read_bytes().split(b"\n"):
@@ -40,7 +40,7 @@ def text_of(message: dict[str, Any]) -> str:
 
 
 class Told:
-    """What one agent's file says of the questions that were put to it."""
+    """The questions to one agent, as its transcript records them."""
 
     def __init__(self, folder: Path) -> None:
         self.asked: Counter[str] = Counter()
@@ -58,14 +58,14 @@ class Told:
 
 
 def tokens_in(text: str) -> list[str]:
-    """Return the names of the questions in `text`: words that begin with `token-`."""
+    """Return the names of the questions in `text`. These are words that begin with `token-`."""
     return [word for word in text.replace("\n", " ").split(" ") if word.startswith("token-")]
 
 
 def judge(home: Path, log: Path) -> list[str]:
-    """Return everything that is wrong, a sentence each."""
+    """Return a sentence for each error."""
     wrong: list[str] = []
-    told: dict[str, Told] = {}
+    events: dict[str, Told] = {}
     last: dict[str, str] = {}
     archived: list[str] = []
     for row in rows(log):
@@ -76,10 +76,10 @@ def judge(home: Path, log: Path) -> list[str]:
             archived.append(row["archive"])
             continue
         agent, token = row["agent"], row["token"]
-        if agent not in told:
-            # A holder's own conversation lies with those whose past it holds.
-            told[agent] = Told(next(home.glob(f"sessions/**/{agent}"), home / agent))
-        found = told[agent]
+        if agent not in events:
+            # The conversation of a holder is in the folder of the agent whose archive the holder owns.
+            events[agent] = Told(next(home.glob(f"sessions/**/{agent}"), home / agent))
+        found = events[agent]
         if found.asked[token] > 1:
             wrong.append(f"{token} was put to {agent} {found.asked[token]} times")
         if row.get("takers", 0) > 1:
@@ -130,7 +130,7 @@ def judge(home: Path, log: Path) -> list[str]:
 
 
 def main() -> int:
-    """Judge and say so."""
+    """Judge the files and print the errors."""
     wrong = judge(Path(sys.argv[1]), Path(sys.argv[2]))
     print("\n".join(wrong) or "nothing is wrong")
     return 1 if wrong else 0

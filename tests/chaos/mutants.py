@@ -1,7 +1,7 @@
-"""Breaks the product on purpose, one place after the other, and sees that a test finds it out: `mutants.py [NAME...]`.
+"""Check that tests detect faults in the code: `mutants.py [NAME...]`.
 
-Each mutant leaves out, or turns round, one thing that the protocol between files and processes stands on. It is made in
-a copy of the tree; the test that is named for it must fail there, and pass where nothing is broken.
+Each mutant removes or inverts one step that durability, process control or rights depend on. The script changes a copy
+of the source tree. The test of the mutant must fail in the changed copy, and pass in the unchanged copy.
 """
 
 from __future__ import annotations
@@ -20,49 +20,51 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 COPIED: Final = ("orchestrator", "worker", "protocol", "tests", "pyproject.toml")
 SECONDS: Final = 300.0
 FAILED: Final = 1
-"""How pytest ends when a test failed; it may die of it, too. Other numbers say that it could not be run."""
+"""Exit code of pytest after a failed test. An exit by a signal also counts as a failure.
+Other codes mean that no test ran.
+"""
 
 
 class Mutant(NamedTuple):
-    """`was`, which stands once in `file`, becomes `now`; `test` must fail then."""
+    """A fault: replace `original`, which occurs once in `file`, with `mutated`. Then `test` must fail."""
 
     name: str
     file: str
-    was: str
-    now: str
+    original: str
+    mutated: str
     test: str
 
 
 STORE, WIRE = "worker/orch_worker/session/log/append_log.py", "protocol/orch_protocol/wire/frames.py"
 TREE, ROUTER = "orchestrator/orch/tree/tree.py", "orchestrator/orch/processes/router.py"
-HTTP, ASKING = "worker/orch_worker/tools/web/http.py", "orchestrator/orch/services/agents/query.py"
+HTTP, PERMISSIONS = "worker/orch_worker/tools/web/http.py", "orchestrator/orch/policy/permissions.py"
 REPOSITORY = "worker/orch_worker/tools/shell/git_repository.py"
-POWER = "tests/orchestrator/archival/test_power_loss.py::test_what_was_told_of_is_there"
+POWER = "tests/orchestrator/archival/test_power_loss.py::test_acknowledged_data_survives_power_loss"
 
 MUTANTS: Final = (
     Mutant(
-        "a torn tail is not cut off",
+        "an incomplete last line is not truncated",
         STORE,
         "                os.ftruncate(descriptor, loaded.end)\n",
         "",
-        "tests/worker/session/log/test_append_log.py::test_cut_at_every_byte",
+        "tests/worker/session/log/test_append_log.py::test_file_cut_at_any_byte_keeps_whole_appends",
     ),
     Mutant(
-        "a torn tail is not kept",
+        "an incomplete last line is not copied aside",
         STORE,
-        "aside=keep_aside(path, loaded.torn)",
-        "aside=None",
-        "tests/worker/session/log/test_append_log.py::test_torn_tails_are_kept_side_by_side",
+        "torn_tail_file=keep_aside(path, loaded.torn)",
+        "torn_tail_file=None",
+        "tests/worker/session/log/test_append_log.py::test_second_torn_tail_does_not_overwrite_the_first_copy",
     ),
     Mutant(
-        "what a full disk left of a write stays",
+        "a partial write on a full disk is not rolled back",
         STORE,
         "            os.ftruncate(self._descriptor, self._state[0])\n",
         "            pass\n",
-        "tests/worker/session/log/test_append_log_disk.py::test_full_disk_leaves_nothing_behind",
+        "tests/worker/session/log/test_append_log_disk.py::test_full_disk_rolls_back_the_write",
     ),
     Mutant(
-        "a sync that failed is tried again",
+        "a failed fsync is retried",
         STORE,
         "            raise StoreError(self.fault) from error\n        self._synced",
         "            fault, self.fault = self.fault, ''\n            raise StoreError(fault) from error\n"
@@ -70,236 +72,243 @@ MUTANTS: Final = (
         "tests/worker/session/log/test_append_log_disk.py::test_failed_sync_is_final",
     ),
     Mutant(
-        "half an append counts",
-        STORE,
-        "                    if not sealed.more:\n                        for each in waiting:",
-        "                    if True:\n                        for each in waiting:",
-        POWER,
+        "an incomplete append is accepted",
+        "worker/orch_worker/session/log/log_reader.py",
+        "        if line.sealed is not None and not line.sealed.more:\n            yield append, True",
+        "        if line.sealed is not None:\n            yield append, True",
+        "tests/worker/session/log/test_append_log.py::test_file_cut_at_any_byte_keeps_whole_appends",
     ),
     Mutant(
-        "a line is not chained to the one before it",
+        "the checksum of a line ignores the previous line",
         "worker/orch_worker/session/log/record_format.py",
         "        checksum = crc32(body, checksum)\n        lines",
         "        checksum = crc32(body)\n        lines",
         "tests/worker/session/log/test_append_log.py::test_inserted_and_repeated_lines_are_skipped",
     ),
     Mutant(
-        "an archive is told of before it is on the disk",
+        "an archive is acknowledged before fsync",
         "worker/orch_worker/session/transcript.py",
         "            self.append(*entries, sync=True)",
         "            self.append(*entries)",
         POWER,
     ),
     Mutant(
-        "memory changes before the file does",
+        "the session changes before the file is written",
         "worker/orch_worker/session/transcript.py",
         "        self.log.append(*lines, sync=sync or (self._power and any(map(_is_acted_on, stored))))\n"
-        "        for entry in stored:\n            self.session.apply(entry)\n",
-        "        for entry in stored:\n            self.session.apply(entry)\n"
+        "        session = self.session\n        for entry in stored:\n            session.apply(entry)\n",
+        "        session = self.session\n        for entry in stored:\n            session.apply(entry)\n"
         "        self.log.append(*lines, sync=sync or (self._power and any(map(_is_acted_on, stored))))\n",
         POWER,
     ),
     Mutant(
-        "a folder has two owners",
+        "a folder is not locked",
         "worker/orch_worker/session/log/lock.py",
         "            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
         "",
-        "tests/worker/session/log/test_lock.py::test_second_owner_is_told_who_the_first_is",
+        "tests/worker/session/log/test_lock.py::test_second_lock_attempt_names_the_owner",
     ),
     Mutant(
-        "a file is removed before another takes its place",
-        "worker/orch_worker/session/log/atomic_rewrite.py",
-        "        os.replace(beside, path)\n",
-        "        os.unlink(path)\n        os.replace(beside, path)\n",
-        "tests/chaos/test_prune_kill.py::test_whole_or_gone_wherever_it_is_killed",
+        "a file is removed before its replacement is in place",
+        "worker/orch_worker/system/atomic_write.py",
+        "            os.replace(new, old, src_dir_fd=folder, dst_dir_fd=folder)\n",
+        "            os.unlink(old)\n            os.replace(new, old, src_dir_fd=folder, dst_dir_fd=folder)\n",
+        "tests/chaos/test_prune_kill.py::test_killed_prune_leaves_whole_or_pruned_files",
     ),
     Mutant(
-        "a repeated frame is delivered again",
+        "a committed deletion is not finished",
+        "orchestrator/orch/api/orchestrator.py",
+        "                await finish_pruning(supervisor)\n",
+        "",
+        "tests/chaos/test_prune_kill.py::test_interrupted_prune_is_undone_or_finished_by_the_next_root",
+    ),
+    Mutant(
+        "a repeated frame is delivered twice",
         WIRE,
         "            if frame.seq != self._received + 1:",
         "            if frame.seq > self._received + 1:",
-        "tests/protocol/wire/test_frames.py::test_a_repeated_frame_is_delivered_once_and_acknowledged_again",
+        "tests/protocol/wire/test_frames.py::test_duplicate_frame_is_delivered_once_and_acknowledged_again",
     ),
     Mutant(
-        "a gap is passed over",
+        "a missing frame is ignored",
         WIRE,
         "            if frame.seq != self._received + 1:",
         "            if frame.seq <= self._received:",
-        "tests/protocol/wire/test_frames.py::test_frames_after_a_lost_one_wait_for_it",
+        "tests/protocol/wire/test_frames.py::test_frames_behind_a_lost_one_wait_for_it",
     ),
     Mutant(
-        "another incarnation is believed",
+        "a frame of another incarnation is accepted",
         WIRE,
         "        if frame.incarnation != self.incarnation:",
         "        if False:",
-        "tests/protocol/wire/test_frames.py::test_another_incarnations_frame_is_refused",
+        "tests/protocol/wire/test_frames.py::test_frame_of_another_incarnation_is_refused",
     ),
     Mutant(
-        "a lost frame does not come again",
+        "a lost frame is not sent again",
         "worker/orch_worker/transport/reliable_channel.py",
         "            self._transmit(data)\n        self._resend",
         "            pass\n        self._resend",
-        "tests/orchestrator/supervisor/test_faults.py::test_a_conversation_survives_the_loss_of_a_frame",
+        "tests/orchestrator/supervisor/test_faults.py::test_lost_frame_is_resent_and_handled_once",
     ),
     Mutant(
-        "an impostor is believed",
+        "the process id of a sender is not checked",
         ROUTER,
         "            if sender != peer.pid:",
         "            if False:",
-        "tests/orchestrator/processes/test_router.py::test_an_impostor_is_turned_away",
+        "tests/orchestrator/processes/test_router.py::test_worker_with_a_wrong_token_is_rejected_and_counted",
     ),
     Mutant(
-        "whoever speaks first needs no token",
+        "the token of a worker is not checked",
         ROUTER,
-        "            if not isinstance(body, Hello) or not self._is_it(peer, body):",
+        "            if not isinstance(body, Hello) or not self._is_expected_worker(peer, body):",
         "            if not isinstance(body, Hello):",
         "tests/orchestrator/processes/test_router.py",
     ),
     Mutant(
-        "an answer is taken twice",
+        "an answer can be collected twice",
         "orchestrator/orch/tree/rules/query_results.py",
         "if result.stays and result.taken_by is None and result.asker == asker]",
         "if result.stays and result.asker == asker]",
-        "tests/integration/test_cli.py::test_an_answer_is_collected_once",
+        "tests/integration/test_cli.py::test_answer_is_collected_once",
     ),
     Mutant(
-        "a reply on the disk is not looked for",
+        "a reply stored on disk is not recovered",
         "orchestrator/orch/supervisor/supervisor.py",
-        "remains, taker = recover_query(node), self",
-        "remains, taker = RecoveredQuery(), self",
-        "tests/orchestrator/supervisor/test_worker_deaths.py::test_a_reply_on_disk_outlives_its_process",
+        "recovered, taker = recover_query(agent), self",
+        "recovered, taker = RecoveredQuery(), self",
+        "tests/orchestrator/supervisor/test_worker_deaths.py::test_reply_on_disk_outlives_its_process",
     ),
     Mutant(
-        "a worker hangs on one tie alone: the lifeline is not armed",
+        "the lifeline of a worker is not armed",
         "worker/orch_worker/process/worker_init.py",
         "    linux.arm_lifeline(LIFELINE)\n",
         "",
-        "tests/integration/test_worker_exits.py::TestEnd::test_lifeline_alone_is_enough",
+        "tests/integration/test_worker_exits.py::TestEnd::test_lifeline_alone_ends_a_worker",
     ),
     Mutant(
-        "a worker hangs on one tie alone: the chain is not made",
+        "the death signal of a worker is not set",
         "worker/orch_worker/system/linux.py",
         "        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)\n",
         "        pass\n",
-        "tests/integration/test_processes.py::TestWorker::test_worker_is_what_it_was_asked_to_be",
+        "tests/integration/test_processes.py::TestWorker::test_worker_has_its_init_and_is_isolated",
     ),
     Mutant(
-        "what the dead leave behind falls to nobody",
+        "the shim is no subreaper",
         "worker/orch_worker/system/linux.py",
         "    prctl(PR_SET_CHILD_SUBREAPER, 1)\n",
         "",
-        "tests/integration/test_worker_exits.py::TestOrphans::test_tool_of_a_dead_worker_is_ended",
+        "tests/integration/test_worker_exits.py::TestOrphans::test_detached_tool_of_a_dead_worker_is_ended",
     ),
     Mutant(
-        "one that is killed leaves notes half written",
+        "notes are not replaced atomically",
         "worker/orch_worker/memory/memory_file.py",
-        '        beside = self.path.with_name(f"{NAME}.new")\n',
-        "        beside = self.path\n",
-        "tests/worker/memory/test_memory.py::TestFile::test_one_that_is_killed_leaves_the_file_whole",
+        "            with atomic_write(self.path, locked=True) as file:\n",
+        '            with open(self.path, "wb") as file:\n',
+        "tests/worker/memory/test_memory.py::TestFile::test_kill_during_a_change_keeps_the_previous_notes",
     ),
     Mutant(
-        "notes are changed by many at once",
+        "the notes file is not locked",
         "worker/orch_worker/memory/memory_file.py",
         "                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
         "                    pass\n",
-        "tests/worker/memory/test_memory.py::TestFile::test_many_write_at_once",
+        "tests/worker/memory/test_memory.py::TestFile::test_concurrent_writers_lose_no_acknowledged_note",
     ),
     Mutant(
-        "a device is a file",
+        "a device is opened as a regular file",
         "worker/orch_worker/system/files.py",
         "from error\n    if not stat.S_ISREG(os.fstat(descriptor).st_mode):",
         "from error\n    if False:",
-        "tests/worker/session/log/test_append_log.py::test_what_is_no_regular_file_is_refused",
+        "tests/worker/session/log/test_append_log.py::test_only_regular_files_are_opened",
     ),
     Mutant(
-        "of many exit codes one is told",
+        "exit codes of workers are reported as 0",
         "worker/orch_worker/process/zygote.py",
-        "        while self._alive and (dead",
-        "        if self._alive and (dead",
-        "tests/integration/test_processes.py::TestWorker::test_hundred_quick_deaths_are_all_reported",
+        "            self._tell(WorkerProcessExited(req, process.exitcode))",
+        "            self._tell(WorkerProcessExited(req, 0))",
+        "tests/integration/test_processes.py::TestWorker::test_hundred_quick_exits_are_all_reported",
     ),
     Mutant(
-        "a fact that the disk refused is lost",
+        "journal entries are lost on a full disk",
         "orchestrator/orch/tree/journal/journal.py",
-        "            self._owed = self._owed + [entry for entry in entries if self._is_kept(entry)]",
+        "            self._unwritten = self._unwritten + [entry for entry in entries if self._is_stored(entry)]",
         "            pass",
-        "tests/orchestrator/supervisor/test_faults.py::test_a_full_disk_refuses_requests_and_loses_no_fact",
+        "tests/orchestrator/supervisor/test_faults.py::test_full_disk_refuses_requests_and_loses_no_event",
     ),
     Mutant(
-        "agents are launched that there are no descriptors for",
+        "the limit of file descriptors is ignored",
         "orchestrator/orch/processes/descriptors.py",
         "    if used + needed <= limit:",
         "    if True:",
-        "tests/integration/test_descriptors.py::test_no_more_agents_are_launched_than_there_are_descriptors_for",
+        "tests/integration/test_descriptors.py::test_launches_are_limited_by_available_descriptors",
     ),
     Mutant(
-        "an agent asks its root for what it was not granted",
-        "orchestrator/orch/services/dispatch/call.py",
-        "    if service.agents.tools.isdisjoint(spec.active):",
+        "a worker may call services without the tool",
+        PERMISSIONS,
+        "    if not service.agents.tools.isdisjoint(spec.active):",
+        "    if True:",
+        "tests/orchestrator/services/test_services.py::test_worker_may_call_only_services_of_its_tools",
+    ),
+    Mutant(
+        "an agent in plan mode may query agents with more rights",
+        PERMISSIONS,
+        "    if spec.plan and not target.spec.plan:",
         "    if False:",
-        "tests/orchestrator/services/test_services.py::test_a_worker_may_ask_for_what_its_tools_ask_for",
+        "tests/orchestrator/services/sessions/test_plan_mode.py::TestBelow::test_planning_agent_may_query_planning_agents_only",
     ),
     Mutant(
-        "an agent in plan mode has others do it",
-        ASKING,
-        "    if asker is not None and asker.spec.plan and not node.spec.plan and not node.is_holder:",
-        "    if False:",
-        "tests/orchestrator/services/sessions/test_plan_mode.py::TestBelow::test_it_cannot_ask_others_to_do_what_it_may_not",
-    ),
-    Mutant(
-        "a page unpacks to whatever it likes",
+        "the decompression ratio is not limited",
         HTTP,
-        "        if len(body) > RATIO_FROM and len(body) > MAX_RATIO * unpacked:",
+        "        if len(body) > MIN_RATIO_BYTES and len(body) > MAX_RATIO * bytes_read:",
         "        if False:",
-        "tests/worker/tools/web/test_web.py::TestBounds::test_bomb",
+        "tests/worker/tools/web/test_web.py::TestBounds::test_decompression_bomb_is_refused_early",
     ),
     Mutant(
-        "an address is looked up a second time",
+        "a vetted address is resolved again",
         HTTP,
-        '        place = f"[{address}]" if ":" in address else address\n',
-        "        place = host\n",
-        "tests/worker/tools/web/test_web.py::TestFetch::test_request_is_for_the_name_at_the_address",
+        '        host_part = f"[{address}]" if ":" in address else address\n',
+        "        host_part = host\n",
+        "tests/worker/tools/web/test_web.py::TestFetch::test_request_goes_to_the_vetted_address_with_the_host_name",
     ),
     Mutant(
-        "a file named .git leads to any repository",
+        "a .git file may point to any repository",
         REPOSITORY,
-        "    if not (_is_below(common, top) and _is_below(part, top)) and not _names(part, common, top, link):",
-        "    if False:",
-        "tests/integration/test_tools_git.py::TestElsewhere::test_a_repository_of_another_folder_is_not_read",
+        " and not _lists_work_tree(part, common, top, link):",
+        " and False:",
+        "tests/integration/test_tools_git.py::TestElsewhere::test_foreign_git_directory_is_not_read",
     ),
     Mutant(
-        "a repository says where its files are",
+        "a configured worktree is not overridden",
         "worker/orch_worker/tools/shell/git.py",
-        "    return run, {**run.found.env, **await",
+        "    return git_call, {**git_call.found.env, **await",
         "    return run, {**await",
-        "tests/integration/test_tools_git.py::TestElsewhere::test_files_of_another_folder_are_not_shown",
+        "tests/integration/test_tools_git.py::TestElsewhere::test_configured_worktree_elsewhere_is_ignored",
     ),
     Mutant(
-        "deadly bytes are read by the one who wants them",
+        "unsafe data is read in the calling process",
         "worker/orch_worker/tools/values/values.py",
         "            check_reads_safely(*reader, data)",
         "            pass",
-        "tests/integration/test_isolated_read.py::test_a_frame_that_lies_about_its_length_ends_no_process",
+        "tests/integration/test_isolated_read.py::test_frame_with_a_wrong_length_is_an_error",
     ),
     Mutant(
-        "who says a great deal holds everybody up",
+        "the batch size of the receiver is unlimited",
         "worker/orch_worker/transport/zmq_asyncio.py",
         "            for _ in range(MAX_BATCH):",
         "            for _ in range(10**9):",
-        "tests/worker/transport/test_zmq_asyncio.py::test_who_says_a_great_deal_at_once_holds_nobody_up_and_is_heard",
+        "tests/worker/transport/test_zmq_asyncio.py::test_large_burst_yields_to_other_tasks_and_completes",
     ),
     Mutant(
-        "what comes while something is sent is not heard",
+        "messages that arrive during a send are missed",
         "worker/orch_worker/transport/zmq_asyncio.py",
-        "        if not self._draining and self._wants(self._look()):\n            self._schedule()",
-        "        self._look()",
-        "tests/worker/transport/test_zmq_asyncio.py::test_what_comes_while_something_is_sent_is_heard",
+        "        if not self._draining and self._has_work(self._current_events()):\n            self._schedule()",
+        "        self._current_events()",
+        "tests/worker/transport/test_zmq_asyncio.py::test_message_arriving_during_a_send_is_received",
     ),
 )
 
 
-def copied(folder: Path) -> None:
-    """Put a copy of the tree into `folder`."""
+def copy_tree(folder: Path) -> None:
+    """Copy the source tree to `folder`."""
     for name in COPIED:
         source = ROOT / name
         if source.is_dir():
@@ -308,8 +317,8 @@ def copied(folder: Path) -> None:
             shutil.copy(source, folder / name)
 
 
-def tested(folder: Path, *tests: str) -> tuple[int, str]:
-    """Run tests of the copy; return how that ended, and what it said."""
+def run_tests(folder: Path, *tests: str) -> tuple[int, str]:
+    """Run tests of the copy in `folder`; return the exit code and the output of pytest."""
     roots = [str(folder / name) for name in ("orchestrator", "worker", "protocol", "tests")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(roots), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
@@ -324,44 +333,44 @@ def tested(folder: Path, *tests: str) -> tuple[int, str]:
             timeout=SECONDS,
         )
     except subprocess.TimeoutExpired:
-        return FAILED, "it does not end"
+        return FAILED, f"no end after {SECONDS:.0f} s"
     return done.returncode, done.stdout + done.stderr
 
 
-def escaped(folder: Path, mutant: Mutant) -> str:
-    """Make the mutant, and return why it was not found out, "" when it was."""
+def undetected(folder: Path, mutant: Mutant) -> str:
+    """Apply the mutant and run its test; return "" if the test failed, otherwise its output."""
     path = folder / mutant.file
     source = path.read_text()
-    path.write_text(source.replace(mutant.was, mutant.now))
+    path.write_text(source.replace(mutant.original, mutant.mutated))
     try:
-        code, said = tested(folder, mutant.test)
+        code, output = run_tests(folder, mutant.test)
     finally:
         path.write_text(source)
-    return "" if code == FAILED or code < 0 else f"{mutant.test} ended with {code}: {said[-500:]}"
+    return "" if code == FAILED or code < 0 else f"{mutant.test} ended with {code}: {output[-500:]}"
 
 
 def main() -> int:
-    """Try all mutants, or those that are named; return the exit code."""
+    """Try all mutants, or the named ones; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="mutants whose name has one of these in it")
+    parser.add_argument("names", nargs="*", help="part of the name of a mutant to try (default: all)")
     names = parser.parse_args().names
     chosen = [mutant for mutant in MUTANTS if not names or any(name in mutant.name for name in names)]
-    folder, lived = Path(tempfile.mkdtemp(prefix="orch-mutants-")), 0
+    folder, survivors = Path(tempfile.mkdtemp(prefix="orch-mutants-")), 0
     try:
-        copied(folder)
-        code, said = tested(folder, *dict.fromkeys(mutant.test for mutant in chosen))
+        copy_tree(folder)
+        code, output = run_tests(folder, *dict.fromkeys(mutant.test for mutant in chosen))
         if code:
-            print(f"where nothing is broken, tests fail: {said[-2000:]}")
+            print(f"tests fail in the unchanged copy: {output[-2000:]}")
             return 1
         for mutant in chosen:
             began = time.monotonic()
-            why = escaped(folder, mutant)
-            lived += bool(why)
-            print(f"{mutant.name}: {why or 'found out'} ({time.monotonic() - began:.0f} s)", flush=True)
+            why = undetected(folder, mutant)
+            survivors += bool(why)
+            print(f"{mutant.name}: {why or 'detected'} ({time.monotonic() - began:.0f} s)", flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    print(f"{len(chosen) - lived} of {len(chosen)} mutants were found out")
-    return bool(lived)
+    print(f"{len(chosen) - survivors} of {len(chosen)} mutants were detected")
+    return bool(survivors)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""A life on a disk that is too small for it, and then on one that is not: `small_disk.py <folder> <options>`.
+"""Runs the scenario of `agent_life.py` on a disk that is too small, and then with enough space: `small_disk.py <folder>
+<options>`.
 
-Mounts memory at `folder`, with the mount options, and lives there as `agent_life.py` says, until nothing fits any more.
-Then there is room, and life goes on. Prints what is wrong. In a mount namespace of its own: what is mounted is nobody
-else's to see, and ends with it.
+The program mounts memory at `folder` with the given mount options. The scenario runs until the disk is full, then
+continues with more space. The program prints the errors. It runs in its own mount namespace, so that other processes do
+not see the mount and the mount ends with the program.
 """
 
 from __future__ import annotations
@@ -19,28 +20,28 @@ from chaos.injector import forked, waited
 from chaos.lost_work import judge, rows
 
 ROOM = "size=50m,nr_inodes=5000"
-MOST_LIVES = 60
+MAX_LIVES = 60
 
 
 def mount(*arguments: str) -> None:
-    """Mount something. Raises CalledProcessError."""
+    """Mount a file system. Raises CalledProcessError."""
     subprocess.run(["mount", *arguments], check=True)
 
 
 def main(folder: Path, options: str) -> int:
-    """Live until the disk is full, and on; return the exit code."""
+    """Run until the disk is full, then continue. Return the exit code."""
     mount("-t", "tmpfs", "-o", options, "tmpfs", str(folder))
-    home, told, says = folder / "home", folder.with_name("told.jsonl"), folder.with_name("says")
+    home, found, says = folder / "home", folder.with_name("told.jsonl"), folder.with_name("says")
     home.mkdir(mode=0o700)
     (folder / "note.txt").write_text("The port is 4711.\n")
     codes: list[int | None] = []
-    while codes[-1:] in ([], [0]) and len(codes) < MOST_LIVES:
-        asked = sum("token" in row for row in rows(told))
-        codes.append(waited(forked(lambda asked=asked: agent_life.main(home, told, asked), says)))  # type: ignore[misc]
+    while codes[-1:] in ([], [0]) and len(codes) < MAX_LIVES:
+        asked = sum("token" in row for row in rows(found))
+        codes.append(waited(forked(lambda asked=asked: agent_life.main(home, found, asked), says)))  # type: ignore[misc]
     mount("-o", f"remount,{ROOM}", str(folder))
-    asked = sum("token" in row for row in rows(told))
-    codes.append(waited(forked(lambda: agent_life.main(home, told, asked, again=True), says)))
-    wrong = judge(home, told)
+    asked = sum("token" in row for row in rows(found))
+    codes.append(waited(forked(lambda: agent_life.main(home, found, asked, again=True), says)))
+    wrong = judge(home, found)
     if codes[-2] != agent_life.GAVE_UP or codes[-1]:
         wrong.append(f"lives ended with {codes}: {says.read_text()[-2000:]}")
     print("\n".join(wrong) or f"{len(codes)} lives, {asked} questions, nothing is lost")

@@ -1,4 +1,4 @@
-"""kill -9 of an agent that archives, again and again: nothing that was told of is lost, and no message is twice."""
+"""Agents that archive are killed repeatedly: no acknowledged turn or archive is lost, and no message is duplicated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from agent_history import Life
-from orch_worker.session.transcript import read_session
+from orch_worker.session.session_reader import read_session
 from session_file import Remains
 
 ROUNDS = 15
@@ -44,7 +44,7 @@ while True:
 
 
 def killed(folder: Path, turn: int, lines: int) -> list[list[str]]:
-    """Let the agent live until it has said so many lines, kill it, and return what it said."""
+    """Run the agent until it has printed `lines` lines, and kill it. Return the words of each complete line."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", AGENT, str(folder), str(turn)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as agent:
@@ -55,18 +55,20 @@ def killed(folder: Path, turn: int, lines: int) -> list[list[str]]:
     return [line.split() for line in [*heard, *rest.splitlines(keepends=True)] if line.endswith("\n")]
 
 
-def test_what_was_told_of_survives_kills(tmp_path: Path) -> None:
-    """Every turn and every archive; what is archived reads the same whoever reads it."""
+def test_acknowledged_turns_and_archives_survive_kills(tmp_path: Path) -> None:
+    """After each SIGKILL, the transcript contains all acknowledged turns and archives, and all readers return the same
+    messages.
+    """
     folder, chance, turn, holders = tmp_path / "agent", random.Random(11), 0, set[str]()
     for _ in range(ROUNDS):
-        said = killed(folder, turn, chance.randint(1, 12))
-        told = [int(what) for kind, *rest in said if kind == "turn" for what in rest]
-        turn = max([turn, *told]) + 1  # the one under way may have been begun
-        holders |= {what for kind, *rest in said if kind == "holder" for what in rest}
+        found = killed(folder, turn, chance.randint(1, 12))
+        listed = [int(what) for kind, *rest in found if kind == "turn" for what in rest]
+        turn = max([turn, *listed]) + 1  # the agent may have begun the next turn before the kill
+        holders |= {what for kind, *rest in found if kind == "holder" for what in rest}
         remains = Remains(folder)
         remains.check()
         assert holders <= set(remains.collapses)
-        assert {f"q{number}" for number in told} <= set(read_session(folder).replies)
+        assert {f"q{number}" for number in listed} <= set(read_session(folder).replies)
     life = Life(folder)
     for record in life.records():
         held = [remains.messages[id]["message"] for id in remains.held(record.id)]

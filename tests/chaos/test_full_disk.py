@@ -1,4 +1,4 @@
-"""A disk that is full, seen from outside: a clear error, nothing lost, and work goes on when there is room again."""
+"""Full disks: requests fail with a clear error, no data is lost, and agents continue when there is space again."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import pytest
 from orch import AsyncOrchestrator, ScriptedBackend
 from orch_protocol.core.errors import StoreError
 from orch_protocol.core.messages import text_of
-from orch_worker.session.transcript import read_session
+from orch_worker.session.session_reader import read_session
 
 
 def limit_files(pid: int, size: int) -> None:
-    """Let no file of process `pid` grow beyond `size` bytes: what a full disk is to it."""
+    """Limit the size of the files that process `pid` writes to `size` bytes, as a full disk does."""
     hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, hard))
 
 
-async def test_a_worker_without_room_fails_its_query_and_not_its_transcript(tmp_path: Path) -> None:
-    """The error says what could not be written; what was recorded before is whole; with room, the agent goes on."""
+async def test_worker_on_a_full_disk_fails_its_query_only(tmp_path: Path) -> None:
+    """The StoreError names the transcript, the transcript is unchanged, and the next query with space is answered."""
     async with AsyncOrchestrator(home=tmp_path, env={}) as o:
         agent = await o.spawn("work", backend=ScriptedBackend(["one", "two", "three"]))
         await agent.query("first")
@@ -39,8 +39,10 @@ async def test_a_worker_without_room_fails_its_query_and_not_its_transcript(tmp_
     assert texts[-2:] == ["third", "two"]
 
 
-async def test_a_root_without_room_refuses_and_recovers(tmp_path: Path) -> None:
-    """A query that cannot be written down is not asked; agents that are there stay, and go on when there is room."""
+async def test_root_on_a_full_disk_refuses_queries_and_recovers(tmp_path: Path) -> None:
+    """Queries and spawns raise a StoreError that names the journal; existing agents stay, and answer when there is
+    space.
+    """
     import os
 
     async with AsyncOrchestrator(home=tmp_path, env={}, run="full") as o:
@@ -60,8 +62,8 @@ async def test_a_root_without_room_refuses_and_recovers(tmp_path: Path) -> None:
         assert len(await o.agents(all=True)) == 1
 
 
-def test_a_zygote_comes_up_where_nothing_can_be_written(tmp_path: Path) -> None:
-    """Neither its folder nor its log, on a full disk, say: only the head start of what it rehearses is lost."""
+def test_zygote_starts_without_a_writable_folder(tmp_path: Path) -> None:
+    """The zygote starts although it can write neither its rehearsal folder nor its output."""
     (tmp_path / "file").touch()
     boot = "import os, pathlib, sys; from orch_worker.process import zygote; "
     boot += "zygote._boot('lean', 'orch_worker.process.main:main', pathlib.Path(sys.argv[1])); os._exit(7)"

@@ -1,4 +1,4 @@
-"""Some of the hostile input that `make chaos-long` tries by the million, and that a fault would be seen in it."""
+"""A sample of the hostile input of `make chaos-long`, and checks that the program detects a failure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SECONDS = 50.0
 SOME = ("--frames=4000", "--streams=200", "--transcripts=80", "--configs=200", "--seed=7")
 
 
-def test_hostile_input_does_no_harm() -> None:
-    """Frames, streams, transcripts and configurations: data or an error of ours, in bounded memory and time."""
+def test_hostile_input_is_handled_in_bounded_memory_and_time() -> None:
+    """Hostile frames, streams, transcripts and configurations result in data or in an OrchError."""
     done = subprocess.run(
         [sys.executable, hostile.__file__, *SOME], capture_output=True, text=True, timeout=SECONDS, check=False
     )
@@ -28,8 +28,8 @@ def test_hostile_input_does_no_harm() -> None:
     assert "something else" not in done.stdout
 
 
-def test_what_is_raised_names_the_input() -> None:
-    """An error that is none of ours ends the run, with the number that brings it back."""
+def test_unexpected_exception_names_the_input() -> None:
+    """The exception has a note with the seed that reproduces the input."""
 
     def attempt(luck: random.Random) -> str:
         return ["fine"][luck.random() < 0.01]
@@ -39,8 +39,8 @@ def test_what_is_raised_names_the_input() -> None:
     assert "of seed 3" in raised.value.__notes__[0]
 
 
-def test_memory_that_is_kept_is_noticed() -> None:
-    """What grows past the bound ends the run, too."""
+def test_retained_memory_is_detected() -> None:
+    """A run whose memory grows beyond the bound ends with an AssertionError."""
     kept: list[bytes] = []
 
     def attempt(_: random.Random) -> str:
@@ -51,8 +51,8 @@ def test_memory_that_is_kept_is_noticed() -> None:
         again_and_again(attempt, 400, 3)
 
 
-def test_both_outcomes_are_reached(tmp_path: Path) -> None:
-    """Input that is refused each time would say nothing of what comes behind."""
+def test_inputs_are_both_accepted_and_refused(tmp_path: Path) -> None:
+    """The random configurations include valid ones, so that the code after validation is tested, too."""
     with configs(tmp_path) as attempt:
         outcomes, _ = again_and_again(attempt, 200, 5)
     assert min(outcomes["refused"], outcomes["loaded"]) > 5

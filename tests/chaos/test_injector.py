@@ -1,4 +1,4 @@
-"""Some of the faults that `make chaos` puts into every call to a file; and that one which matters would be noticed."""
+"""A sample of the file-operation faults of `make chaos`, and checks that the injector detects lost data."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ runpy.run_path(sys.argv.pop(1), run_name="__main__")
 
 
 def injected(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a program of Python, and return how it ended and what it said."""
+    """Run Python with `arguments`, and return the ended process with its output."""
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=SECONDS)
 
 
-def test_a_life_survives_whatever_befalls_its_files() -> None:
-    """Killed before, after or in the middle of a call, or refused by the disk: nothing is lost, nothing is twice."""
+def test_agent_survives_any_fault_of_a_file_call() -> None:
+    """No data is lost or duplicated if a file operation fails, or if the process is killed at the operation."""
     done = injected(str(INJECTOR), "--every", str(EVERY))
     assert done.returncode == 0, done.stdout + done.stderr
     assert " points in " in done.stdout
     assert done.stdout.rstrip().endswith("0 went wrong")
 
 
-def test_what_a_full_disk_leaves_of_a_write_is_missed_when_it_stays() -> None:
-    """A product that takes nothing back is found out by the same look."""
+def test_injector_detects_a_missing_rollback() -> None:
+    """The injector reports a lost answer if the log does not roll back partial writes."""
     done = injected("-c", FORGETFUL, ":".join(sys.path), str(INJECTOR), "--only", "write ?: part")
     assert done.returncode == 1, done.stdout + done.stderr
     assert " was answered by " in done.stdout
@@ -46,8 +46,8 @@ def test_what_a_full_disk_leaves_of_a_write_is_missed_when_it_stays() -> None:
 
 
 @pytest.mark.parametrize("kind", ["5", "28+"])
-def test_the_point_is_met_and_no_other(kind: str, tmp_path: Path) -> None:
-    """Calls are counted one by one, each kind for itself; what is outside the home is no matter."""
+def test_injector_hits_exactly_the_chosen_call(kind: str, tmp_path: Path) -> None:
+    """A fault hits the call with its number, with `+` also all later calls. Only paths below the home count."""
     fault = Fault(tmp_path, "write", kind, 2)
     assert [fault.due("write") for _ in range(3)] == [False, True, kind.endswith("+")]
     assert not fault.due("fsync")

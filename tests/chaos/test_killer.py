@@ -1,4 +1,4 @@
-"""The killer that `make chaos` lets loose for minutes, for some seconds; and that its judge would notice."""
+"""The killer of `make chaos` runs for some seconds, and its judge detects planted faults."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ KILLS = 12
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the home of a daemon that some kills have befallen, and what clients were told."""
+    """A folder with the home of a daemon whose processes were killed, and with the answers that clients received."""
     folder: Path = tmp_path_factory.mktemp("chaos")
     assert run(folder, KILLS, seed=20) == []
     return folder
 
 
-def test_nothing_is_lost_by_kills(told: Path) -> None:
-    """Of worker, holder, zygote, shim, daemon and commands: each answer is on record, once, and nobody is left."""
+def test_kills_lose_no_acknowledged_answer(told: Path) -> None:
+    """Clients receive at least one answer for each kill of a process of the daemon, and the judge finds no error."""
     answered = [row for row in rows(told / "told.jsonl") if row.get("answered")]
     assert len(answered) >= KILLS
     assert any("takers" in row for row in answered)
 
 
 def last_answer(folder: Path) -> dict[str, Any]:
-    """Return the last answer of an agent that is no holder."""
+    """Return the last recorded answer of an agent that is not a holder."""
     told = [row for row in rows(folder / "told.jsonl") if row.get("answered")]
     return [row for row in told if (folder / "home" / "sessions" / row["agent"]).is_dir()][-1]
 
@@ -43,7 +43,7 @@ def session(folder: Path) -> Path:
 
 
 def loses(folder: Path) -> None:
-    """Lose the end of the last turn that was answered."""
+    """Remove the last answered prompt, and everything after it, from the transcript."""
     path, token = session(folder), last_answer(folder)["token"]
     lines = path.read_bytes().splitlines(keepends=True)
     at = next(n for n, line in enumerate(lines) if f"say {token} again".encode() in line)
@@ -51,7 +51,7 @@ def loses(folder: Path) -> None:
 
 
 def repeats(folder: Path) -> None:
-    """Do a turn twice."""
+    """Append the last answered prompt to the transcript a second time."""
     path, token = session(folder), last_answer(folder)["token"]
     prompt = next(line for line in path.read_bytes().splitlines() if f"say {token} again".encode() in line)
     with path.open("ab") as file:
@@ -59,7 +59,7 @@ def repeats(folder: Path) -> None:
 
 
 def alters(folder: Path) -> None:
-    """Change what was archived."""
+    """Change the text of an archive."""
     path = next(
         path
         for path in (folder / "home" / "sessions").glob("*/session.jsonl")
@@ -69,7 +69,7 @@ def alters(folder: Path) -> None:
 
 
 def collects(folder: Path) -> None:
-    """Hand an answer out twice."""
+    """Record in the journal that an answer was collected a second time."""
     path = folder / "home" / "runs" / "daemon" / "journal.jsonl"
     row = next(line for line in path.read_bytes().splitlines() if b'"type":"reply_collected"' in line)
     with path.open("ab") as file:
@@ -77,26 +77,26 @@ def collects(folder: Path) -> None:
 
 
 def leaves(folder: Path) -> None:
-    """Leave a process behind."""
+    """Record a process that remained after the run."""
     with (folder / "told.jsonl").open("a") as file:
         file.write(json.dumps({"left": [4711]}) + "\n")
 
 
 def forgets(folder: Path) -> None:
-    """Tell of an archive that nothing is on record of."""
+    """Record an archive that is in no transcript."""
     with (folder / "told.jsonl").open("a") as file:
         file.write(json.dumps({"agent": last_answer(folder)["agent"], "archive": "0123456789ab"}) + "\n")
 
 
 def drops(folder: Path) -> None:
-    """Accept a query and never ask it."""
+    """Record an accepted query that is in no transcript."""
     row = {"agent": last_answer(folder)["agent"], "token": "token-none", "answered": False, "cut_short": True}
     with (folder / "told.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
 
 
 def mixes_up(folder: Path) -> None:
-    """Give somebody the answer of somebody else."""
+    """Record a wrong answer to the last question."""
     with (folder / "told.jsonl").open("a") as file:
         file.write(json.dumps(last_answer(folder) | {"right": False}) + "\n")
 
@@ -114,8 +114,10 @@ def mixes_up(folder: Path) -> None:
         (drops, "was accepted and never reached"),
     ],
 )
-def test_each_fault_is_found(told: Path, tmp_path: Path, fault: Callable[[Path], None], complaint: str) -> None:
-    """What the product does not do is done to its files: the judge names it."""
+def test_judge_detects_each_planted_fault(
+    told: Path, tmp_path: Path, fault: Callable[[Path], None], complaint: str
+) -> None:
+    """The judge finds no error in the files of the run, and reports a fault after it is planted in these files."""
     folder = tmp_path / "copy"
     shutil.copytree(told, folder, ignore=shutil.ignore_patterns("*.sock"))
     assert judge(folder / "home", folder / "told.jsonl") == []

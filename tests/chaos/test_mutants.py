@@ -1,4 +1,4 @@
-"""The mutants that `make chaos-long` tries can all be made, and one of them is."""
+"""The mutants of `make chaos-long` apply to the current source, and one of them is tried."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ SECONDS = 50.0
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_its_place_is_there(mutant: Mutant) -> None:
-    """What it changes stands in the file once, and the test that is to find it out is one."""
-    assert (ROOT / mutant.file).read_text().count(mutant.was) == 1
+def test_mutant_applies_once_and_names_one_test(mutant: Mutant) -> None:
+    """The replaced text occurs once in the file, and the named test exists."""
+    assert (ROOT / mutant.file).read_text().count(mutant.original) == 1
     file, *names = mutant.test.split("::")
     source = (ROOT / file).read_text()
     assert not names or f"def {names[-1]}(" in source
 
 
-def test_a_mutant_is_found_out() -> None:
-    """In a copy of the tree: the tree itself stays as it is."""
+def test_mutant_is_detected_by_its_test() -> None:
+    """`mutants.py` reports a mutant as detected if the mutant's test fails in a changed copy of the source tree."""
     script = str(Path(__file__).with_name("mutants.py"))
     done = subprocess.run(
         [sys.executable, script, "another incarnation"], capture_output=True, text=True, timeout=SECONDS, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 of 1 mutants were found out" in done.stdout
+    assert "1 of 1 mutants were detected" in done.stdout

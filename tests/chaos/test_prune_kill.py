@@ -1,7 +1,8 @@
-"""kill -9 of whoever deletes archives, at each thing it does to a file: all is there, or what was to go is gone."""
+"""Deletions of archives that are interrupted at each file operation: archives are unchanged or completely deleted."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -12,17 +13,21 @@ from pathlib import Path
 import pytest
 
 from agent_history import Life, steps
+from chaos.interrupted_deletion import RUN, Fault, interrupted
 from orch.archival.store.deletion import HOLDERS
 from orch_protocol.core.errors import ArchiveDeletedError
 from orch_protocol.core.messages import user
+from orch_worker.session.log.log_reader import last_position
 from orch_worker.session.transcript import Transcript
+from orchestrator.root_double import World, opened
+from orchestrator.services.sessions.test_deletion import ARCHIVING, SECRET, telling
 
 SECONDS = 30.0
 EVER = "9999-01-01T00:00:00.000Z"
 DELETER = """
 import os, signal, sys
 from pathlib import Path
-from orch.archival.store.deletion import delete_archives
+from orch.archival.store.deletion import delete_archives, finish_deletion
 from orch.archival.store.session_archives import SessionArchives
 from orch.archival.store.search import Search
 
@@ -41,11 +46,15 @@ for name in ("open", "write", "fsync", "replace", "unlink", "rmdir", "ftruncate"
     setattr(os, name, deadly(getattr(os, name)))
 ledger = SessionArchives(Path(sys.argv[1]))
 delete_archives(ledger, Search(ledger), sys.argv[3], "2026-11-21T10:20:30.400Z")
+finish_deletion(ledger, rewritten=True)
 """
 
 
 def killed(folder: Path, after: int) -> bool:
-    """Delete everything in `folder`, to be killed at the so-many-th thing that is done to a file; return whether."""
+    """Delete all archives in `folder`, and kill the process at file operation number `after`.
+
+    Return whether the process was killed.
+    """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     argv = [sys.executable, "-c", DELETER, str(folder), str(after), EVER]
     done = subprocess.run(argv, env=environment, capture_output=True, timeout=SECONDS, check=False)
@@ -54,8 +63,8 @@ def killed(folder: Path, after: int) -> bool:
 
 
 @pytest.mark.timeout(240)
-def test_whole_or_gone_wherever_it_is_killed(tmp_path: Path) -> None:
-    """Each time the conversation is what it was, and a second try, after which nothing is left, need not be told."""
+def test_killed_prune_leaves_whole_or_pruned_files(tmp_path: Path) -> None:
+    """After a kill at any file operation, the conversation is unchanged, and pruning again completes the deletion."""
     life = Life(tmp_path / "before")
     life.turn(*steps(2, "needle", 30))
     [one] = life.archive()
@@ -66,7 +75,7 @@ def test_whole_or_gone_wherever_it_is_killed(tmp_path: Path) -> None:
     asked.close()
     life.search("needle0")
     life.forget()
-    said, messages = {id: life.read(id) for id in (one, other)}, life.transcript.session.messages
+    recorded, messages = {id: life.read(id) for id in (one, other)}, life.transcript.session.messages
     life.close()
     seen = {"whole": 0, "gone": 0}
     after = 1
@@ -78,7 +87,7 @@ def test_whole_or_gone_wherever_it_is_killed(tmp_path: Path) -> None:
         assert now.transcript.session.messages == messages
         assert now.transcript.repaired == ""
         if b"word0" in now.transcript.path.read_bytes():
-            assert {id: now.read(id) for id in (one, other)} == said
+            assert {id: now.read(id) for id in (one, other)} == recorded
             assert [hit.id for hit in now.search("needle0") if hit.exact] == [one]
             seen["whole"] += 1
         else:
@@ -87,7 +96,7 @@ def test_whole_or_gone_wherever_it_is_killed(tmp_path: Path) -> None:
                     now.read(id)
             assert now.search("needle0") == []
             seen["gone"] += 1
-        now.prune(EVER)
+        now.prune(EVER, killed=True)
         for path in folder.rglob("*"):
             assert path.is_dir() or b"word0" not in path.read_bytes()
         assert not list((folder / HOLDERS).iterdir())
@@ -99,3 +108,58 @@ def test_whole_or_gone_wherever_it_is_killed(tmp_path: Path) -> None:
         after += 1
     assert seen["whole"] > 5
     assert seen["gone"] > 3
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("fault", ["kill", "full disk"])
+def test_interrupted_prune_is_undone_or_finished_by_the_next_root(tmp_path: Path, fault: Fault) -> None:
+    """After an interruption at any file operation, the next root has either all archives or no deleted text.
+
+    Archives, search, answers and the journal's last position agree. Opening the run is enough, without another prune.
+    """
+    home, before = tmp_path / "home", tmp_path / "before"
+
+    def look() -> str:
+        """Look."""
+        return SECRET
+
+    async def past() -> tuple[str, str]:
+        async with World(home, run=RUN, config=ARCHIVING) as world:
+            fields = {"tool": "look", "input": {}}, "I looked.", "No more.", "Still there."
+            agent = await world.scripted(*fields, tools=[look])
+            holder = (await agent.query("what is it?")).archived_to or ""
+            await agent.query("and now?")
+            await (await world.get(holder)).query(f"what is {SECRET}?")
+            await world.archives.search(SECRET)
+            return agent.id, holder
+
+    async def deleted() -> bool:
+        async with opened(home, run=RUN, config=ARCHIVING) as world:
+            node = world.supervisor.tree.agents[id]
+            path = Path(node.spec.folder, "session.jsonl")
+            assert world.supervisor.tree.agents.rewriting == {}
+            assert node.transcript == last_position(path)
+            gone = bool(world.supervisor.tree.agents[holder].deleted)
+            if gone:
+                assert telling(home) == []
+                with pytest.raises(ArchiveDeletedError):
+                    await world.archives.read(holder)
+            else:
+                assert SECRET in str(await world.archives.read(holder))
+            assert bool(await world.archives.search(SECRET)) is not gone
+            assert not list(home.rglob("*.new"))
+            assert (await (await world.get(id)).query("are you there?")).text == "Still there."
+            return gone
+
+    id, holder = asyncio.run(past())
+    home.rename(before)
+    found: list[bool] = []
+    dies = True
+    while dies:
+        shutil.copytree(before, home)
+        dies = interrupted(home, ARCHIVING, lambda world: world.archives.prune(older=0), len(found) + 1, fault)
+        found.append(asyncio.run(deleted()))
+        shutil.rmtree(home)
+    assert fault != "kill" or found == sorted(found)
+    assert found.count(False) > 5
+    assert found.count(True) > 10

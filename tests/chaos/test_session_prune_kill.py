@@ -1,68 +1,72 @@
-"""kill -9 of whoever deletes sessions, before each thing that it does to a file."""
+"""Deletions of sessions that are interrupted at each file operation, by a kill or by a full disk."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
-from orch_worker.session.log.append_log import AppendLog
-from orchestrator.root_double import World, opened
+import pytest
+
+from chaos.interrupted_deletion import RUN, Delete, Fault, interrupted
+from orchestrator.root_double import World, nesting, opened
 from orchestrator.services.sessions.test_retention import answers, ended
-
-STEPS = [(AppendLog, "append"), (os, "replace"), (os, "unlink"), (os, "rmdir")]
-
-
-def deleted_until(home: Path, step: int) -> bool:
-    """Prune all in `home` in another process, which kills itself before the so-many-th thing that it does to a file
-    from then on; return whether it did."""
-    child = os.fork()
-    if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    try:
-        left = [step]
-
-        def deadly(act: Callable[..., Any]) -> Callable[..., Any]:
-            def acting(*arguments: Any, **named: Any) -> Any:
-                left[0] -= 1
-                if not left[0]:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return act(*arguments, **named)
-
-            return acting
-
-        async def prune() -> None:
-            async with World(home, run="mine") as world:
-                for where, name in STEPS:
-                    setattr(where, name, deadly(getattr(where, name)))
-                await world.sessions.prune(older=0)
-                os._exit(0)
-
-        asyncio.run(prune())
-    finally:
-        os._exit(1)
+from virtual_clock import until
 
 
-def test_whole_or_gone_wherever_it_is_killed(tmp_path: Path) -> None:
-    """kill -9 before each thing that is done to a file: both sessions are there and answer, or the next root takes away
-    what is left of those that were given up, of which nothing is told any more."""
+async def two_ended(world: World) -> list[str]:
+    return [(await ended(world)).id for _ in range(2)]
+
+
+async def parent_and_child(world: World) -> list[str]:
+    spawn = {"tool": "spawn_subagent", "input": {"task": "first word"}}
+    top = await world.scripted(spawn, "first word", tools=["spawn_subagent"], name="top")
+    await top.query("?")
+    await top.kill()
+    agents = list(world.supervisor.tree.agents)
+    await until(lambda: not any(node.running for node in agents))
+    return [node.spec.id for node in agents]
+
+
+@pytest.mark.parametrize("fault", ["kill", "full disk"])
+def test_interrupted_prune_leaves_each_session_whole_or_deleted(tmp_path: Path, fault: Fault) -> None:
+    """The next root removes the deleted sessions completely, and the other sessions have their answers."""
+    found = deletions(tmp_path, two_ended, lambda world: world.sessions.prune(older=0), fault)
+    assert {*found} == {0, 1, 2}
+    assert len(found) > 8
+
+
+@pytest.mark.parametrize("fault", ["kill", "full disk"])
+def test_interrupted_forget_leaves_all_sessions_or_none(tmp_path: Path, fault: Fault) -> None:
+    """`forget` deletes a session and the session of its subagent with one write to the journal."""
+    found = deletions(tmp_path, parent_and_child, lambda world: world.sessions.forget("1"), fault)
+    assert {*found} == {0, 2}
+    assert len(found) > 6
+
+
+def deletions(tmp_path: Path, make: Callable[[World], Awaitable[list[str]]], delete: Delete, fault: Fault) -> list[int]:
+    """Interrupt `delete` at each file operation, and return how many sessions were deleted each time.
+
+    The other sessions must exist with their answers.
+    """
     home, before = tmp_path / "home", tmp_path / "before"
 
     async def past() -> list[str]:
-        async with World(home, run="mine") as world:
-            return [(await ended(world)).id for _ in range(2)]
+        async with World(home, run=RUN, config=nesting()) as world:
+            return await make(world)
 
     async def gone() -> int:
-        async with opened(home, run="mine") as world:
+        async with opened(home, run=RUN, config=nesting()) as world:
             deleted = {node.spec.id for node in world.supervisor.tree.agents if node.deleted}
             left = set(ids) - deleted
             assert {path.name for path in (home / "sessions").iterdir()} == left
-            assert [(await (await world.get(id)).collect(again=True)).text for id in left] == ["first word"] * len(left)
-            assert answers(world) == ["first word"] * len(left)
+            asked = [node.spec.id for node in world.supervisor.tree.agents if node.queries and node.spec.id in left]
+            for id in asked:
+                assert (await (await world.get(id)).collect(again=True)).text == "first word"
+            assert answers(world) == ["first word"] * len(asked)
+            if not left:
+                assert b"first word" not in world.supervisor.run_events.path.read_bytes()
             return len(deleted)
 
     ids = asyncio.run(past())
@@ -71,9 +75,8 @@ def test_whole_or_gone_wherever_it_is_killed(tmp_path: Path) -> None:
     dies = True
     while dies:
         shutil.copytree(before, home)
-        dies = deleted_until(home, len(found) + 1)
+        dies = interrupted(home, nesting(), delete, len(found) + 1, fault)
         found.append(asyncio.run(gone()))
         shutil.rmtree(home)
-    assert found == sorted(found)
-    assert {*found} == {0, 1, 2}
-    assert len(found) > 8
+    assert fault != "kill" or found == sorted(found)
+    return found

@@ -1,4 +1,4 @@
-"""Disks that are really full, of bytes or of names: memory is mounted where that is allowed."""
+"""Full disks: a mounted tmpfs with too few bytes or too few inodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALONE = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-root
 
 
 def forbidden() -> str:
-    """Return why nothing can be mounted here, "" when something can."""
+    """Return the reason why a tmpfs cannot be mounted here, or an empty string."""
     try:
         probe = [*ALONE, "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
         done = subprocess.run(probe, capture_output=True, text=True, timeout=SECONDS, check=False)
@@ -24,8 +24,8 @@ def forbidden() -> str:
 
 
 @pytest.mark.parametrize("options", ["size=48k", "nr_inodes=12"], ids=["bytes", "names"])
-def test_a_disk_that_is_full_costs_no_answer(options: str, tmp_path: Path) -> None:
-    """Life goes on until nothing fits, is refused in words, and goes on when there is room."""
+def test_full_small_disk_loses_no_answer(options: str, tmp_path: Path) -> None:
+    """The scenario stops when the disk is full, and continues without loss after the disk is enlarged."""
     if reason := forbidden():
         pytest.skip(f"nothing can be mounted here: {reason}")
     folder = tmp_path / "disk"

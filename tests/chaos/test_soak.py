@@ -1,4 +1,4 @@
-"""Processes that come and go under one root leave nothing in it: the short form of `make stress`."""
+"""Many agents that start and end under one root leave no resources in the root: the short form of `make stress`."""
 
 from __future__ import annotations
 
@@ -23,22 +23,24 @@ WARM, LIVES = 6, 36
 MORE_DESCRIPTORS = 5
 MORE_MEMORY = 1.1
 OF_A_PROCESS = (WorkerConnection, ReliableChannel, FrameChannel, asyncio.Task)
-"""Whatever of these a process leaves behind it leaves ten thousand times."""
+"""The types of which the root has objects for each worker. After ten thousand workers, a leak is large."""
 
 
 def held() -> int:
-    """Return how many descriptors this process has."""
+    """Return the number of open descriptors of this process."""
     return len(os.listdir("/proc/self/fd"))
 
 
 def things() -> int:
-    """Return how many objects there are in this process of which each process below it has its own."""
+    """Return the number of objects in this process that belong to one worker each."""
     gc.collect()
     return sum(isinstance(each, OF_A_PROCESS) for each in gc.get_objects())
 
 
-async def test_lives_leave_neither_zombie_nor_descriptor_nor_memory(tmp_path: Path) -> None:
-    """Spawned, asked, killed, resumed, asked: what is there afterwards is what was there before."""
+async def test_repeated_agents_leave_no_zombie_descriptor_or_memory(tmp_path: Path) -> None:
+    """After many cycles of spawn, query, kill and resume, the root has about as many descriptors and as much memory as
+    before.
+    """
     async with AsyncOrchestrator(home=tmp_path, env={}) as o:
 
         async def life() -> None:

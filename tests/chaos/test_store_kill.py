@@ -1,4 +1,4 @@
-"""kill -9 of a writer, again and again on one file: what it acknowledged is there, once and in order."""
+"""A writer is killed repeatedly while it appends to one file: acknowledged appends stay, once and in order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from orch_worker.session.log.append_log import AppendLog, load
+from orch_worker.session.log.append_log import AppendLog
+from orch_worker.session.log.log_reader import load
 
 HEADER = b'{"type":"test","version":1}'
 ROUNDS = 20
@@ -18,7 +19,8 @@ SECONDS = 30.0
 WRITER = """
 import sys
 from pathlib import Path
-from orch_worker.session.log.append_log import AppendLog, FolderLock
+from orch_worker.session.log.append_log import AppendLog
+from orch_worker.session.log.lock import FolderLock
 
 path = Path(sys.argv[1])
 lock = FolderLock.acquire(path.parent)
@@ -33,7 +35,7 @@ while True:
 
 
 def killed_after(path: Path, acks: int) -> int:
-    """Run a writer until it has acknowledged `acks` appends, kill it, and return the last count it acknowledged."""
+    """Kill a writer after it has acknowledged `acks` appends. Return the last acknowledged count."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(
         [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True, env=environment
@@ -46,7 +48,7 @@ def killed_after(path: Path, acks: int) -> int:
 
 
 def test_acknowledged_appends_survive_kills(tmp_path: Path) -> None:
-    """The file always holds whole appends: all that were acknowledged, and at most one more; the lock is free again."""
+    """The file contains all acknowledged appends and no partial ones, and the next writer gets the lock."""
     path = tmp_path / "log.jsonl"
     chance = random.Random(7)
     for _ in range(ROUNDS):

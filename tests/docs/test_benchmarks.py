@@ -1,4 +1,4 @@
-"""What the benches do with their figures: medians, ratios, verdicts, the README's table."""
+"""The calculations of the benches: medians, ratios, verdicts and the table of the README."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from source_tree import ROOT
 
 @pytest.fixture
 def harness(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The benches' shared module; they are programs, not a package."""
+    """The shared module of the benches. The benches are programs, not a package."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     return importlib.import_module("harness")
 
@@ -28,37 +28,37 @@ def run(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_ratio_is_the_median_of_paired_rounds(harness: ModuleType) -> None:
-    """A round that was slow on both sides leaves the ratio as it is."""
+    """A round that is slow on both sides does not change the ratio."""
     row = harness.compared("spawn", [10.0, 40.0, 12.0], [10.0, 40.0, 8.0], must="<= 1.5", aim="<= 0.5")
     assert (row.ours, row.peer, row.ratio, row.ok, row.skipped) == (12.0, 10.0, 1.0, True, None)
 
 
 def test_inverse_ratio_says_how_many_times_faster(harness: ModuleType) -> None:
-    """With `inverse` the peer's figure is divided by ours, and a bound from below is held."""
+    """With `inverse`, the ratio is the peer's figure divided by the figure of orch."""
     row = harness.compared("spawn", [2.0], [100.0], must=">= 60", aim=">= 150", inverse=True)
     assert (row.ratio, row.ok) == (50.0, False)
 
 
 def test_sides_of_unequal_length_are_refused(harness: ModuleType) -> None:
-    """Series that cannot be paired are no comparison."""
+    """Two series with different numbers of rounds are an error."""
     with pytest.raises(ValueError, match="2 rounds of ours against 1"):
         harness.compared("spawn", [1.0, 2.0], [1.0], must="<= 1", aim="<= 1")
 
 
-def test_figure_without_peer_is_held_against_its_bound(harness: ModuleType) -> None:
-    """A count has no ratio; its verdict is about the count itself."""
+def test_figure_without_peer_is_compared_with_its_bound(harness: ModuleType) -> None:
+    """A figure without a peer has no ratio, and its bound determines the verdict."""
     row = harness.counted("left", 1, must="== 0")
     assert (row.ours, row.ratio, row.aim, row.ok) == (1.0, None, "== 0", False)
 
 
-def test_missing_peer_leaves_no_verdict(harness: ModuleType) -> None:
-    """A row whose peer is missing says why, and is neither kept nor missed."""
+def test_missing_peer_gives_no_verdict(harness: ModuleType) -> None:
+    """A row whose peer is missing has a reason and no verdict."""
     row = harness.skipped("query", "no Ray", must="<= 1", aim="<= 1", ours=[3.0, 1.0, 2.0])
     assert (row.ours, row.peer, row.ok, row.skipped) == (2.0, None, None, "no Ray")
 
 
 def test_rows_have_the_promised_keys(harness: ModuleType) -> None:
-    """A row as JSON is one flat object of eight fields."""
+    """A row as JSON is a flat object with eight fields."""
     row = json.loads(json.dumps(harness.counted("left", 0, must="== 0").as_dict()))
     assert list(row) == ["figure", "ours", "peer", "ratio", "must", "aim", "ok", "skipped"]
 
@@ -68,12 +68,12 @@ def test_rows_have_the_promised_keys(harness: ModuleType) -> None:
     [(0.5, "<= 0.5", True), (0.51, "<= 0.5", False), (50, ">= 50", True), (49, ">= 50", False), (0, "== 0", True)],
 )
 def test_bounds(harness: ModuleType, value: float, bound: str, kept: bool) -> None:
-    """A bound is an operator and a number, and includes the number."""
+    """A bound is an operator and a number, and the number itself satisfies `<=` and `>=`."""
     assert harness.satisfies(value, bound) is kept
 
 
 async def test_sides_take_turns_in_alternating_order(harness: ModuleType) -> None:
-    """Each round runs every side, in the order opposite to the round before, and the first one is not kept."""
+    """Each round runs every side, in the opposite order of the round before. The first round is not measured."""
     order: list[str] = []
     clock: Iterator[int] = iter(range(100))
 
@@ -90,22 +90,25 @@ async def test_sides_take_turns_in_alternating_order(harness: ModuleType) -> Non
 
 
 def test_affinity_names_cpus(harness: ModuleType) -> None:
-    """`one` is the first CPU there is, `all` all of them; numbers name themselves."""
+    """`one` is the first available CPU, and `all` is every available CPU. Numbers are the numbers of CPUs."""
     allowed = frozenset({2, 3, 5})
     assert [harness.parse_affinity(text, allowed) for text in ("one", "all", "3,5")] == [{2}, allowed, {3, 5}]
 
 
 @pytest.mark.parametrize("text", ["0", "", "two"])
-def test_affinity_that_cannot_be_is_refused(harness: ModuleType, text: str) -> None:
-    """CPUs that are not there, and words that mean nothing, are named in the error."""
+def test_invalid_affinity_is_refused(harness: ModuleType, text: str) -> None:
+    """CPUs that do not exist and unknown words are errors that name the valid values."""
     with pytest.raises(ValueError, match="give one, all, or numbers out of"):
         harness.parse_affinity(text, frozenset({2, 3}))
 
 
-def test_recorded_sessions_are_those_given_or_those_in_the_folder(
+def test_recorded_sessions_are_given_or_found_in_the_folder(
     harness: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Which a variable names; a folder without any is an error, and no reason to skip their rows in silence."""
+    """Without arguments, the sessions are the JSON files of the configured folder.
+
+    A folder without such files is an error.
+    """
     monkeypatch.setenv(harness.RECORDINGS, str(tmp_path))
     with pytest.raises(ValueError, match=rf"{harness.RECORDINGS}={tmp_path}: no \*\.json"):
         harness.recordings([])
@@ -117,14 +120,14 @@ def test_recorded_sessions_are_those_given_or_those_in_the_folder(
     assert harness.recordings([]) == ()
 
 
-def test_a_bench_is_told_where_recorded_sessions_are(harness: ModuleType) -> None:
-    """It runs against the wheel, with nothing of the checkout in its variables and nothing that sets orch."""
+def test_bench_receives_the_recorded_sessions_folder(harness: ModuleType) -> None:
+    """A bench runs against the wheel, so it gets no variables of the checkout or of orch."""
     env = {harness.RECORDINGS: "/r", "ORCH_HOME": "/h", "ORCH_MODEL": "m", "PYTHONPATH": "/p", "HOME": "/root"}
     assert harness.venvs.passed_on(env) == {harness.RECORDINGS: "/r", "HOME": "/root"}
 
 
 def test_table_shows_verdicts(harness: ModuleType) -> None:
-    """A kept bound is ok, a missed one stands out, a missing peer gives its reason."""
+    """A satisfied bound is `ok`, a violated bound is bold, and a missing peer has its reason."""
     rows = [
         harness.counted("left", 0, must="== 0"),
         harness.counted("bad", 2, must="== 0"),
@@ -136,8 +139,8 @@ def test_table_shows_verdicts(harness: ModuleType) -> None:
     assert lines[4].endswith("| skipped: no Ray |")
 
 
-def test_table_goes_between_the_markers(run: ModuleType) -> None:
-    """What stood between the markers is replaced, everything around it stays, and a second time changes nothing."""
+def test_table_replaces_the_text_between_the_markers(run: ModuleType) -> None:
+    """The rest of the page stays the same, and a second run changes nothing."""
     before = f"head\n{run.START}\nold\n{run.END}\ntail\n"
     after = run.between(before, "new")
     assert after == f"head\n{run.START}\nnew\n{run.END}\ntail\n"
@@ -146,20 +149,20 @@ def test_table_goes_between_the_markers(run: ModuleType) -> None:
 
 @pytest.mark.parametrize("markers", ["", "{s}", "{e}{s}", "{s}{e}{e}"])
 def test_missing_markers_are_refused(run: ModuleType, markers: str) -> None:
-    """A page without exactly one pair of markers is left alone."""
+    """A page without exactly one pair of markers is an error."""
     with pytest.raises(ValueError, match="expected one"):
         run.between(markers.format(s=run.START, e=run.END), "new")
 
 
 def test_every_bench_is_run(run: ModuleType) -> None:
-    """Whatever stands beside the program that runs all benches is run by it, and nothing else is named."""
+    """The runner lists each bench file in its folder, and no other file."""
     there = {path.name for pattern in ("bench_*.py", "stress_*.py") for path in run.HERE.glob(pattern)}
     assert set(run.BENCHES) == there
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions"])
-def test_model_of_the_benches_says_so_many_words(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    """A whole answer is of the length that its head states, and streams every word by itself."""
+def test_bench_model_answers_with_the_stated_number_of_words(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """The answer has the length that its head states, and contains every word as a separate event."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "peers"))
     server = importlib.import_module("model_server")
     head, _, body = server.answer(path).decode().partition("\r\n\r\n")
@@ -168,7 +171,7 @@ def test_model_of_the_benches_says_so_many_words(monkeypatch: pytest.MonkeyPatch
 
 
 def test_sizes_of_requests_are_read_from_a_session(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As they were reported with each response; what is no response says nothing."""
+    """The sizes are the input tokens that the session reports for each response."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     holders = importlib.import_module("bench_holders")
     lines = [
@@ -183,7 +186,7 @@ def test_sizes_of_requests_are_read_from_a_session(monkeypatch: pytest.MonkeyPat
 
 
 def test_hooks_are_compiled_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a turn is compared to is the same source without what it does if there are hooks."""
+    """The code that runs only if there are hooks is removed, and other code stays."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     hooks = importlib.import_module("bench_hooks")
     source = (
@@ -198,24 +201,25 @@ def test_hooks_are_compiled_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_machine_facts_name_the_python(run: ModuleType) -> None:
-    """The line over the table says on what the figures were taken."""
+    """The line above the table contains the number of cores and the version of Python."""
     assert "cores" in run.machine()
     assert "Python 3." in run.machine()
 
 
 def test_calls_are_counted_by_phase_and_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Only calls of the phase count; a module of orch is told from others by its package."""
+    """Only calls in the given phase count, and only modules in packages of orch are listed."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "peers"))
     counter = importlib.import_module("count_calls")
     log = tmp_path / "log"
     log.write_text(
         "1 7 orch.tree.tree\n1 8 orch_worker.agent.turn\n1 8 orchard\n1 7 orch.tree.tree\n2 7 orch.api.agent\n"
     )
-    assert counter.summary(log, 1) == {"calls": 3, "modules": 2, "all_calls": 4}
+    names = ["orch.tree.tree", "orch_worker.agent.turn"]
+    assert counter.summary(log, 1) == {"calls": 3, "modules": 2, "names": names, "all_calls": 4}
 
 
 def test_calls_are_compared_with_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each figure has its ratio to the peer's; without a peer it stands alone."""
+    """With another version, each figure has a ratio. Without one, only the figure is shown."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     calls = importlib.import_module("bench_calls")
     ours = [{action: dict.fromkeys(calls.FIGURES, 3) for action in calls.ACTIONS}]

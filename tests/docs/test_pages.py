@@ -1,9 +1,11 @@
-"""The tables of docs/ and the code name the same things."""
+"""The tables of docs/ agree with the code."""
 
 from __future__ import annotations
 
 import re
 import tomllib
+from ast import literal_eval
+from importlib import import_module
 from inspect import signature
 from itertools import dropwhile, takewhile
 from typing import get_args
@@ -11,18 +13,22 @@ from typing import get_args
 import msgspec
 
 import orch
+from agent_doubles import Root
 from orch.cli import VERBS
 from orch.commands.builtin_commands import COMMANDS
 from orch.config.config import TABLES, flatten, leaves, unflatten
 from orch_protocol.agent.config import Config
+from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core import errors
+from orch_protocol.policy.builtin_tools import BUILTIN_TOOLS
 from orch_protocol.resources.slash_commands import EffectKind
-from orch_protocol.services.requests import Status
+from orch_protocol.services.agents.status import Status
 from orch_protocol.session.entries import Entry
 from orch_protocol.wire.tool_events import CallOutcome
 from orch_worker.backends import models
 from orch_worker.backends.registry import PROVIDERS
-from orch_worker.tools.dispatch.presets import BUILTIN, PRESETS
+from orch_worker.hooks.hook import HookContext
+from orch_worker.tools.dispatch.presets import PRESETS
 from source_tree import ROOT
 
 
@@ -39,15 +45,15 @@ def first_cells(name: str, heading: str) -> list[str]:
 
 
 def test_errors_page_lists_every_error() -> None:
-    """docs/errors.md names each error there is, with the exit code it has."""
-    rows = re.findall(r"^\| `(\w+)` \|.*\| (\d+) \|$", page("errors.md"), re.MULTILINE)
+    """docs/reference/errors.md lists each error with its exit code."""
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (\d+) \|$", page("reference/errors.md"), re.MULTILINE)
     classes = {name: getattr(errors, name) for name in errors.__all__ if name.endswith("Error")}
     assert {name: int(code) for name, code in rows} == {name: error.exit_code for name, error in classes.items()}
 
 
 def test_config_page_shows_every_setting() -> None:
-    """The example in docs/config.md sets each key to its default; some stand for what is unset."""
-    text = page("config.md").partition("## All settings")[2].partition("```toml\n")[2].partition("```")[0]
+    """The example in docs/reference/config.md contains each setting, with its default or with an example value."""
+    text = page("reference/config.md").partition("## All settings")[2].partition("```toml\n")[2].partition("```")[0]
     tables = tomllib.loads(re.sub(r"^# (?=\w+ =)", "", text, flags=re.MULTILINE))
     shown = flatten(msgspec.convert(unflatten(dict(leaves(tables))), Config))
     unset = {"subagents.default_tools": ("read_file",), "subagents.chat_models": ("ollama:*",)}
@@ -67,12 +73,12 @@ def test_config_page_shows_every_setting() -> None:
         unset |= {f"{section}.max_{kind}": limit for kind, limit in zip(kinds, limits, strict=True)}
     unset |= {"policy.approval_mode": "ask", "policy.allowed_paths": (".",), "policy.permissions.bash": "deny"}
     limits = {"cpu_seconds": 600, "memory_mb": 4000, "file_mb": 1000, "open_files": 1024, "processes": 500}
-    unset |= {f"sandbox.limits.{name}": most for name, most in limits.items()}
+    unset |= {f"sandbox.limits.{name}": maximum for name, maximum in limits.items()}
     unset |= {"sandbox.presets.work": "L2", "sandbox.tools.bash": "L3"}
     unset |= {"policy.function": "house_rules:judge", "hooks.content_safety.kinds": ("card", "iban")}
     unset |= {"policy.taint.tools.bash": ("acts",), "hooks.injection_guard.tools": ("fetch_url",)}
     unset |= {"hooks.output_sandbox.tools": ("bash",), "hooks.cost_tracker.warn_usd": 5.0}
-    unset |= {f"hooks.summarization.{k}": v for k, v in (("mode", "compact"), ("tokens", 50_000), ("messages", 200))}
+    unset |= {f"hooks.summarization.{k}": v for k, v in (("mode", "compact"), ("messages", 200))}
     set_ = {key: value for key, value in flatten(Config()).items() if key not in TABLES}
     unset |= {"skills.presets.minimal": ()}
     for phase in ("assess", "reflect"):
@@ -81,49 +87,58 @@ def test_config_page_shows_every_setting() -> None:
 
 
 def test_tools_page_lists_tools_and_presets() -> None:
-    """docs/tools.md names each built-in tool, and each preset with exactly its tools."""
-    assert first_cells("tools.md", "## Built-in tools") == list(BUILTIN)
-    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|$", page("tools.md"), re.MULTILINE)
+    """docs/guides/tools.md lists each built-in tool with its category, and each preset with its tools."""
+    tools = [(cells[0].strip("`"), cells[1]) for cells in table("guides/tools.md", "| tool | category | purpose |")]
+    assert tools == [(name, facts.category) for name, facts in BUILTIN_TOOLS.items()]
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|$", page("guides/tools.md"), re.MULTILINE)
     shown = {name: tuple(re.findall(r"`(\w+)`", cell)) for name, cell in rows if name in PRESETS}
     assert shown == PRESETS
 
 
 def test_backends_page_describes_every_provider() -> None:
-    """docs/backends.md has a section for each backend there is, and for no other."""
-    headings = re.findall(r"^## (.+)$", page("backends.md"), re.MULTILINE)
+    """docs/guides/backends.md has a section for each provider, and no other section."""
+    headings = re.findall(r"^## (.+)$", page("guides/backends.md"), re.MULTILINE)
     assert sorted(headings) == sorted([*PROVIDERS, *models.load().providers])
 
 
 def test_cli_page_lists_every_command() -> None:
-    """docs/cli.md names each command of `orch`."""
-    assert {cell.split()[1] for cell in first_cells("cli.md", "| command")} == set(VERBS)
+    """docs/reference/cli.md lists each command of `orch`."""
+    assert {cell.split()[1] for cell in first_cells("reference/cli.md", "| command")} == set(VERBS)
 
 
 def test_agents_page_explains_every_argument_of_spawn() -> None:
-    """docs/agents.md explains each argument of `spawn`."""
+    """docs/guides/agents.md explains each argument of `spawn`."""
     taken = set(signature(orch.Orchestrator.spawn).parameters) - {"self"}
-    assert sorted(first_cells("agents.md", "## Spawn")) == sorted(taken)
+    assert sorted(first_cells("guides/agents.md", "## Spawn")) == sorted(taken)
+
+
+async def test_hooks_page_explains_every_field_of_the_context() -> None:
+    """docs/guides/hooks.md explains each public attribute of the context of a hook."""
+    spec = AgentSpec("a1", 1, "a", "task", BackendSpec("scripted"), "/nowhere", "/work")
+    context = HookContext("h", spec, send_message=lambda *_: None, call_root=Root(), emit=lambda _: None)
+    shown = [cell.partition("(")[0] for cell in first_cells("guides/hooks.md", "`ctx` has")]
+    assert sorted(shown) == [name for name in dir(context) if not name.startswith("_")]
 
 
 def test_policy_page_explains_every_outcome() -> None:
-    """docs/policy.md explains each outcome of a call that observers are told of."""
-    assert first_cells("policy.md", "## Observers and dry runs") == list(get_args(CallOutcome))
+    """docs/concepts/policy.md explains each outcome that observers get."""
+    assert first_cells("concepts/policy.md", "## Observers and dry runs") == list(get_args(CallOutcome))
 
 
 def test_processes_page_lists_every_status() -> None:
-    """docs/processes.md explains each status an agent can have."""
-    assert first_cells("processes.md", "## Where an agent is in its life") == list(Status.__args__)  # type: ignore[attr-defined]
+    """docs/concepts/processes.md explains each status of an agent."""
+    assert first_cells("concepts/processes.md", "## Where an agent is in its life") == list(Status.__args__)  # type: ignore[attr-defined]
 
 
 def test_sessions_page_lists_every_entry() -> None:
-    """docs/sessions.md explains each type of entry."""
+    """docs/concepts/sessions.md explains each type of entry."""
     kinds = [member.__struct_config__.tag for member in Entry.__args__]
-    assert sorted(first_cells("sessions.md", "## Entries")) == sorted(kinds)
+    assert sorted(first_cells("concepts/sessions.md", "## Entries")) == sorted(kinds)
 
 
 def test_api_page_shows_every_name() -> None:
-    """docs/api.md names everything that `orch` offers, but for errors, and each method."""
-    text = page("api.md")
+    """docs/reference/api.md names each export of `orch` except errors, and each method of the main classes."""
+    text = page("reference/api.md")
     names = {name for name in orch.__all__ if not name.endswith("Error")}
     for cls, called in ((orch.Orchestrator, "o"), (orch.Subagent, "agent")):
         names |= {f"{called}.{name}" for name in dir(cls) if not name.startswith("_")}
@@ -131,7 +146,40 @@ def test_api_page_shows_every_name() -> None:
 
 
 def test_commands_page_lists_every_command() -> None:
-    """docs/commands.md has each command that every session has, as it is written, and each effect."""
-    written = [cell.replace("\\|", "|") for cell in re.findall(r"^\| `(/.*?)` \|", page("commands.md"), re.MULTILINE)]
+    """docs/reference/commands.md lists each built-in command with its usage, and each effect."""
+    written = [
+        cell.replace("\\|", "|") for cell in re.findall(r"^\| `(/.*?)` \|", page("reference/commands.md"), re.MULTILINE)
+    ]
     assert written == [each.row.usage for each in COMMANDS]
-    assert set(first_cells("commands.md", "| effect")) == set(get_args(EffectKind))
+    assert set(first_cells("reference/commands.md", "| effect")) == set(get_args(EffectKind))
+
+
+def table(name: str, head: str) -> list[list[str]]:
+    """Return the cells of the rows of the table in page `name` whose first line is `head`."""
+    lines = list(dropwhile(lambda line: line != head, page(name).splitlines()))
+    rows = [line.strip("| ").split(" | ") for line in takewhile(lambda line: line.startswith("|"), lines[2:])]
+    assert rows
+    return rows
+
+
+def test_parity_page_states_the_arguments_and_defaults_of_tools() -> None:
+    """Each `name=default` in the last column is an argument of the tool in the first column."""
+    checked = []
+    for tool, _, here in table("reference/parity.md", "| tool | there | here |"):
+        name = tool.strip("`")
+        builtin = BUILTIN_TOOLS[name]
+        parameters = signature(getattr(import_module(builtin.module), name).function).parameters
+        for argument, value in re.findall(r"`(\w+)=([^`]+)`", here):
+            assert parameters[argument].default == literal_eval(value), (name, argument)
+            checked.append(name)
+    assert checked
+
+
+def test_parity_page_states_the_defaults_of_settings() -> None:
+    """If the last column begins with a value, this value is the default of the setting in the first column."""
+    defaults, checked = flatten(Config()), []
+    for setting, _, here in table("reference/parity.md", "| setting | there | here |"):
+        if found := re.match(r"`([\w.]+)`(?:;|$)", here):
+            assert str(defaults[setting.strip("`")]) in (found[1], f"{found[1]}.0"), setting
+            checked.append(setting)
+    assert checked

@@ -1,19 +1,19 @@
-"""Every fenced block of README.md, CONTRIBUTING.md and docs/ is run, or checked against what CI runs.
+"""Every fenced block of README.md, CONTRIBUTING.md and docs/ is run, or compared with the commands of CI.
 
-The language of a fence says what becomes of it:
+The language of a fence selects the check:
 
-    python    a program. A line that ends in `# -> text` prints `text`; `...` in it stands for anything.
-    console   `$ command` lines, each followed by what it prints; a line `...` stands for any lines, `...` inside a
-              line for anything, two spaces for any number, and `? 3` for exit code 3. Standard error is shown to
-              people and not compared.
-    sh        commands for the reader's machine: each is a line that the Makefile or CI runs.
-    toml      a configuration file that `orch config show` accepts; one with [permissions] is an extension's manifest.
-    json      JSON, one value a block or a line.
-    ipython   a cell of a notebook; integration/test_notebook.py runs those of docs/notebook.md.
-    text      a picture; not run.
+    python    a program. A line that ends in `# -> text` prints `text`, in which `...` matches any text.
+    console   lines `$ command`, each followed by its output. A line `...` matches any lines, `...` in a line matches
+              any text, two spaces match any number of spaces, and `? 3` is the exit code 3. Standard error is not
+              compared.
+    sh        commands for the reader's machine. Each line is a command of the Makefile or of CI.
+    toml      a configuration file that `orch config show` accepts. With [permissions], the manifest of an extension.
+    json      one JSON value in the block, or one JSON value in each line.
+    ipython   a cell of a notebook. integration/test_notebook.py runs the cells of docs/start/notebook.md.
+    text      text that is not run.
 
-The blocks of a page run in order, in one scratch folder and one scratch ORCH_HOME, and leave no process behind. A
-program that imports an SDK finds a strict model server in its environment, which must have nothing to refuse.
+The blocks of a page run in order, in one temporary folder and with one temporary ORCH_HOME, and leave no process
+behind. A program that imports an SDK gets the address of a strict model server, which must not refuse a request.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SDK = re.compile(r"^import (anthropic|openai)$", re.MULTILINE)
 
 
 class Block(Struct, frozen=True):
-    """A fenced block: the page's line it starts at, its language, its text."""
+    """A fenced block: the line of its fence in the page, its language and its text."""
 
     line: int
     language: str
@@ -51,7 +51,7 @@ class Block(Struct, frozen=True):
 
 
 class Command(Struct, frozen=True):
-    """One command of a console block: what to type, what it should print, the code it should exit with."""
+    """A command of a console block, its expected output and its expected exit code."""
 
     line: str
     output: str
@@ -92,12 +92,12 @@ def commands(text: str) -> list[Command]:
 
 
 def expected(program: str) -> str:
-    """Return what the `# ->` comments of a python block say it prints."""
+    """Return the output that the `# ->` comments of a python block state."""
     return "".join(f"{match[1]}\n" for match in re.finditer(r"# -> (.*)$", program, re.MULTILINE))
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Return whether `text` is `pattern`, in which `...` stands for anything and a line of it for any lines."""
+    """Return whether `text` matches `pattern`, in which `...` matches any text and a line `...` matches any lines."""
     regex = ""
     for line in pattern.splitlines():
         literal = re.sub(r"(\\ ){2,}", " +", re.escape(line).replace(r"\.\.\.", ".*?"))
@@ -106,7 +106,7 @@ def matches(pattern: str, text: str) -> bool:
 
 
 class Reader:
-    """Somebody who types what a page says, in a folder and a home of their own."""
+    """A reader who runs the commands of a page, in a temporary folder and with a temporary home."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "project"
@@ -124,7 +124,7 @@ class Reader:
         self.env = kept | {"PATH": path, "HOME": str(folder), "ORCH_HOME": str(self.home), "PYTHONPATH": roots}
 
     def run(self, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
-        """Run `argv` as the reader would, with `env` on top, and return what came of it."""
+        """Run `argv` with the reader's environment and the variables `env`, and return the result."""
         return subprocess.run(
             argv,
             cwd=self.folder,
@@ -134,11 +134,11 @@ class Reader:
             text=True,
             timeout=SECONDS,
             check=False,
-            start_new_session=True,  # without the terminal that the tests may be run in, which would be asked
+            start_new_session=True,  # without a terminal, on which orch would ask for approvals
         )
 
     def left(self) -> list[psutil.Process]:
-        """Return the processes that still carry this reader's home in their environment."""
+        """Return the processes whose environment contains this reader's home."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -151,7 +151,7 @@ class Reader:
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Reader]:
-    """A reader whose daemon is stopped afterwards, and who must leave no process behind."""
+    """A reader. After the test, the daemon is stopped, and no process may be left."""
     someone = Reader(tmp_path)
     yield someone
     if someone.home.exists():
@@ -163,7 +163,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 
 
 def run_python(block: Block, reader: Reader, where: str) -> None:
-    """Run a python block and compare what it prints with what it says it prints."""
+    """Run a python block and compare its output with its comments."""
     program = reader.folder.parent / f"block_{block.line}.py"
     program.write_text(block.text)
     argv = (sys.executable, "-P", "-W", "error", str(program))
@@ -187,7 +187,7 @@ def run_console(block: Block, reader: Reader, where: str) -> None:
 
 
 def check_sh(block: Block, where: str) -> None:
-    """Check that each line is something that CI runs: a make target, or a command of one."""
+    """Check that CI runs each line: a target of the Makefile, or a command of a target."""
     called = set(re.findall(r"\bmake ([a-z ]+?)(?= [A-Z2&|]|$)", (ROOT / ".ci" / "run").read_text(), re.MULTILINE))
     targets = {word for call in called for word in call.split()}
     plan = subprocess.run(
@@ -207,7 +207,7 @@ def check_sh(block: Block, where: str) -> None:
 
 
 def check_toml(block: Block, reader: Reader, where: str) -> None:
-    """Check that orch accepts the block as its configuration, or as the manifest of an extension."""
+    """Check that the block is a valid configuration, or a valid manifest of an extension."""
     if "[permissions]" in block.text:
         msgspec.toml.decode(block.text, type=Manifest)
         return
@@ -222,7 +222,7 @@ def check_toml(block: Block, reader: Reader, where: str) -> None:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_block_does_what_it_says(page: Path, reader: Reader) -> None:
-    """What a page shows is what happens: programs print it, commands answer it, CI runs it."""
+    """Programs and commands print the output that the page shows, and CI runs the shell commands."""
     for block in blocks(page.read_text()):
         where = f"{page.relative_to(ROOT)}:{block.line}"
         assert block.language in LANGUAGES, f"{where}: a fence must say its language, one of {sorted(LANGUAGES)}"
@@ -241,7 +241,7 @@ def test_every_block_does_what_it_says(page: Path, reader: Reader) -> None:
 
 
 def test_blocks_are_found_with_line_and_language() -> None:
-    """A block starts at its fence and ends at the next one; an open fence is an error."""
+    """A block begins at its fence and ends at the next fence. A fence without an end is an error."""
     page = "text\n```python\nprint(1)\n```\n\n```\nx\n```\n"
     assert blocks(page) == [Block(2, "python", "print(1)\n"), Block(6, "", "x\n")]
     with pytest.raises(AssertionError, match="line 1 is never closed"):
@@ -249,7 +249,7 @@ def test_blocks_are_found_with_line_and_language() -> None:
 
 
 def test_console_blocks_are_split_into_commands() -> None:
-    """Each `$` line is a command, `>` continues it, `?` gives its exit code, the rest is its output."""
+    """`$` begins a command, `>` continues it, `?` states its exit code, and other lines are its output."""
     assert commands("$ echo a\na\n$ false\n? 1\n$ echo \\\n> b\nb\n") == [
         Command("echo a", "a\n", 0),
         Command("false", "", 1),
@@ -274,15 +274,15 @@ def test_console_blocks_are_split_into_commands() -> None:
         ("a b\n", "a  b\n", False),
     ],
 )
-def test_output_is_compared(pattern: str, text: str, same: bool) -> None:
-    """Dots stand for what varies; everything else is compared to the letter."""
+def test_varying_output_is_matched_by_dots(pattern: str, text: str, same: bool) -> None:
+    """`...` matches any text, and two spaces match any number of spaces. All other text must be equal."""
     assert matches(pattern, text) is same
 
 
 def test_wrong_examples_are_caught(reader: Reader) -> None:
-    """A program that prints something else, fails, warns or sends what no server takes is reported.
+    """The checks report a program with another output, an error, a warning or an invalid request.
 
-    So are commands and unknown make targets.
+    They also report commands with another output or exit code, and unknown make targets.
     """
     ask = "import openai\nclient = openai.OpenAI(max_retries=0)\ntry:\n    "
     ask += "client.chat.completions.create(model='m', messages=[{'role': 'assistant', 'content': 'hi'}])\n"

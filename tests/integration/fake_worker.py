@@ -1,6 +1,6 @@
-"""What a worker is in the process tests: a `main` that does what its `address` says.
+"""A stand-in worker for tests of processes. Its `main` does what its `address` states.
 
-The address is `<what>@<path>` with the path of a datagram socket where the test listens.
+The address is `<what>@<path>`. The path is a datagram socket on which the test listens.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ LIFELINE = 3
 
 
 def main(*, birth: WorkerBirth, address: str, ident: bytes, incarnation: int, agent_id: str, spool: str) -> int:
-    """Tell the test that this worker is up, then do what was asked."""
+    """Report to the test that this worker runs, then do the requested action."""
     what, _, path = address.partition("@")
     name, _, argument = what.partition(":")
-    told: dict[str, object] = {"agent": agent_id, "pid": os.getpid()}
+    collected: dict[str, object] = {"agent": agent_id, "pid": os.getpid()}
     if name == "describe":
-        told |= {"token": birth.token.decode(), "keys": birth.keys, "ident": ident.decode(), "spool": spool}
-        told |= describe() | {"incarnation": incarnation}
+        collected |= {"token": birth.token.decode(), "keys": birth.keys, "ident": ident.decode(), "spool": spool}
+        collected |= describe() | {"incarnation": incarnation}
     if name == "tool":
-        # A tool that leaves its session and its parent, as a badly written server does.
+        # A tool that leaves its session and its parent, as a faulty server does.
         code = "import os, time; print(os.getpid(), flush=True); os.close(1); time.sleep(600)"
         shell = f"setsid {sys.executable} -I -S -c '{code}' &"
-        told["orphan"] = int(subprocess.run(["sh", "-c", shell], stdout=subprocess.PIPE, check=True).stdout)
+        collected["orphan"] = int(subprocess.run(["sh", "-c", shell], stdout=subprocess.PIPE, check=True).stdout)
     if name == "lifeline-only":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
     if name == "chain-only":
         fcntl.fcntl(LIFELINE, fcntl.F_SETFL, fcntl.fcntl(LIFELINE, fcntl.F_GETFL) & ~os.O_ASYNC)
     if path:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
-            line.sendto(json.dumps(told).encode(), path)
+            line.sendto(json.dumps(collected).encode(), path)
     if name == "exit":
         sys.exit(int(argument))
     elif name == "exit-with":
@@ -65,7 +65,7 @@ def main(*, birth: WorkerBirth, address: str, ident: bytes, incarnation: int, ag
 
 
 def describe() -> dict[str, object]:
-    """Return what this process is tied to and cut off from."""
+    """Return how this process is tied to other processes and isolated from them."""
     libc = ctypes.CDLL(None)
     death = ctypes.c_int()
     libc.prctl(PR_GET_PDEATHSIG, ctypes.byref(death), 0, 0, 0)
@@ -83,12 +83,11 @@ def describe() -> dict[str, object]:
         "adopts": bool(adopts.value),
         "gc": gc.isenabled(),
         "run": os.environ.get("ORCH_RUN"),
-        "dill": "dill" in sys.modules,
     }
 
 
 def is_open(number: int) -> bool:
-    """Whether descriptor `number` is open here."""
+    """Return whether the descriptor `number` is open."""
     try:
         os.fstat(number)
     except OSError:
@@ -97,16 +96,16 @@ def is_open(number: int) -> bool:
 
 
 def main_of_sdk(*, address: str, agent_id: str, **_: object) -> int:
-    """Tell the test how warm this worker is."""
+    """Report to the test which modules are already imported."""
     from orch_worker.backends.http import warm_connection
 
     links = [os.readlink(f"/proc/self/fd/{number}") for number in range(64) if is_open(number)]
-    told = {
+    fields = {
         "agent": agent_id,
         "made": warm_connection.ssl_context.cache_info().currsize,
         "sockets": [link for link in links if link.startswith("socket:")],
         "tasks": len(os.listdir("/proc/self/task")),
     }
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
-        line.sendto(json.dumps(told).encode(), address.partition("@")[2])
+        line.sendto(json.dumps(fields).encode(), address.partition("@")[2])
     return 0

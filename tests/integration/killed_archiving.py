@@ -1,7 +1,7 @@
-"""Processes that kill themselves at a named point of archiving: no code of the product knows of it.
+"""Processes that kill themselves at a named point of archiving. The code of orch does not contain these points.
 
-As a worker's entry, `killed_archiving:main`, or as a program, `killed_archiving.py <home> <config>`. The file that the
-variable DEADLY names says where; without it a process lives.
+The module is the entry of a worker (`killed_archiving:main`) or a program (`killed_archiving.py <home> <config>`). The
+variable DEADLY names a file with the point. Without the file, the process is not killed.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ SUMMARIES: Final = ['{"outcome": "The port is known.", "key_findings": ["port 47
 
 
 def die(*_: Any) -> None:
-    """End as the kernel ends a process."""
+    """Kill this process with SIGKILL."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def last_words() -> None:
-    """End so, but let what was just sent leave, and hear of no answer: the socket has a thread of its own."""
+    """Kill this process after its messages have been sent. No answer is handled, because the event loop is blocked."""
     time.sleep(0.1)
     die()
 
 
 def before(holder: Any, name: str, when: Callable[..., bool] = lambda *_, **__: True) -> None:
-    """Die when `holder.name` is called with arguments for which `when` is true."""
+    """Kill this process when `holder.name` is called with arguments for which `when` returns True."""
     _wrap(holder, name, when, early=True)
 
 
 def after(holder: Any, name: str, when: Callable[..., bool] = lambda *_, **__: True) -> None:
-    """Die when `holder.name` has done its work."""
+    """Kill this process when `holder.name` has returned from a call for which `when` returned True."""
     _wrap(holder, name, when, early=False)
 
 
@@ -85,7 +85,10 @@ def _wrap(holder: Any, name: str, when: Callable[..., bool], *, early: bool) -> 
 
 
 def asks(service: str, *, answered: bool | None = None) -> Callable[..., bool]:
-    """Return whether a call is for `service`; of a summary, whether the model has answered."""
+    """Return a function that returns whether a call is for `service`.
+
+    For a summary, `answered` selects calls before or after the model's answer.
+    """
 
     def is_it(_: Any, asked: AnyService, params: Any, *__: Any) -> bool:
         return asked.name == service and (answered is None or (params.answer is not None) == answered)
@@ -94,12 +97,12 @@ def asks(service: str, *, answered: bool | None = None) -> Callable[..., bool]:
 
 
 def holds(*heads: bytes) -> Callable[..., bool]:
-    """Return whether entries that begin so are written."""
+    """Return a function that returns whether one of the appended entries begins with one of `heads`."""
     return lambda _log, *objects, **__: any(object.startswith(heads) for object in objects)
 
 
 def half_written(head: bytes) -> None:
-    """Die in the middle of a write that begins so."""
+    """Kill this process in the middle of a write that begins with `head`."""
     from orch_worker.session.log.append_log import AppendLog
 
     def write(descriptor: int, data: Any) -> int:
@@ -112,7 +115,7 @@ def half_written(head: bytes) -> None:
 
 
 def written(head: bytes) -> None:
-    """Die when such a write is done, before it is on the disk."""
+    """Kill this process after a write that begins with `head`, before the data is synchronized to the disk."""
     from orch_worker.session.log.append_log import AppendLog
 
     def write(descriptor: int, data: Any) -> int:
@@ -125,7 +128,7 @@ def written(head: bytes) -> None:
 
 
 def asked_and_gone(service: str) -> None:
-    """Die when the root has the question, before its answer is here."""
+    """Kill this process when the root has received a request for `service`, before the answer arrives."""
     from orch_worker.transport.worker_endpoint import WorkerEndpoint
 
     call = WorkerEndpoint.call_root
@@ -139,7 +142,7 @@ def asked_and_gone(service: str) -> None:
 
 
 def worker_points() -> dict[str, Callable[[], None]]:
-    """Return what to do to die at each point, in the order in which a worker comes to them."""
+    """Return a function for each point at which the worker is killed, in the order in which a worker reaches them."""
     from orch_worker.context.archiving import TurnArchiver
     from orch_worker.session.log.append_log import AppendLog
     from orch_worker.session.session import SessionState
@@ -176,7 +179,7 @@ def worker_points() -> dict[str, Callable[[], None]]:
 
 
 def compaction_points() -> dict[str, Callable[[], None]]:
-    """Return what to do to die at each point of a compaction, in their order."""
+    """Return a function for each point of a compaction at which the process is killed, in order."""
     from orch_worker.context.compactor import Compactor
     from orch_worker.session.transcript import Transcript
 
@@ -190,7 +193,10 @@ def compaction_points() -> dict[str, Callable[[], None]]:
 
 
 def failing(name: str, number: int, *, half: bool = False) -> None:
-    """Let the disk fail with the error `number` when an archive is put on it; with `half`, after some of it."""
+    """Make the disk fail with the error `number` when an archive is written.
+
+    If `half` is True, the disk fails after some bytes.
+    """
     from orch_worker.session.log.append_log import AppendLog
 
     append, work = AppendLog.append, getattr(AppendLog, name)
@@ -216,7 +222,7 @@ def failing(name: str, number: int, *, half: bool = False) -> None:
 
 
 def worker_faults() -> dict[str, Callable[[], None]]:
-    """Return what to do to let the disk of a worker fail in each way, as it archives."""
+    """Return a function for each fault of the worker's disk during archiving."""
     return {
         "disk full": lambda: failing("_write", errno.ENOSPC),
         "disk full: after some bytes": lambda: failing("_write", errno.ENOSPC, half=True),
@@ -229,12 +235,12 @@ def worker_faults() -> dict[str, Callable[[], None]]:
 
 
 def tells(kind: str) -> Callable[..., bool]:
-    """Return whether such an entry goes into the journal."""
+    """Return a function that returns whether an entry of the type `kind` is written to the journal."""
     return lambda _journal, entries: any(type(entry).__name__ == kind for entry in entries)
 
 
 def root_points() -> dict[str, Callable[[], None]]:
-    """Return what to do to die at each point, in the order in which a root comes to them."""
+    """Return a function for each point at which the root is killed, in the order in which a root reaches them."""
     from orch import services
     from orch.archival import engine
     from orch.archival.store import archive_pool, index
@@ -251,12 +257,12 @@ def root_points() -> dict[str, Callable[[], None]]:
 
     return {
         "a worker asks": lambda: service("plan_archiving", before),
-        "a thread is to work it out": lambda: before(engine.ArchiveEngine, "_planned"),
+        "a thread is to work it out": lambda: before(engine.ArchiveEngine, "_plan_archiving"),
         "the file is read": lambda: after(
-            archive_pool.OpenArchives, "catch_up", lambda shelves: bool(shelves.ledger.path.stat().st_size > 2000)
+            archive_pool.OpenArchives, "catch_up", lambda shelves: bool(shelves.archives.path.stat().st_size > 2000)
         ),
         "an archive is planned": lambda: after(engine.ArchiveDraft, "store"),
-        "the plan is worked out": lambda: after(engine.ArchiveEngine, "_planned"),
+        "the plan is worked out": lambda: after(engine.ArchiveEngine, "_plan_archiving"),
         "the plan is to be sent": lambda: service("plan_archiving", after),
         "a worker tells": lambda: service("commit_archives", before),
         "the journal is to be told": lambda: before(journal.Journal, "record", tells("TurnsArchived")),
@@ -279,7 +285,7 @@ def _armed(points: dict[str, Callable[[], None]]) -> None:
 
 
 def main(**named: Any) -> int:
-    """Be a worker."""
+    """Run as a worker."""
     from orch_worker.process import main as process
 
     if not Path(os.environ["DEADLY"]).name.startswith("root"):
@@ -288,7 +294,7 @@ def main(**named: Any) -> int:
 
 
 async def root(home: str, config: str) -> None:
-    """Be a root whose agent archives its first turn."""
+    """Run as a root whose agent archives its first turn."""
     import msgspec
 
     from orch import AsyncOrchestrator, Config, ScriptedBackend

@@ -1,4 +1,4 @@
-"""Terminals to type in: a pseudo-terminal of our own, and a pane of tmux."""
+"""Terminals for tests: a pseudo-terminal, and a pane of tmux."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from integration.command_shell import MAIN, SECONDS, Shell
 __all__ = ["Pane", "Pty", "Terminal", "orch", "until"]
 
 CLAIM = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
-"""Makes standard input the controlling terminal of the session, and executes the program that follows."""
+"""A program that makes standard input the controlling terminal of the session, then executes the given program."""
 COLUMNS = 200
 PAUSE = 0.05
 
 
 class Terminal(Protocol):
-    """Where a command runs that a person sees and types to."""
+    """A terminal in which a command runs."""
 
     def shown(self) -> str:
-        """Return what was on the screen so far."""
+        """Return the content of the screen so far."""
 
     def type(self, text: str) -> None:
         """Type `text`."""
 
     def end(self) -> int:
-        """Return the exit code of the command, when it is over."""
+        """Wait until the command ends, and return its exit code."""
 
     def close(self) -> None:
-        """End the command, if it is not over."""
+        """End the command if it is running."""
 
 
 class Pty:
-    """Runs `orch`, or a `script` of bash, in a pseudo-terminal that is its controlling terminal."""
+    """Runs `orch`, or a bash `script`, in a pseudo-terminal that is its controlling terminal."""
 
     def __init__(self, shell: Shell, *argv: str, script: str | None = None, **env: str) -> None:
         self._master, slave = pty.openpty()
@@ -60,22 +60,22 @@ class Pty:
         self._reader.start()
 
     def shown(self) -> str:
-        """Return what was printed so far, without lines that were written over."""
-        said = bytes(self._said).decode(errors="replace").replace("\r\n", "\n")
-        return re.sub(r"[^\n]*\r\x1b\[K", "", said)
+        """Return the output so far, without lines that were overwritten."""
+        found = bytes(self._said).decode(errors="replace").replace("\r\n", "\n")
+        return re.sub(r"[^\n]*\r\x1b\[K", "", found)
 
     def type(self, text: str) -> None:
         """Type `text`."""
         os.write(self._master, text.encode())
 
     def end(self) -> int:
-        """Return the exit code of the command, when it is over."""
+        """Wait until the command ends, and return its exit code."""
         code = self._process.wait(SECONDS)
         self._reader.join(SECONDS)
         return code
 
     def close(self) -> None:
-        """End the command, if it is not over."""
+        """End the command if it is running."""
         self._process.kill()
         self.end()
         os.close(self._master)
@@ -85,11 +85,11 @@ class Pty:
             while data := os.read(self._master, 4096):
                 self._said += data
         except OSError:
-            pass  # the last one at the other end has closed it
+            pass  # the last process at the other end has closed the terminal
 
 
 class Pane:
-    """Runs `orch` in a pane of a tmux server of its own, with its socket at `socket`."""
+    """Runs `orch` in a pane of a separate tmux server, which has its socket at `socket`."""
 
     def __init__(self, socket: Path, shell: Shell, *argv: str, **env: str) -> None:
         self._tmux = ["tmux", "-S", str(socket), "-f", "/dev/null"]
@@ -106,7 +106,7 @@ class Pane:
         )
 
     def shown(self) -> str:
-        """Return what the pane shows, with what has left it at the top; lines that were wrapped are whole."""
+        """Return the content of the pane and of its history. Wrapped lines are joined."""
         return self._run("capture-pane", "-p", "-J", "-S", "-")
 
     def type(self, text: str) -> None:
@@ -117,25 +117,25 @@ class Pane:
                 self._run("send-keys", "Enter")
 
     def press(self, *keys: str) -> None:
-        """Press keys, as tmux calls them."""
+        """Press keys, which have the names of tmux."""
         self._run("send-keys", *keys)
 
     def paste(self, file: Path) -> None:
-        """Paste the text of a file, as terminals do for programs that ask to be told of it."""
+        """Paste the text of a file as a bracketed paste."""
         self._run("load-buffer", str(file))
         self._run("paste-buffer", "-p")
 
     def resize(self, columns: int, rows: int) -> None:
-        """Make the pane as large as that."""
+        """Resize the pane."""
         self._run("resize-window", "-x", str(columns), "-y", str(rows))
 
     def end(self) -> int:
-        """Return the exit code of the command, when it is over."""
+        """Wait until the command ends, and return its exit code."""
         self._run("wait", "over")
         return int(self._code.read_text())
 
     def close(self) -> None:
-        """End the server of the pane, with all that runs in it."""
+        """End the tmux server and all processes in it."""
         self._run("kill-server")
 
     def _run(self, *argv: str) -> str:
@@ -144,12 +144,12 @@ class Pane:
 
 
 def orch(*argv: str) -> str:
-    """Return the words of a command line of `orch` for a script."""
+    """Return a command line of `orch` for a script."""
     return shlex.join([sys.executable, "-P", "-c", MAIN, *argv])
 
 
 def until(terminal: Terminal, pattern: str) -> None:
-    """Return once the terminal shows what `pattern` matches."""
+    """Return when the output of the terminal matches `pattern`."""
     deadline = time.monotonic() + SECONDS
     while not re.search(pattern, terminal.shown()):
         assert time.monotonic() < deadline, f"no {pattern!r} in:\n{terminal.shown()}"

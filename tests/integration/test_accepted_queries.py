@@ -1,4 +1,4 @@
-"""Asynchronous queries that were accepted reach their agent, whatever happens to the daemon."""
+"""Asynchronous queries that were accepted reach their agent, even if the daemon is killed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def children(pid: int) -> list[int]:
 
 
 def without_zygotes(shell: Shell) -> int:
-    """Stop the processes that fork workers: none starts before the daemon is killed. Return the daemon's pid."""
+    """Stop the zygotes, so that no worker starts before the daemon is killed. Return the daemon's pid."""
     daemon: int = shell.data("daemon", "start")["pid"]
     for shim in children(daemon):
         for zygote in children(shim):
@@ -30,14 +30,14 @@ def without_zygotes(shell: Shell) -> int:
 
 
 def kill(shell: Shell, daemon: int) -> None:
-    """Kill the daemon and wait until nothing of it is left."""
+    """Kill the daemon, and wait until all its processes have ended."""
     os.kill(daemon, signal.SIGKILL)
     for pid in [daemon, *shell.ours()]:
         ended(pid)
 
 
 def prompts(shell: Shell, agent: str, text: str) -> int:
-    """Return how often the agent's transcript has a prompt with `text`."""
+    """Return how many prompts with `text` the agent's transcript contains."""
     lines = (shell.home / "sessions" / agent / "session.jsonl").read_text().splitlines()
     messages = [row["message"] for row in map(json.loads, lines) if row["type"] == "message"]
     return sum(message["role"] == "user" and text in json.dumps(message) for message in messages)
@@ -45,7 +45,7 @@ def prompts(shell: Shell, agent: str, text: str) -> int:
 
 @pytest.mark.parametrize("size", [10, 2 << 20])
 def test_query_accepted_by_a_killed_daemon_is_answered_by_the_next(shell: Shell, size: int) -> None:
-    """The agent is cold and the daemon killed as it has printed the id: the prompt, however long, is asked once."""
+    """The daemon is killed right after it accepted a query for a cold agent. The agent gets the prompt once."""
     agent = shell.data("spawn", "t", "--name", "a", "--script", shell.script(ECHO))["id"]
     shell.run("daemon", "stop")
     daemon = without_zygotes(shell)
@@ -62,8 +62,8 @@ def test_query_accepted_by_a_killed_daemon_is_answered_by_the_next(shell: Shell,
     assert prompts(shell, agent, "token") == 1
 
 
-def test_query_accepted_as_its_worker_is_dead_is_answered_by_the_next_daemon(shell: Shell) -> None:
-    """The worker was killed, and no other could be started before the daemon was."""
+def test_query_accepted_for_a_dead_worker_is_answered_by_the_next_daemon(shell: Shell) -> None:
+    """The agent gets the prompt once, although the daemon is killed before it starts another worker."""
     spawned = shell.data("spawn", "t", "--name", "a", "--script", shell.script(ECHO))
     daemon = without_zygotes(shell)
     os.kill(spawned["pid"], signal.SIGKILL)
@@ -75,7 +75,9 @@ def test_query_accepted_as_its_worker_is_dead_is_answered_by_the_next_daemon(she
 
 
 def test_query_accepted_by_a_stopped_daemon_is_answered_by_the_next(shell: Shell) -> None:
-    """As is one that was accepted by a daemon that was told to stop."""
+    """`orch daemon stop` right after a query was accepted does not lose the query, and the agent gets the
+    prompt once.
+    """
     agent = shell.data("spawn", "t", "--name", "a", "--script", shell.script(ECHO))["id"]
     shell.run("daemon", "stop")
     without_zygotes(shell)
@@ -85,8 +87,8 @@ def test_query_accepted_by_a_stopped_daemon_is_answered_by_the_next(shell: Shell
     assert prompts(shell, agent, "token") == 1
 
 
-def test_answers_are_told_apart_by_query_id(shell: Shell) -> None:
-    """Three queries in a row: each answer is collected by the id that was printed, and read again by it."""
+def test_answers_are_collected_by_query_id(shell: Shell) -> None:
+    """`orch collect --query` returns the answers in any order, and a collected answer again with `--again`."""
     shell.run("spawn", "t", "--name", "a", "--script", shell.script(ECHO))
     asked = {}
     for prompt in ("one", "two", "three"):
@@ -96,8 +98,8 @@ def test_answers_are_told_apart_by_query_id(shell: Shell) -> None:
         answer = shell.data("collect", "a", "--query", asked[prompt])
         assert (answer["query_id"], answer["text"]) == (asked[prompt], prompt)
     assert shell.data("collect", "a", "--query", asked["one"], "--again")["text"] == "one"
-    told = shell.run("collect", "a", "--query", "nope", "--again", code=3).stderr.decode()
-    assert f"{asked['one']} (taken)" in told
+    errors = shell.run("collect", "a", "--query", "nope", "--again", code=3).stderr.decode()
+    assert f"{asked['one']} (collected)" in errors
     waited = shell.data("query", "a", "four")
     assert waited["query_id"] not in asked.values()
     assert shell.data("collect", "a", "--query", waited["query_id"], "--again") == waited

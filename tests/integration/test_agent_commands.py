@@ -1,4 +1,4 @@
-"""Commands of agents that try to operate orch as the user: all ways that stay below the run's shim fail."""
+"""Commands of agents that try to operate orch as the user, or to change its files: every attempt fails."""
 
 from __future__ import annotations
 
@@ -97,10 +97,10 @@ exec(compile(source, "probe.py", "exec"))
 
 
 class Way(NamedTuple):
-    """One way out: the tool that is called, and its command or code.
+    """One way to reach the daemon: the tool that is called, and its command or code.
 
-    `{probe}` asks the daemon for what is the user's, `{wait}` waits for what it was told, `{orch}` is the command line
-    with the user's home, and `{end}` notes how it ended.
+    `{probe}` sends requests that only the user may send, `{wait}` waits for the answers, `{orch}` is the command line
+    with the user's home, and `{end}` writes the outcome to a file.
     """
 
     text: str
@@ -154,11 +154,11 @@ WAYS: Final = {
         "{main} run t --tools bash --script inner.json >own.log 2>&1; {main} daemon stop >>own.log 2>&1; {wait}"
     ),
 }
-"""By what is tried."""
+"""Each way, by a description of the attempt."""
 REQUESTS: Final = 6
-"""How many the probe makes."""
+"""The number of requests of the probe."""
 PRESENT: Final = 100
-"""Times to look for what a detached process was told."""
+"""How often a command looks for the answers to a detached process."""
 
 
 class World:
@@ -182,7 +182,7 @@ class World:
         shell.run("spawn", "t", "--name", "worker", "--sandbox", level, "--tools", TOOLS, "--script", script)
 
     def call(self, name: str) -> dict[str, Any]:
-        """Return the call of a tool by which that way is tried."""
+        """Return the tool call that tries the way `name`."""
         way = WAYS[name]
         text = self.command(name, way.text)
         if way.tool == "bash":
@@ -190,7 +190,7 @@ class World:
         return {"tool": way.tool, "input": {"code": text}}
 
     def command(self, name: str, text: str) -> str:
-        """Return `text` with its names filled in."""
+        """Return `text` with the values of its placeholders."""
         file = self.file(name).name
         argv = [sys.executable, "-I", "probe.py", file, self.socket]
         main = shlex.join(["env", f"PYTHONPATH={self.shell.env['PYTHONPATH']}", sys.executable, "-P", "-c", MAIN])
@@ -208,11 +208,11 @@ class World:
         )
 
     def file(self, name: str) -> Path:
-        """Return the file with what the processes of the way `name` were told."""
+        """Return the file with the answers that the processes of the way `name` received."""
         return self.told / name.replace(" ", "-").replace(",", "")
 
     def tried(self, name: str) -> str:
-        """Let the agent take its next turn, which tries the way `name`; return what the processes of it were told."""
+        """Let the agent try the way `name` in its next turn, and return the answers that the processes received."""
         self.shell.run("query", "worker", name)
         file = self.file(name)
         if WAYS[name].background:
@@ -221,28 +221,28 @@ class World:
 
 
 def appears(file: Path) -> None:
-    """Return once the file is there."""
+    """Return when `file` exists."""
     deadline = time.monotonic() + SECONDS
     while not file.exists():
         assert time.monotonic() < deadline, f"{file} was not written"
         time.sleep(0.01)
 
 
-REFUSED: Final = ("is for users", "may not call", "refused")
+REFUSED: Final = ("is a command for users", "may not call", "refused")
 LEVELS: Final = ("L0", "L1", "L2")
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_commands_of_an_agent_cannot_act_as_the_user(shell: Shell, level: str) -> None:
-    """Each way ends in a refusal, or reaches nothing; the daemon, its budget and its agents are as they were."""
+    """Each attempt is refused or has no effect on the daemon, its budget and its agents."""
     if level in available_levels().missing:
         pytest.skip(f"no {level} on this machine")
     world = World(shell, level)
-    told = {name: world.tried(name) for name in WAYS}
-    escaped = {name: said for name, said in told.items() if "accepted" in said}
+    details = {name: world.tried(name) for name in WAYS}
+    escaped = {name: fields for name, fields in details.items() if "accepted" in fields}
     assert escaped == {}
     if level == "L0":
-        unclear = {name: said for name, said in told.items() if not any(word in said for word in REFUSED)}
+        unclear = {name: fields for name, fields in details.items() if not any(word in fields for word in REFUSED)}
         assert unclear == {}
     assert shell.data("daemon", "status")["pid"] == world.pid
     assert [row["name"] for row in shell.data("list", "--all")] == ["worker"]
@@ -269,13 +269,15 @@ FILES: Final = {
     "the root of the worker": "echo forged >>/proc/$PPID/root{home}/config.toml",
     "run_python_script": "open({home!r} + '/config.toml', 'a').write('\\n# forged\\n')",
 }
-"""Commands that change or read files of orch, by what they are after."""
+"""Commands that change or read files of orch, by a description of their target."""
 FORGED: Final = {b"forged", b"# forged", b'{"forged": 1}'}
 """Lines that these commands write."""
 
 
 def hidden() -> str:
-    """Return why commands can see the folders of orch, "" when they are hidden by a mount namespace."""
+    """Return the reason why commands can see the folders of orch, or an empty string if a mount namespace
+    hides them.
+    """
     try:
         client = importlib.import_module("orch_worker.sandbox.launcher_client")
     except ImportError:
@@ -286,7 +288,9 @@ def hidden() -> str:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_commands_of_an_agent_cannot_touch_the_files_of_orch(shell: Shell, level: str) -> None:
-    """Configuration, permissions, trust, extensions, journals, tokens, sockets and other agents' sessions."""
+    """Commands cannot change configuration, permissions, trust, extensions, journals, tokens and sockets, or read other
+    agents' sessions.
+    """
     if why := hidden() or available_levels().missing.get(level, ""):  # type: ignore[call-overload]
         pytest.skip(why)
     shell.home.mkdir()
@@ -317,7 +321,7 @@ def test_commands_of_an_agent_cannot_touch_the_files_of_orch(shell: Shell, level
 
 
 def test_process_that_outlives_its_worker_is_refused(shell: Shell) -> None:
-    """It has no environment, session or parent of its agent; the shim adopted it, and only that shows."""
+    """The daemon recognizes a process of an agent after the worker has ended and the shim has adopted the process."""
     world = World(shell, "L0")
     probe = world.command("orphan", "{probe}")
     command = f"mkfifo go; (env -i setsid --fork sh -c 'touch told/ready; read x <go; {probe}'); exec sleep 600"
@@ -327,7 +331,7 @@ def test_process_that_outlives_its_worker_is_refused(shell: Shell) -> None:
     appears(world.told / "ready")
     zygote = process(spawned["pid"]).parent
     shim = process(zygote).parent
-    os.kill(shim, signal.SIGSTOP)  # it ends what it adopts, and is quick
+    os.kill(shim, signal.SIGSTOP)  # otherwise the shim ends the adopted process before the probe runs
     try:
         os.kill(spawned["pid"], signal.SIGKILL)
         waiting.communicate(timeout=SECONDS)
@@ -341,7 +345,7 @@ def test_process_that_outlives_its_worker_is_refused(shell: Shell) -> None:
 
 
 def test_shell_line_in_chat_acts_as_the_agent(shell: Shell) -> None:
-    """`!orch budget` is refused and names another terminal."""
+    """`!orch budget` in a chat is refused, and the error suggests another terminal."""
     world = World(shell, "L0")
     text = "!" + world.command("chat", "{orch} budget --max-tokens 123456")
     with socket.socket(socket.AF_UNIX) as connected:
@@ -350,13 +354,13 @@ def test_shell_line_in_chat_acts_as_the_agent(shell: Shell) -> None:
         line = {"id": 1, "method": "execute", "params": {"ref": "worker", "text": text}, "version": VERSION}
         connected.sendall(json.dumps(line).encode() + b"\n")
         answer = json.loads(connected.makefile().readline())
-    assert "'budget' is for users" in answer["result"]["text"], answer
+    assert "'budget' is a command for users" in answer["result"]["text"], answer
     assert "run the command in another terminal" in answer["result"]["text"]
     assert "123456" not in json.dumps(shell.data("budget"))
 
 
-async def test_command_of_an_agent_of_a_program_is_refused_by_the_daemon(shell: Shell, tmp_path: Path) -> None:
-    """Whatever ORCH_HOME it is given: its agent belongs to another run."""
+async def test_command_of_a_programs_agent_is_refused_by_the_daemon(shell: Shell, tmp_path: Path) -> None:
+    """The daemon refuses a command of an agent that belongs to the run of a program with another home."""
     world = World(shell, "L0")
     call = {"tool": "bash", "input": {"command": f"cd {shell.folder} && {world.command('program', '{probe}')}"}}
     async with AsyncOrchestrator(home=tmp_path / "other", env={}) as o:
@@ -367,8 +371,8 @@ async def test_command_of_an_agent_of_a_program_is_refused_by_the_daemon(shell: 
     assert len(lines) == REQUESTS
 
 
-async def test_command_of_an_agent_in_a_program_is_refused_by_the_daemon(shell: Shell, tmp_path: Path) -> None:
-    """It has no shim; the user namespace that hides paths from it shows that it is not the user."""
+async def test_command_of_an_in_process_agent_is_refused_by_the_daemon(shell: Shell, tmp_path: Path) -> None:
+    """An in-process agent has no shim, so the daemon recognizes its commands by their user namespace."""
     if why := hidden():
         pytest.skip(why)
     world = World(shell, "L0")
@@ -382,7 +386,7 @@ async def test_command_of_an_agent_in_a_program_is_refused_by_the_daemon(shell: 
 
 
 def test_process_in_another_user_namespace_is_refused(shell: Shell) -> None:
-    """Commands whose paths are hidden are in one; they could leave their shim by ending it, but not that."""
+    """The daemon refuses a client in another user namespace, even if the client is not below a shim."""
     argv = ["unshare", "--user", "--map-root-user"]
     if not shutil.which("unshare") or subprocess.run([*argv, "true"], check=False, capture_output=True).returncode:
         pytest.skip("no user namespaces on this machine")
@@ -394,7 +398,7 @@ def test_process_in_another_user_namespace_is_refused(shell: Shell) -> None:
 
 
 def test_peer_that_has_ended_is_refused(tmp_path: Path) -> None:
-    """Its pid may be another's soon, so nobody is asked who started it."""
+    """`agent_of_peer` raises ProtocolError, because another process may have the pid of an ended peer."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "s"))
         listener.listen()
@@ -406,7 +410,7 @@ def test_peer_that_has_ended_is_refused(tmp_path: Path) -> None:
 
 
 def test_environment_of_an_agent_does_not_name_the_home(shell: Shell) -> None:
-    """Neither its commands nor code in its worker have ORCH_HOME; ORCH_RUN is a token, not a path."""
+    """Commands of an agent and code in its worker have no ORCH_HOME. ORCH_RUN is a token and contains no path."""
     code = "import json, os\nprint(json.dumps(dict(os.environ)))"
     calls = [{"tool": "run_python", "input": {"code": code}}, {"tool": "run_python_script", "input": {"code": code}}]
     (shell.home).mkdir()
@@ -415,9 +419,9 @@ def test_environment_of_an_agent_does_not_name_the_home(shell: Shell) -> None:
     spawned = shell.data("spawn", "t", "--tools", TOOLS, "--script", script)
     shell.run("query", spawned["id"], "go")
     messages = shell.data("show", spawned["id"], "--messages", "50")["messages"]
-    said = [block for message in messages for block in message["content"] if block["type"] == "tool_result"]
-    assert len(said) == 3
-    for block in map(json.dumps, said):
+    listed = [block for message in messages for block in message["content"] if block["type"] == "tool_result"]
+    assert len(listed) == 3
+    for block in map(json.dumps, listed):
         assert "ORCH_HOME" not in block
         assert str(shell.home) not in block
         assert stored_token(shell.home / "runs" / "daemon") in block
@@ -425,7 +429,7 @@ def test_environment_of_an_agent_does_not_name_the_home(shell: Shell) -> None:
 
 
 def process(pid: int) -> Process:
-    """Return the process, which is there."""
+    """Return the running process with the id `pid`."""
     found = read_process(pid)
     assert found is not None
     return found

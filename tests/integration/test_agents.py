@@ -1,4 +1,4 @@
-"""Agents from spawn to kill, the same on the test's own loop, in threads and in processes of their own."""
+"""Agents from spawn to kill, with each launcher: on the test's event loop, in threads, and in separate processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from orch_protocol.core.errors import (
     ToolNotGrantedError,
 )
 from orch_protocol.core.messages import Usage, assistant, text_of, user
-from orch_worker.session.transcript import read_session
+from orch_worker.session.session_reader import read_session
 
 Open = Any
 SLOW = {"text": "slow", "sleep": 60}
@@ -40,8 +40,8 @@ def nesting(**more: Any) -> Config:
     return Config(subagents=SubagentsConfig(allow_nested=True, **more))
 
 
-async def test_an_agent_answers_and_remembers(world: Open) -> None:
-    """Queries are turns of one conversation; the transcript on disk holds all of it."""
+async def test_agent_answers_and_remembers_earlier_queries(world: Open) -> None:
+    """Queries are turns of one conversation, and the transcript contains the whole conversation."""
     o = await world()
     agent = await o.spawn("say things", backend=ScriptedBackend(["one", "two"]))
     assert (await agent.query("first")).text == "one"
@@ -55,8 +55,8 @@ async def test_an_agent_answers_and_remembers(world: Open) -> None:
     assert "say things" in texts[0]
 
 
-async def test_a_tool_call_runs_in_the_agents_folder(world: Open, tmp_path: Path) -> None:
-    """The model's call is answered with the file that is there, and counted in the reply."""
+async def test_tool_call_runs_in_the_agents_folder(world: Open, tmp_path: Path) -> None:
+    """The tool resolves relative paths in the agent's folder, and the reply counts the call."""
     (tmp_path / "note.txt").write_text("the sky is green\n")
     o = await world()
     script = [{"tool": "read_file", "input": {"path": "note.txt"}}, "done"]
@@ -67,8 +67,8 @@ async def test_a_tool_call_runs_in_the_agents_folder(world: Open, tmp_path: Path
     assert any("the sky is green" in str(message) for message in shown.messages)
 
 
-async def test_the_extractive_backend_answers_with_its_source(world: Open, tmp_path: Path) -> None:
-    """With no model at all, an answer is a quotation with file and line."""
+async def test_extractive_backend_quotes_its_source(world: Open, tmp_path: Path) -> None:
+    """Without a model, the answer is a quotation with file and line."""
     (tmp_path / "notes.md").write_text("# Notes\n\nThe launch code is kept in vault seven.\n")
     o = await world()
     agent = await o.spawn("answer about this folder", cwd=tmp_path)
@@ -77,8 +77,8 @@ async def test_the_extractive_backend_answers_with_its_source(world: Open, tmp_p
     assert "notes.md:3" in reply.text
 
 
-async def test_a_function_of_this_program_is_a_tool(world: Open) -> None:
-    """A closure runs here, sees the context of the agent that calls, and its errors are the model's to read."""
+async def test_python_function_is_a_tool(world: Open) -> None:
+    """A function runs in the program with the context of the calling agent, and the model receives its exceptions."""
     calls = []
 
     def weigh(thing: str, context: ToolContext) -> str:
@@ -114,8 +114,8 @@ async def test_a_function_of_this_program_is_a_tool(world: Open) -> None:
     assert sorted(calls) == [("air", agent.id), ("stone", agent.id)]
 
 
-async def test_seeded_history_is_the_agents_past(world: Open) -> None:
-    """Messages given at spawn come before the first query, in the conversation and on disk."""
+async def test_seeded_history_precedes_the_first_query(world: Open) -> None:
+    """The messages of `history=` begin the conversation, and use up no item of the script."""
     o = await world()
     history = [user("my name is Ada"), assistant("Hello Ada")]
     agent = await o.spawn("chat", backend=ScriptedBackend(["still first item"]), history=history)
@@ -124,8 +124,8 @@ async def test_seeded_history_is_the_agents_past(world: Open) -> None:
     assert shown.messages[:2] == tuple(history)
 
 
-async def test_one_query_at_a_time_and_each_answer_once(world: Open) -> None:
-    """A second query is refused while one runs; an answer is collected once and can be read again."""
+async def test_second_query_is_refused_and_answers_are_collected_once(world: Open) -> None:
+    """A query to a busy agent raises AgentBusyError, and `again=True` returns a collected answer again."""
     o = await world()
     agent = await o.spawn("work", backend=ScriptedBackend([{"text": "a", "sleep": 0.05}, "b"]))
     with pytest.raises(NoResultError):
@@ -137,14 +137,14 @@ async def test_one_query_at_a_time_and_each_answer_once(world: Open) -> None:
     assert await agent.collect(timeout=0) is None
     assert (await agent.collect()).text == "a"
     assert (await future).text == "a"
-    with pytest.raises(NoResultError, match="taken by the user"):
+    with pytest.raises(NoResultError, match="collected by the user"):
         await agent.collect()
     assert (await agent.collect(again=True)).text == "a"
     assert (await agent.query("third")).text == "b"
 
 
-async def test_a_timeout_fails_the_waiter_and_not_the_agent(world: Open) -> None:
-    """The agent works on, and its answer is collected later."""
+async def test_timeout_of_a_waiter_leaves_the_agent_working(world: Open) -> None:
+    """After a QueryTimeoutError the agent is busy, and its answer can be collected later."""
     o = await world()
     agent = await o.spawn("work", backend=ScriptedBackend([{"text": "late", "sleep": 0.2}]))
     with pytest.raises(QueryTimeoutError, match="orch collect 1"):
@@ -153,8 +153,8 @@ async def test_a_timeout_fails_the_waiter_and_not_the_agent(world: Open) -> None
     assert (await agent.collect()).text == "late"
 
 
-async def test_waiting_for_several_agents(world: Open) -> None:
-    """Any, all, or so many; and a time limit is an answer, not an error."""
+async def test_wait_for_any_all_or_a_number_of_agents(world: Open) -> None:
+    """`wait` returns the done and the pending agents. A timeout is a result, and an invalid mode is a ConfigError."""
     o = await world()
     quick = await o.spawn("quick", backend=ScriptedBackend(["done"]))
     slow = await o.spawn("slow", backend=ScriptedBackend([SLOW]))
@@ -173,8 +173,8 @@ async def test_waiting_for_several_agents(world: Open) -> None:
         await futures[1]
 
 
-async def test_a_backend_error_fails_the_query_and_spares_the_agent(world: Open) -> None:
-    """The error has its own class, and the next query is answered."""
+async def test_backend_error_fails_the_query_and_not_the_agent(world: Open) -> None:
+    """The query raises the error of the backend, and the next query is answered."""
     script = [{"error": "RateLimitError", "message": "slow down"}, "fine"]
     o = await world()
     agent = await o.spawn("work", backend=ScriptedBackend(script))
@@ -183,8 +183,8 @@ async def test_a_backend_error_fails_the_query_and_spares_the_agent(world: Open)
     assert (await agent.query("again")).text == "fine"
 
 
-async def test_a_turn_ends_at_its_limits(world: Open) -> None:
-    """Steps and seconds are bounded, and the stop reason says which bound it was."""
+async def test_turn_ends_at_its_step_and_time_limits(world: Open) -> None:
+    """The stop reason of the reply names the limit."""
     o = await world()
     again = {"loop": [{"tool": "list_files", "input": {}}]}
     busy = await o.spawn("loop", backend=ScriptedBackend([again]), limits=Limits(max_turns=3))
@@ -194,8 +194,8 @@ async def test_a_turn_ends_at_its_limits(world: Open) -> None:
     assert (await slow.query("go")).stop_reason == "timeout"
 
 
-async def test_killing_is_final_until_resumed(world: Open) -> None:
-    """A killed agent keeps its transcript and its usage, answers nothing, and goes on after resume."""
+async def test_killed_agent_refuses_queries_until_resumed(world: Open) -> None:
+    """A killed agent keeps its transcript and usage, and is listed with `all=True` only."""
     o = await world()
     agent = await o.spawn("work", backend=ScriptedBackend(["one", "two"]), name="worker")
     await agent.query("first")
@@ -212,8 +212,8 @@ async def test_killing_is_final_until_resumed(world: Open) -> None:
     assert (await agent.query("second")).text == "two"
 
 
-async def test_a_death_in_a_turn_is_told_and_survived(world: Open) -> None:
-    """The query fails with AgentDiedError; the next one revives the agent, which knows that it was cut short."""
+async def test_death_in_a_turn_is_reported_and_the_agent_revived(world: Open) -> None:
+    """The query raises AgentDiedError, and the next query informs the agent of the interruption."""
     o = await world()
     called = asyncio.Event()
 
@@ -228,7 +228,7 @@ async def test_a_death_in_a_turn_is_told_and_survived(world: Open) -> None:
     await called.wait()
     _, process = o.supervisor.workers.processes[agent.id]
     process.kill()
-    with pytest.raises(AgentDiedError, match="died in the middle of a turn"):
+    with pytest.raises(AgentDiedError, match="died during a turn"):
         await future
     assert (await agent.state()).status == "died"
     assert (await agent.query("third")).text == "three"
@@ -237,7 +237,7 @@ async def test_a_death_in_a_turn_is_told_and_survived(world: Open) -> None:
 
 
 async def test_agents_are_found_by_number_id_prefix_and_name(world: Open) -> None:
-    """What does not name exactly one agent is an error that helps."""
+    """An unknown reference raises AgentNotFoundError with a suggestion, and an ambiguous one AmbiguousRefError."""
     o = await world()
     one = await o.spawn("a", backend=ScriptedBackend(["x"]), name="scout")
     two = await o.spawn("b", backend=ScriptedBackend(["x"]))
@@ -257,12 +257,12 @@ async def test_agents_are_found_by_number_id_prefix_and_name(world: Open) -> Non
             break
     ids = [row.id for row in await o.agents()]
     shared = next(id[0] for id in ids if sum(other[0] == id[0] for other in ids) > 1)
-    with pytest.raises(AmbiguousRefError, match=f"'{shared}' is the beginning of"):
+    with pytest.raises(AmbiguousRefError, match=f"'{shared}' is a prefix of"):
         await o.get(shared)
 
 
-async def test_bad_spawns_are_refused_with_reasons(world: Open, tmp_path: Path) -> None:
-    """Each error says what, which and what to do; no agent and no process comes of it."""
+async def test_invalid_spawns_are_refused_with_reasons(world: Open, tmp_path: Path) -> None:
+    """An invalid spawn raises an error that names the invalid value, and creates no agent."""
     o = await world(config=Config(subagents=SubagentsConfig(max_concurrent=1)))
     script = ScriptedBackend(["x"])
     for error, match, options in [
@@ -270,7 +270,7 @@ async def test_bad_spawns_are_refused_with_reasons(world: Open, tmp_path: Path) 
         (ToolNotGrantedError, "Unknown tool 'raed_file'.*Did you mean 'read_file'", {"tools": ["raed_file"]}),
         (ConfigError, "unknown provider 'gpt'", {"model": "gpt:5"}),
         (ConfigError, "does not exist", {"cwd": tmp_path / "missing"}),
-        (ConfigError, "name 'a b' does not do", {"name": "a b"}),
+        (ConfigError, "invalid name 'a b'", {"name": "a b"}),
         (ConfigError, "sequence number", {"name": "12"}),
     ]:
         options = options if "model" in options else {"backend": script} | options
@@ -285,8 +285,8 @@ async def test_bad_spawns_are_refused_with_reasons(world: Open, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("prompt", ["", " \n"])
-async def test_an_empty_prompt_is_refused(world: Open, prompt: str) -> None:
-    """Nothing is asked, and the agent stays idle."""
+async def test_empty_prompt_is_refused(world: Open, prompt: str) -> None:
+    """The query raises ConfigError, and the agent stays idle."""
     o = await world()
     agent = await o.spawn("work", backend=ScriptedBackend(["x"]))
     with pytest.raises(ConfigError, match="prompt for agent 'agent-1' is empty"):
@@ -294,8 +294,8 @@ async def test_an_empty_prompt_is_refused(world: Open, prompt: str) -> None:
     assert (await agent.state()).status == "idle"
 
 
-async def test_a_prompt_of_ten_megabytes_and_one_of_lone_surrogates(world: Open) -> None:
-    """Both arrive, are recorded, and are answered."""
+async def test_ten_megabyte_and_undecodable_prompts_are_answered(world: Open) -> None:
+    """The conversation contains both prompts, with a replacement character for the undecodable part."""
     o = await world()
     agent = await o.spawn("echo", backend=ScriptedBackend([{"text": "big"}, {"text": "odd"}]))
     assert (await agent.query("x" * 10_000_000)).text == "big"
@@ -305,8 +305,8 @@ async def test_a_prompt_of_ten_megabytes_and_one_of_lone_surrogates(world: Open)
     assert text_of(shown.messages[2]) == "a \N{REPLACEMENT CHARACTER} b"
 
 
-async def test_an_agent_spawns_and_asks_its_own(world: Open, tmp_path: Path) -> None:
-    """A child of a child is the root's own, one deeper, and its usage rolls up; killing the parent ends both."""
+async def test_agent_spawns_and_queries_a_subagent(world: Open, tmp_path: Path) -> None:
+    """The subagent is one level deeper, the parent's usage includes its usage, and killing the parent ends both."""
     (tmp_path / "a.txt").write_text("The password is swordfish.\n")
     script = [
         {"tool": "spawn_subagent", "input": {"task": "look", "tools": ["read_file"], "query": "What is the password?"}},
@@ -331,8 +331,10 @@ async def test_an_agent_spawns_and_asks_its_own(world: Open, tmp_path: Path) -> 
     ],
     ids=["nesting-off", "depth-cap"],
 )
-async def test_the_limits_on_nesting_reach_the_model(world: Open, config: Config, depth: int, expected: str) -> None:
-    """The tool's result tells the model why, and that it is to report it."""
+async def test_nesting_limits_are_explained_to_the_model(
+    world: Open, config: Config, depth: int, expected: str
+) -> None:
+    """The result of the refused call names the limit, and no subagent is created."""
     script = [{"tool": "spawn_subagent", "input": {"task": "deeper"}}, "done"]
     o = await world(config=config)
     agent = await o.spawn("lead", backend=ScriptedBackend(script), tools=NEST)
@@ -341,8 +343,8 @@ async def test_the_limits_on_nesting_reach_the_model(world: Open, config: Config
     assert len(await o.agents()) == depth
 
 
-async def test_an_agent_grants_no_more_than_it_holds(world: Open) -> None:
-    """A child with a wider tool is refused, whatever the child's preset is called."""
+async def test_agent_grants_only_its_own_tools(world: Open) -> None:
+    """A subagent with a tool that its parent does not have is refused."""
     script = [{"tool": "spawn_subagent", "input": {"task": "x", "tools": ["grep_files"]}}, "done"]
     o = await world(config=nesting())
     agent = await o.spawn("lead", backend=ScriptedBackend(script), tools=["spawn_subagent", "read_file"])
@@ -350,8 +352,8 @@ async def test_an_agent_grants_no_more_than_it_holds(world: Open) -> None:
     assert "cannot grant 'grep_files'" in str((await agent.show()).messages)
 
 
-async def test_an_agent_may_not_kill_its_betters(world: Open) -> None:
-    """Only what it spawned is an agent's to end."""
+async def test_agent_may_kill_its_descendants_only(world: Open) -> None:
+    """A call that kills another agent is refused, and that agent stays idle."""
     o = await world(config=nesting())
     other = await o.spawn("other", backend=ScriptedBackend(["x"]))
     script = [{"tool": "kill_subagent", "input": {"id": other.id}}, "done"]
@@ -361,8 +363,8 @@ async def test_an_agent_may_not_kill_its_betters(world: Open) -> None:
     assert "may only kill" in str((await agent.show()).messages)
 
 
-async def test_a_run_that_is_opened_again_has_all_its_agents(world: Open) -> None:
-    """Ids, numbers, names, results and conversations survive the root; the idle answer again."""
+async def test_reopened_run_has_all_its_agents(world: Open) -> None:
+    """The run restores ids, numbers, names, results and conversations, and its agents answer."""
     first = await world(run="kept")
     agent = await first.spawn("work", backend=ScriptedBackend(["one", "two"]), name="keeper")
     killed = await first.spawn("other", backend=ScriptedBackend(["x"]))
@@ -387,8 +389,8 @@ async def test_a_run_that_is_opened_again_has_all_its_agents(world: Open) -> Non
     assert (await second.spawn("third", backend=ScriptedBackend(["x"]))).seq == 3
 
 
-async def test_two_roots_cannot_have_one_run(world: Open) -> None:
-    """The second is told who has it, and the first goes on."""
+async def test_run_has_one_root(world: Open) -> None:
+    """A second root raises LockedError with the pid of the owner, and the first root continues."""
     first = await world(run="mine")
     with pytest.raises(LockedError, match=str(os.getpid())):
         await world(run="mine")
@@ -396,8 +398,8 @@ async def test_two_roots_cannot_have_one_run(world: Open) -> None:
     assert (await agent.query("go")).text == "fine"
 
 
-async def test_an_unnamed_run_leaves_transcripts_and_nothing_else(world: Open, home: Path) -> None:
-    """The run folder goes with the program; what agents said stays."""
+async def test_unnamed_run_leaves_only_transcripts(world: Open, home: Path) -> None:
+    """Closing the root removes the folder of an unnamed run."""
     o = await world()
     agent = await o.spawn("work", backend=ScriptedBackend(["fine"]))
     await agent.query("go")
@@ -406,8 +408,8 @@ async def test_an_unnamed_run_leaves_transcripts_and_nothing_else(world: Open, h
     assert (home / "sessions" / agent.id / "session.jsonl").exists()
 
 
-async def test_a_closed_orchestrator_says_so(world: Open) -> None:
-    """Whoever waited is told; whoever asks is told."""
+async def test_closed_orchestrator_raises_for_waiters_and_callers(world: Open) -> None:
+    """A pending query raises AgentDiedError, and a new call raises ConfigError."""
     o = await world()
     agent = await o.spawn("work", backend=ScriptedBackend([SLOW]))
     future = agent.submit("go")
@@ -420,8 +422,8 @@ async def test_a_closed_orchestrator_says_so(world: Open) -> None:
 
 
 @pytest.mark.parametrize("world", ["zygote"], indirect=True)
-async def test_a_query_right_after_the_death_of_an_idle_agent_is_answered(world: Open) -> None:
-    """The root may not have heard of the death when it sends the query; the next process answers it all the same."""
+async def test_query_right_after_an_idle_death_is_answered(world: Open) -> None:
+    """The query starts a new process, even if the root has not noticed the death."""
     o = await world()
     agent = await o.spawn("work", backend=ScriptedBackend(["one", "two"]))
     await agent.query("first")
@@ -432,8 +434,8 @@ async def test_a_query_right_after_the_death_of_an_idle_agent_is_answered(world:
 
 
 @pytest.mark.parametrize("world", ["zygote"], indirect=True)
-async def test_a_process_killed_in_a_turn_takes_nothing_with_it(world: Open) -> None:
-    """SIGKILL in the middle of a turn: the query is told, the others go on, the agent answers from its transcript."""
+async def test_sigkill_in_a_turn_affects_one_agent_only(world: Open) -> None:
+    """The query fails, other agents answer, and the killed agent continues from its transcript."""
     called = asyncio.Event()
 
     async def hang() -> None:
@@ -456,14 +458,16 @@ async def test_a_process_killed_in_a_turn_takes_nothing_with_it(world: Open) -> 
 
 
 class Weather(Struct):
-    """What a typed reply is read as."""
+    """The type of a typed reply."""
 
     place: str
     degrees: int
 
 
-async def test_a_reply_is_a_value_of_the_type_that_was_asked_for(world: Open) -> None:
-    """In a fence or with prose around it; a wrong one is asked for again, once."""
+async def test_reply_is_parsed_as_the_requested_type(world: Open) -> None:
+    """The value may be in a fence or in text. After one invalid reply the agent is asked again, after two BadReplyError
+    is raised.
+    """
     o = await world()
     good = 'Here:\n```json\n{"place": "Oslo", "degrees": 5}\n```'
     long = json.dumps([*range(5000)])
@@ -472,21 +476,21 @@ async def test_a_reply_is_a_value_of_the_type_that_was_asked_for(world: Open) ->
     assert await agent.query("Oslo?", returns=Weather) == Weather("Oslo", 5)
     with pytest.raises(BadReplyError, match=r"agent 'agent-1' .* two attempts.* malformed.* Last reply: 'hot'"):
         await agent.query("Oslo?", returns=Weather)
-    assert await agent.query("Count.", returns=list[int]) == [*range(5000)]  # longer than a reply's text may be
+    assert await agent.query("Count.", returns=list[int]) == [*range(5000)]  # longer than the text limit of a reply
     texts = [text_of(message) for message in (await agent.show()).messages]
     assert '"degrees"' in texts[0]
     assert any(text.startswith("That is not the JSON value") for text in texts)
 
 
 def damage(path: Path) -> None:
-    """Put garbage in the place of the second line."""
+    """Replace the second line of the file by garbage."""
     lines = path.read_bytes().splitlines(keepends=True)
     lines[1] = b"garbage\n"
     path.write_bytes(b"".join(lines))
 
 
-async def test_a_damaged_transcript_is_told(world: Open) -> None:
-    """What had to be skipped when an agent was revived is in its row; the rest of its memory is there."""
+async def test_transcript_damage_is_reported_in_the_agent_record(world: Open) -> None:
+    """The agent's state names the damaged line, and the agent continues with the rest of its conversation."""
     o = await world()
     agent = await o.spawn("work", backend=ScriptedBackend(["one", "two"]))
     await agent.query("first")

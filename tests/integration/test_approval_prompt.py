@@ -1,4 +1,4 @@
-"""Approvals on the command line with redirected streams, in the background, without a terminal, and side by side."""
+"""Approvals of commands with redirected streams, in the background, without a terminal, and in parallel."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from integration.terminal import Pty, orch, until
 
 TOUCH = {"tool": "bash", "input": {"command": "touch made"}}
 PROMPT = "anything else: no > "
-DENIED = "denied because nobody could be asked"
+DENIED = "denied because no user could be asked"
 
 
 @pytest.fixture
 def stack() -> Iterator[ExitStack]:
-    """What a test opens, closed after it."""
+    """A stack that closes, after the test, the resources that the test opened."""
     with ExitStack() as stack:
         yield stack
 
 
 @pytest.fixture
 def run(shell: Shell) -> list[str]:
-    """The arguments of a run whose agent calls bash once."""
+    """The arguments of `orch run` for an agent that calls bash once."""
     return ["run", "Make it", "--tools", "bash", "--script", shell.script(TOUCH, "Done.")]
 
 
@@ -37,7 +37,7 @@ def made(shell: Shell) -> bool:
 
 
 def text(shell: Shell, name: str) -> str:
-    """Return what is in a file of the agent's folder."""
+    """Return the text of a file in the agent's folder."""
     return Path(shell.folder / name).read_text()
 
 
@@ -55,7 +55,7 @@ def text(shell: Shell, name: str) -> str:
 def test_redirected_command_asks_on_the_terminal(
     shell: Shell, stack: ExitStack, run: list[str], redirected: str, answer: str
 ) -> None:
-    """Neither a pipe nor a file in place of a stream turns approvals off; the answer decides."""
+    """If streams are pipes or files, the command asks on its controlling terminal, and the answer decides."""
     script = redirected.format(run=orch("run", *run[2:]))
     terminal = stack.enter_context(closing(Pty(shell, script=f"{script}; exit $?")))
     until(terminal, PROMPT)
@@ -68,7 +68,7 @@ def test_redirected_command_asks_on_the_terminal(
 
 
 def test_command_in_the_background_denies(shell: Shell, stack: ExitStack, run: list[str]) -> None:
-    """It says so before it asks the agent, names --approve auto, prints the answer and exits with 1."""
+    """The command first prints a notice that names `--approve auto`, prints the answer, and exits with 1."""
     script = f"set -m; {orch(*run)} >out 2>log & wait $!; echo code $?"
     terminal = stack.enter_context(closing(Pty(shell, script=script)))
     assert terminal.end() == 0
@@ -82,7 +82,7 @@ def test_command_in_the_background_denies(shell: Shell, stack: ExitStack, run: l
 
 
 def test_command_brought_to_the_foreground_asks(shell: Shell, stack: ExitStack) -> None:
-    """Whether a question can be asked is decided when it comes, not when the command starts."""
+    """At each question, the command checks again whether it is in the foreground."""
     wait = {"tool": "bash", "input": {"command": "while [ ! -e go ]; do sleep 0.05; done"}}
     argv = ["run", "Make it", "--tools", "bash", "--script", shell.script(wait, TOUCH, "Done.")]
     shell.home.mkdir()
@@ -99,20 +99,20 @@ def test_command_brought_to_the_foreground_asks(shell: Shell, stack: ExitStack) 
     assert made(shell)
 
 
-def test_without_a_terminal_calls_are_denied(shell: Shell, run: list[str]) -> None:
-    """As in CI, cron and systemd: a line before the request, the answer, and exit code 1."""
+def test_calls_without_a_terminal_are_denied(shell: Shell, run: list[str]) -> None:
+    """As in CI and cron, the command prints a notice first, prints the answer, and exits with 1."""
     done = shell.run(*run, code=1)
     assert done.stdout == b"Done.\n"
     assert not made(shell)
-    said = done.stderr.decode()
-    assert said.startswith("orch: there is no terminal to ask on: calls that need approval will be denied.")
+    errors = done.stderr.decode()
+    assert errors.startswith("orch: there is no terminal to ask on: calls that need approval will be denied.")
     for way in ("--approve auto", "ORCH_APPROVE", "[policy.permissions]"):
-        assert way in said.splitlines()[0]
-    assert f"1 call that needed approval was {DENIED}" in said
+        assert way in errors.splitlines()[0]
+    assert f"1 call that needed approval was {DENIED}" in errors
 
 
 def test_denied_calls_are_in_the_json(shell: Shell, run: list[str]) -> None:
-    """As `denied`; a query that nobody waited for tells it when its answer is collected."""
+    """The field `denied` counts the denied calls, also when the answer is collected later."""
     assert json.loads(shell.run(*run, "--json", code=1).stdout)["denied"] == 1
     shell.run("spawn", "Make it", "--name", "n", *run[2:])
     shell.run("query", "n", "Go", "--no-wait")
@@ -122,7 +122,7 @@ def test_denied_calls_are_in_the_json(shell: Shell, run: list[str]) -> None:
 
 @pytest.mark.parametrize("way", ["flag", "variable", "permission"])
 def test_script_allows_calls_in_three_ways(shell: Shell, run: list[str], way: str) -> None:
-    """By --approve auto, by ORCH_APPROVE, or by [policy.permissions]: the call runs, and the exit code is 0."""
+    """`--approve auto`, ORCH_APPROVE and `[policy.permissions]` each allow the call, and the command exits with 0."""
     flags, variables = [], {}
     if way == "flag":
         flags = ["--approve", "auto"]
@@ -134,11 +134,11 @@ def test_script_allows_calls_in_three_ways(shell: Shell, run: list[str], way: st
     done = shell.run(*run, *flags, **variables)
     assert done.stdout == b"Done.\n"
     assert made(shell)
-    assert (b"let through" in done.stderr) is (way != "permission")
+    assert (b"allowed: " in done.stderr) is (way != "permission")
 
 
 def test_flag_beats_variable(shell: Shell, run: list[str]) -> None:
-    """A call that the user chose to deny is no failure."""
+    """`--approve deny` overrides ORCH_APPROVE, and a call that it denies does not change the exit code."""
     done = shell.run(*run, "--approve", "deny", ORCH_APPROVE="auto")
     assert (done.stdout, done.stderr.count(b"approval")) == (b"Done.\n", 0)
     assert not made(shell)
@@ -148,7 +148,7 @@ def test_flag_beats_variable(shell: Shell, run: list[str]) -> None:
 def test_json_output_asks_only_by_flag(
     shell: Shell, stack: ExitStack, run: list[str], flags: list[str], asks: bool
 ) -> None:
-    """Programs that read JSON do not expect a question."""
+    """Programs that read JSON do not expect a question, so the command asks only with `--approve ask`."""
     script = f"{orch(*run, '--json', *flags)} >out 2>log; echo code $?"
     terminal = stack.enter_context(closing(Pty(shell, script=script, ORCH_APPROVE="ask")))
     if asks:
@@ -161,8 +161,8 @@ def test_json_output_asks_only_by_flag(
     assert made(shell) is asks
 
 
-def test_questions_of_several_processes_take_turns(shell: Shell, stack: ExitStack) -> None:
-    """Each is shown only after the answer to the one before it, and the answer counts for that one alone."""
+def test_questions_of_several_processes_are_asked_one_at_a_time(shell: Shell, stack: ExitStack) -> None:
+    """Each answer applies to the question that is shown."""
     for name in "abc":
         call = {"tool": "bash", "input": {"command": f"touch {name}"}}
         (shell.folder / f"{name}.json").write_text(json.dumps([call, "Done."]))
@@ -183,8 +183,8 @@ def test_questions_of_several_processes_take_turns(shell: Shell, stack: ExitStac
     assert {name for name in "abc" if (shell.folder / name).exists()} == {asked[0], asked[2]}
 
 
-def test_process_that_dies_at_its_question_gives_up_its_turn(shell: Shell, stack: ExitStack) -> None:
-    """After kill -9 of the process that asks the next one asks."""
+def test_killed_process_releases_its_place_in_the_question_queue(shell: Shell, stack: ExitStack) -> None:
+    """After SIGKILL of the process that asks, the next process asks."""
     for name in "ab":
         call = {"tool": "bash", "input": {"command": f"touch {name}"}}
         (shell.folder / f"{name}.json").write_text(json.dumps([call, "Done."]))
@@ -211,7 +211,7 @@ def test_process_that_dies_at_its_question_gives_up_its_turn(shell: Shell, stack
 
 @pytest.mark.parametrize("answer", ["y", "n"])
 def test_piped_chat_asks_on_the_terminal(shell: Shell, stack: ExitStack, answer: str) -> None:
-    """The lines of a pipe are prompts, never answers."""
+    """Lines of the pipe are prompts, and the terminal gives the answers to questions."""
     argv = ["chat", "--tools", "bash", "--script", shell.script(TOUCH, "Done.")]
     script = f"printf 'Make it\\ny\\n' | {orch(*argv)} >out 2>log; echo code $?"
     terminal = stack.enter_context(closing(Pty(shell, script=script)))
@@ -225,7 +225,7 @@ def test_piped_chat_asks_on_the_terminal(shell: Shell, stack: ExitStack, answer:
 
 
 def test_piped_chat_without_a_terminal_denies(shell: Shell) -> None:
-    """And says so, before and after."""
+    """The chat prints a notice before and after the denied call, and exits with 1."""
     argv = ["chat", "--tools", "bash", "--script", shell.script(TOUCH, "Done.")]
     done = shell.run(*argv, stdin=b"Make it\n", code=1)
     assert b"no terminal to ask on" in done.stderr

@@ -1,4 +1,4 @@
-"""`orch run --approve ask` at a real terminal: a grandchild's `rm` is asked for at the root and denied."""
+"""`orch run --approve ask` at a real terminal: the user is asked about a call of an agent at depth 3."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ANSWERS = ["I was denied.", "It was.", "They were."]
 
 @pytest.fixture
 def served() -> Iterator[Served]:
-    """A model server that has refused no conversation in the end."""
+    """A model server that must not refuse any conversation."""
     made = Served()
     yield made
     made.close()
@@ -31,7 +31,7 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture
 def stack() -> Iterator[ExitStack]:
-    """What is opened in a test, and closed after it."""
+    """A stack that closes, after the test, the resources that the test opened."""
     with ExitStack() as stack:
         yield stack
 
@@ -48,11 +48,12 @@ def stack() -> Iterator[ExitStack]:
         ),
     ],
 )
-def test_a_grandchilds_rm_is_asked_for_at_the_terminal_and_denied(
+def test_call_of_a_grandchild_is_denied_at_the_terminal(
     shell: Shell, served: Served, stack: ExitStack, tmp_path: Path, where: str, model: str
 ) -> None:
-    """The person sees who asks, how deep, and for what, on lines that cannot be forged, and says no: nothing is
-    removed, each agent of the tree hears of it, and every conversation goes on, which the server would refuse."""
+    """The question shows the agent, its depth and the escaped command. After the denial no file is removed, the agents
+    report it, and every conversation stays valid.
+    """
     shell.home.mkdir()
     (shell.home / "config.toml").write_text("[subagents]\nallow_nested = true\n")
     precious = shell.folder / "precious.txt"
@@ -73,28 +74,28 @@ def test_a_grandchilds_rm_is_asked_for_at_the_terminal_and_denied(
     until(terminal, "They were")
     assert terminal.end() == 0
     assert precious.exists()
-    assert "the user said no" in str(served.server.requests[3].body)
+    assert "the user denied it" in str(served.server.requests[3].body)
     served.server.script += map(say, ["one", "two", "three"])
-    said = [shell.run("query", ref, "And now?", **served.env()).stdout.decode().strip() for ref in ("1", "2", "3")]
-    assert said == ["one", "two", "three"]
+    output = [shell.run("query", ref, "And now?", **served.env()).stdout.decode().strip() for ref in ("1", "2", "3")]
+    assert output == ["one", "two", "three"]
 
 
-def test_a_yes_for_the_session_is_listed_and_taken_back(shell: Shell, stack: ExitStack) -> None:
-    """A person who said yes for the session sees that it holds, and is asked again once it was revoked."""
+def test_session_approval_is_listed_and_revoked(shell: Shell, stack: ExitStack) -> None:
+    """A session approval allows the same call without a question until the approval is revoked."""
     shell.home.mkdir()
     (shell.home / "config.toml").write_text('[policy]\napproval_mode = "ask"\n')
     touch = {"tool": "bash", "input": {"command": "touch made"}}
     script = shell.script(touch, "one", touch, "two", touch, "three")
     agent = shell.run("spawn", "Make it", "--tools", "bash", "--script", script, "--name", "n").stdout.decode().strip()
 
-    def asked(said: str | None, answer: str) -> None:
+    def asked(text: str | None, answer: str) -> None:
         terminal = stack.enter_context(closing(Pty(shell, "query", "n", "Go", "--approve", "ask")))
-        if said is not None:
+        if text is not None:
             until(terminal, "anything else: no > ")
-            terminal.type(f"{said}\n")
+            terminal.type(f"{text}\n")
         until(terminal, answer)
         assert terminal.end() == 0
-        assert ("Allow it?" in terminal.shown()) is (said is not None)
+        assert ("Allow it?" in terminal.shown()) is (text is not None)
 
     asked("s", "one")
     asked(None, "two")

@@ -1,4 +1,4 @@
-"""Finished turns of running agents go to holders, and every bit of them comes back."""
+"""Finished turns of running agents are archived in holders, and all archived messages can be read back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orch_protocol.core.errors import AgentNotFoundError, ConfigError, StoreErro
 from orch_protocol.core.messages import Reply, text_of
 from orch_protocol.wire.worker_messages import TurnEvent
 from orch_worker.session.log.append_log import AppendLog
-from orch_worker.session.transcript import read_session
+from orch_worker.session.session_reader import read_session
 
 Open = Any
 LOOK = {"tools": [{"tool": "read_file", "input": {"path": "note.txt"}}, {"tool": "list_files", "input": {}}]}
@@ -23,46 +23,45 @@ ANSWER = "The sky over port 4711 is green."
 
 
 def archiving(**more: Any) -> Config:
-    """Archive each turn with two calls, before its reply."""
+    """Return a configuration that archives each turn with two calls before its reply."""
     given = {"enabled": True, "async_": False, "profile": "seed", "trigger": TriggerConfig(tool_call_threshold=2)}
     return Config(archival=ArchivalConfig(**(given | more)), subagents=SubagentsConfig(allow_nested=True))
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder to look around in."""
+    """A folder with a note."""
     (tmp_path / "note.txt").write_text("port = 4711\nthe sky is green, says Señor Žluťoučký\n")
     return tmp_path
 
 
 async def asked(o: AsyncOrchestrator, folder: Path, *more: Any, summaries: Any = ()) -> tuple[AsyncSubagent, Reply]:
-    """Return an agent whose first turn is archived, and its reply."""
+    """Return an agent whose first turn is archived, and the reply of that turn."""
     script = ScriptedBackend([LOOK, ANSWER, *more], summaries)
     agent = await o.spawn("look around", tools=["read_file", "list_files"], backend=script, cwd=folder)
     return agent, await agent.query("what about the sky?")
 
 
-def said(messages: Any) -> list[str]:
-    """Return the text of each message."""
+def texts_of(messages: Any) -> list[str]:
     return [text_of(message) for message in messages]
 
 
-async def test_a_finished_turn_becomes_a_record_and_an_id(world: Open, folder: Path) -> None:
-    """The prompt stays as it is; one message names the holder, says what was done, and ends as the turn did."""
+async def test_finished_turn_becomes_prompt_and_record(world: Open, folder: Path) -> None:
+    """The record contains the holder's id, the file that was read, and the answer of the turn."""
     o = await world(config=archiving())
     agent, reply = await asked(o, folder)
     assert reply.text == ANSWER
     shown = await agent.show()
-    assert said(shown.messages)[0].endswith("what about the sky?")
-    stub = said(shown.messages)[1]
+    assert texts_of(shown.messages)[0].endswith("what about the sky?")
+    stub = texts_of(shown.messages)[1]
     assert stub.startswith(f"[archived turn]\nsubagent_id: {reply.archived_to}\n\n")
     assert "note.txt" in stub
     assert stub.endswith(ANSWER)
     assert len(shown.messages) == 2
 
 
-async def test_what_is_archived_is_read_back_exactly(world: Open, folder: Path) -> None:
-    """Every message of the turn, calls and results included, as it was."""
+async def test_archived_messages_are_read_back_exactly(world: Open, folder: Path) -> None:
+    """`archives.read` returns every message of the turn with calls and results, and accepts a prefix of the id."""
     o = await world(config=archiving())
     agent, reply = await asked(o, folder)
     messages = await o.archives.read(reply.archived_to or "")
@@ -75,8 +74,8 @@ async def test_what_is_archived_is_read_back_exactly(world: Open, folder: Path) 
 
 
 @pytest.mark.parametrize("query", ["4711", "note.txt", "Señor Žluťoučký", "sky is green", "rt = 47"])
-async def test_every_detail_is_found(world: Open, folder: Path, query: str) -> None:
-    """Figures, paths, other languages, the middle of words: each with the entry it is in."""
+async def test_every_archived_detail_is_found(world: Open, folder: Path, query: str) -> None:
+    """Search finds numbers, paths, non-English words and parts of words, and each hit names its entry."""
     o = await world(config=archiving())
     _, reply = await asked(o, folder)
     hits = await o.archives.search(query)
@@ -86,8 +85,8 @@ async def test_every_detail_is_found(world: Open, folder: Path, query: str) -> N
     assert query in str(message)
 
 
-async def test_the_holder_answers_from_what_it_holds(world: Open, folder: Path) -> None:
-    """With the entry it is in; it is cold before, and does not count against the agents that may be alive."""
+async def test_holder_answers_from_its_archive(world: Open, folder: Path) -> None:
+    """The answer names the entry. A holder starts without a process, and is listed with `all=True` only."""
     o = await world(config=archiving())
     agent, reply = await asked(o, folder)
     holder = await o.get(reply.archived_to or "")
@@ -102,8 +101,8 @@ async def test_the_holder_answers_from_what_it_holds(world: Open, folder: Path) 
     assert holder.id in [row.id for row in await o.agents(all=True)]
 
 
-async def test_an_agent_recalls_its_own(world: Open, folder: Path) -> None:
-    """With tools that archival grants it; what its search says is in its conversation."""
+async def test_agent_recalls_its_own_archives(world: Open, folder: Path) -> None:
+    """Archival grants the search tool, and a hit becomes part of the conversation."""
     o = await world(config=archiving(trigger=TriggerConfig(tool_call_threshold=2)))
     agent, reply = await asked(o, folder, {"tool": "search_archive", "input": {"query": "4711"}}, "found")
     await agent.query("where was the port?")
@@ -111,31 +110,31 @@ async def test_an_agent_recalls_its_own(world: Open, folder: Path) -> None:
     assert f"{reply.archived_to} entry" in shown
 
 
-async def test_a_summary_takes_the_receipts_place(world: Open, folder: Path) -> None:
-    """As soon as the model has given one; what the turn ended with stays. It is counted as used."""
+async def test_summary_replaces_the_receipt(world: Open, folder: Path) -> None:
+    """The record contains the model's summary, and the agent's usage includes the request for the summary."""
     o = await world(config=archiving(profile="seed"))
     summaries = ['{"outcome": "The port is known.", "key_findings": ["port 4711"]}']
     agent, reply = await asked(o, folder, summaries=summaries)
-    stub = said((await agent.show()).messages)[1]
+    stub = texts_of((await agent.show()).messages)[1]
     assert stub.startswith(
         f"[archived turn]\nsubagent_id: {reply.archived_to}\n\nOutcome: The port is known.\n- port 4711"
     )
     assert stub.endswith(ANSWER)
-    assert (await o.archives.list())[0].summarised
+    assert (await o.archives.list())[0].summarized
     assert (await agent.state()).usage.output_tokens > reply.usage.output_tokens
 
 
-async def test_a_summary_that_does_not_fit_is_asked_for_once_more(world: Open, folder: Path) -> None:
-    """And what is no summary then either leaves the receipt."""
+async def test_invalid_summary_is_requested_once_more(world: Open, folder: Path) -> None:
+    """A valid second summary is used. After a second invalid one the receipt stays."""
     o = await world(config=archiving())
     agent, _ = await asked(o, folder, summaries=["no json", '{"outcome": "Mended."}'])
-    assert "Outcome: Mended." in said((await agent.show()).messages)[1]
+    assert "Outcome: Mended." in texts_of((await agent.show()).messages)[1]
     other, _ = await asked(o, folder, summaries=["no json", "nor this", {"error": "BackendError"}])
-    assert "Tools: read_file, list_files" in said((await other.show()).messages)[1]
+    assert "Tools: read_file, list_files" in texts_of((await other.show()).messages)[1]
 
 
-async def test_a_turn_at_its_limit_goes_on_from_its_archives(world: Open, folder: Path) -> None:
-    """Three times two steps are one turn; what each did is an archive, and the next one sees its record alone."""
+async def test_turn_at_its_step_limit_continues_from_its_archives(world: Open, folder: Path) -> None:
+    """A turn that continues twice has one reply. Its earlier parts are archived, and the later ones see the records."""
     o = await world(config=archiving(trigger=TriggerConfig(tool_call_threshold=99)))
     read = {"tool": "read_file", "input": {"path": "note.txt"}}
     script = ScriptedBackend([read] * 5 + ["It is green.", {"echo": True}])
@@ -149,7 +148,7 @@ async def test_a_turn_at_its_limit_goes_on_from_its_archives(world: Open, folder
     assert [(row.kind, row.task, row.reason) for row in rows] == [
         ("turn", "what about the sky?", "it ended at max_turns")
     ] * 2
-    texts = said((await agent.show(100)).messages)
+    texts = texts_of((await agent.show(100)).messages)
     assert texts[0].endswith("Query: what about the sky?")
     assert [row.id in texts[place] for row, place in zip(rows, (1, 3), strict=True)] == [True, True]
     assert texts[2].endswith("]\n\nwhat about the sky?")
@@ -158,8 +157,8 @@ async def test_a_turn_at_its_limit_goes_on_from_its_archives(world: Open, folder
     assert (await agent.query("thanks")).text == "thanks"
 
 
-async def test_archiving_is_behind_the_reply(world: Open, folder: Path) -> None:
-    """By default nobody waits for it; a turn that begins meanwhile is untouched."""
+async def test_archiving_does_not_delay_the_reply(world: Open, folder: Path) -> None:
+    """Archiving runs after the reply, and does not change a turn that begins during archiving."""
     o = await world(config=archiving(async_=True))
     agent, reply = await asked(o, folder, "second", "third")
     assert reply.archived_to is None
@@ -169,13 +168,13 @@ async def test_archiving_is_behind_the_reply(world: Open, folder: Path) -> None:
     (row,) = await o.archives.list()
     assert (event.data["holders"], event.data["turns"]) == ([row.id], {row.id: reply.query_id})
     assert (await agent.query("and?")).text == "third"
-    texts = said((await agent.show()).messages)
+    texts = texts_of((await agent.show()).messages)
     assert texts[1].startswith("[archived turn]")
     assert texts[2:] == ["more?", "second", "and?", "third"]
 
 
-async def test_a_child_archives_too(world: Open, folder: Path) -> None:
-    """At any depth below the cap; at the cap a turn stays."""
+async def test_agent_archives_below_the_depth_cap_only(world: Open, folder: Path) -> None:
+    """An agent at depth 1 archives with a cap of 2, and does not archive with a cap of 1."""
     o = await world(config=archiving(trigger=TriggerConfig(tool_call_threshold=2, depth_cap=2)))
     agent, reply = await asked(o, folder)
     assert reply.archived_to is not None
@@ -186,8 +185,8 @@ async def test_a_child_archives_too(world: Open, folder: Path) -> None:
     assert kept.archived_to is None
 
 
-async def test_archives_survive_the_root(world: Open, folder: Path) -> None:
-    """A run that is opened anew finds, reads and asks what was archived before, and goes on from the record."""
+async def test_archives_survive_a_restart_of_the_root(world: Open, folder: Path) -> None:
+    """After the restart, archives are found and queried, and the conversation contains the records."""
     o = await world(config=archiving(), run="kept")
     agent, reply = await asked(o, folder, {"echo": True})
     await o.close()
@@ -197,11 +196,11 @@ async def test_archives_survive_the_root(world: Open, folder: Path) -> None:
     assert "4711" in (await (await o.get(reply.archived_to or "")).query("which port?")).text
     again = await o.get(agent.id)
     assert (await again.query("and now?")).text == "and now?"
-    assert said((await again.show()).messages)[1].startswith("[archived turn]")
+    assert texts_of((await again.show()).messages)[1].startswith("[archived turn]")
 
 
-async def test_switched_off_nothing_new_is_archived(world: Open, folder: Path) -> None:
-    """Old stubs still answer."""
+async def test_archival_switched_off_keeps_existing_archives(world: Open, folder: Path) -> None:
+    """Existing holders answer, and new turns are not archived."""
     o = await world(config=archiving(), run="kept")
     agent, reply = await asked(o, folder, LOOK, "looked again")
     await o.close()
@@ -212,8 +211,8 @@ async def test_switched_off_nothing_new_is_archived(world: Open, folder: Path) -
     assert "4711" in (await (await o.get(reply.archived_to or "")).query("which port?")).text
 
 
-async def test_a_root_that_did_not_hear_of_an_archive_finds_it(world: Open, folder: Path) -> None:
-    """The transcript has it; the journal is only told."""
+async def test_archive_missing_in_the_journal_is_found_in_the_transcript(world: Open, folder: Path) -> None:
+    """The transcript determines which archives exist, and the journal only repeats them."""
     o = await world(config=archiving(), run="kept")
     _, reply = await asked(o, folder)
     journal = Path(o.supervisor._journal.log.path)
@@ -224,8 +223,8 @@ async def test_a_root_that_did_not_hear_of_an_archive_finds_it(world: Open, fold
     assert "4711" in (await holder.query("which port?")).text
 
 
-async def test_killing_a_holder_ends_its_process_alone(world: Open, folder: Path) -> None:
-    """What it holds is kept: the next query has an answer."""
+async def test_killing_a_holder_keeps_its_archive(world: Open, folder: Path) -> None:
+    """The killed holder has no process, and answers the next query."""
     o = await world(config=archiving())
     _, reply = await asked(o, folder)
     holder = await o.get(reply.archived_to or "")
@@ -235,8 +234,8 @@ async def test_killing_a_holder_ends_its_process_alone(world: Open, folder: Path
     assert "4711" in (await holder.query("which port?")).text
 
 
-async def test_a_holder_outlives_its_agent(world: Open, folder: Path) -> None:
-    """A killed agent's archives are read, searched and asked as before."""
+async def test_holder_survives_its_agent(world: Open, folder: Path) -> None:
+    """The archives of a killed agent can be searched, and their holders answer."""
     o = await world(config=archiving())
     agent, reply = await asked(o, folder)
     await agent.kill()
@@ -244,8 +243,8 @@ async def test_a_holder_outlives_its_agent(world: Open, folder: Path) -> None:
     assert (await o.archives.search("4711"))[0].id == reply.archived_to
 
 
-async def test_few_holders_stay_warm(world: Open, folder: Path) -> None:
-    """Those that answered last keep their process, up to `warm_holders`."""
+async def test_warm_holders_are_limited(world: Open, folder: Path) -> None:
+    """After queries, at most `warm_holders` holders keep their process."""
     o = await world(config=archiving(warm_holders=1))
     script = ScriptedBackend([LOOK, "one", LOOK, "two", LOOK, "three"])
     agent = await o.spawn("look", tools=["read_file", "list_files"], backend=script, cwd=folder)
@@ -257,8 +256,8 @@ async def test_few_holders_stay_warm(world: Open, folder: Path) -> None:
     assert sum(nodes[holder].status == "cold" for holder in holders) == 2
 
 
-async def test_more_archives_than_agents_may_be_alive(world: Open, folder: Path) -> None:
-    """The reference could not archive a fourth time: holders filled its spawn limit."""
+async def test_archives_do_not_count_against_the_agent_limit(world: Open, folder: Path) -> None:
+    """With a limit of one agent, six archives exist and can be read."""
     config = archiving()
     o = await world(config=Config(archival=config.archival, subagents=SubagentsConfig(max_concurrent=1)))
     script = ScriptedBackend([item for number in range(6) for item in (LOOK, f"answer {number}")])
@@ -271,16 +270,16 @@ async def test_more_archives_than_agents_may_be_alive(world: Open, folder: Path)
         assert text_of(messages[-1]) == f"answer {number}"
 
 
-async def test_two_agents_archive_at_once(world: Open, folder: Path) -> None:
-    """Each its own."""
+async def test_two_agents_archive_concurrently(world: Open, folder: Path) -> None:
+    """Each archive belongs to the agent whose turn it contains."""
     o = await world(config=archiving())
     pairs = await asyncio.gather(*(asked(o, folder) for _ in range(4)))
     rows = await o.archives.list()
     assert {(row.owner, row.id) for row in rows} == {(agent.id, reply.archived_to) for agent, reply in pairs}
 
 
-async def test_an_agent_asks_no_other_agent_by_what_archival_grants(world: Open, folder: Path) -> None:
-    """Neither another agent nor an archive of one: those are not below it."""
+async def test_archival_tools_reach_own_archives_only(world: Open, folder: Path) -> None:
+    """`query_subagent` refuses another agent and the holder of another agent."""
     o = await world(config=archiving())
     other, reply = await asked(o, folder)
     calls = [
@@ -293,10 +292,10 @@ async def test_an_agent_asks_no_other_agent_by_what_archival_grants(world: Open,
     assert shown.count("may only query agents below itself and its peers") == 2
 
 
-async def test_disk_full_leaves_the_turn_where_it_is(
+async def test_full_disk_keeps_the_turn_in_the_conversation(
     world: Open, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And says so."""
+    """The agent's state reports the failed write, and the agent answers the next query."""
     o = await world(config=archiving())
     if type(o.supervisor.workers.launcher).__name__ not in ("FakeLauncher", "InProcessLauncher"):
         pytest.skip("the worker is in another process")
@@ -316,14 +315,14 @@ async def test_disk_full_leaves_the_turn_where_it_is(
     monkeypatch.undo()
 
 
-async def test_archival_needs_subagents(world: Open) -> None:
-    """That it cannot be is said when the configuration is given."""
+async def test_archival_requires_subagents(world: Open) -> None:
+    """A configuration with archival and without subagents is refused."""
     with pytest.raises(ConfigError, match=r"archival\.enabled = true requires subagents\.enabled"):
         await world(config=Config(archival=ArchivalConfig(enabled=True), subagents=SubagentsConfig(enabled=False)))
 
 
-async def test_an_archive_that_is_none_is_not_found(world: Open, folder: Path) -> None:
-    """With where to look."""
+async def test_unknown_archive_is_not_found(world: Open, folder: Path) -> None:
+    """Reading and getting an unknown archive raise AgentNotFoundError."""
     o = await world(config=archiving())
     await asked(o, folder)
     with pytest.raises(AgentNotFoundError, match="no archive 'ffffff'"):
@@ -332,8 +331,8 @@ async def test_an_archive_that_is_none_is_not_found(world: Open, folder: Path) -
         await o.get("ffffffffffff")
 
 
-async def test_off_by_default(world: Open, folder: Path) -> None:
-    """Then nothing is archived, and no tool of it is there."""
+async def test_archival_is_off_by_default(world: Open, folder: Path) -> None:
+    """No turn is archived, and the archival tools are not offered."""
     o = await world()
     agent, reply = await asked(o, folder)
     assert reply.archived_to is None
@@ -342,8 +341,8 @@ async def test_off_by_default(world: Open, folder: Path) -> None:
     assert len(read_session(Path(row.folder)).messages) == 4
 
 
-async def test_a_long_turn_lets_its_past_go(world: Open, folder: Path) -> None:
-    """Past the high water the oldest calls and results go to a holder while the turn runs; its prompt tells of it."""
+async def test_long_turn_is_archived_in_phases(world: Open, folder: Path) -> None:
+    """Above the high-water mark, the oldest calls of a running turn are archived, and a record joins its prompt."""
     (folder / "big.txt").write_text("\n".join(f"line {number} of a large file" for number in range(400)))
     reading = {"tool": "read_file", "input": {"path": "big.txt"}}
     o = await world(config=archiving(profile="economy", high_tokens=6000, low_tokens=2000, turns=False, gate=False))
@@ -353,15 +352,15 @@ async def test_a_long_turn_lets_its_past_go(world: Open, folder: Path) -> None:
     rows = await o.archives.list()
     assert rows
     assert {row.kind for row in rows} == {"phase"}
-    prompt = said((await agent.show()).messages)[0]
+    prompt = texts_of((await agent.show()).messages)[0]
     assert prompt.count("[archived phase]") >= 1
     messages = await o.archives.read(rows[0].id)
     assert text_of(messages[0]).endswith("read it")
     assert "line 399" in str(messages[2])
 
 
-async def test_many_records_become_an_era(world: Open, folder: Path) -> None:
-    """Whose holder tells by the records of its members and by search; all of it is read back, in order, exactly."""
+async def test_many_records_merge_into_an_era(world: Open, folder: Path) -> None:
+    """The messages of an era are read back exactly, and its holder answers from the records and from search."""
     o = await world(
         config=archiving(profile="economy", high_tokens=1000, low_tokens=200, rollup_tokens=300, gate=False)
     )
@@ -401,7 +400,7 @@ def _cut_before(path: Path, mark: bytes) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait until `condition` holds."""
+    """Wait until `condition()` is true."""
     async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110  # it happens in another process
+        while not condition():  # noqa: ASYNC110  # another process changes it
             await asyncio.sleep(0.01)

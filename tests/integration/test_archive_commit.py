@@ -1,4 +1,4 @@
-"""kill -9 at every step of archiving: a turn is whole in the conversation or whole in a holder, and life goes on."""
+"""Kills at every step of archiving: a turn is whole in the conversation or in a holder, and the agent continues."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CONFIG = Config(
 
 @pytest.fixture(autouse=True)
 def deadly_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that says where to die."""
+    """The file with the name of the point at which processes kill themselves."""
     roots = [str(HERE.parents[1] / root) for root in ("orchestrator", "worker", "protocol")]
     monkeypatch.setenv("PYTHONPATH", ":".join([*roots, str(HERE)]))
     monkeypatch.setenv("DEADLY", str(tmp_path / "deadly"))
@@ -44,7 +44,7 @@ def deadly_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def put(path: Path, point: str | None) -> None:
-    """Let processes from now on die at `point`, None: live."""
+    """Let new processes kill themselves at `point`. If `point` is None, they live."""
     if point is None:
         path.unlink()
     else:
@@ -55,7 +55,7 @@ def put(path: Path, point: str | None) -> None:
 async def mortal(
     tmp_path: Path, deadly_file: Path, point: str
 ) -> AsyncIterator[tuple[AsyncOrchestrator, AsyncSubagent]]:
-    """A root and an agent of its own, whose first process dies, or whose disk fails, at `point`."""
+    """A root with an agent whose first process is killed, or whose disk fails, at `point`."""
     put(deadly_file, point)
     async with AsyncOrchestrator(
         home=tmp_path / "home",
@@ -71,7 +71,7 @@ async def mortal(
 
 
 async def survived(o: AsyncOrchestrator, agent: AsyncSubagent, answer: str = "second answer") -> list[str]:
-    """Hold that nothing of the first turn is lost and that the agent goes on. Return its archives."""
+    """Assert that the first turn is not lost and that the agent answers. Return the ids of its archives."""
     folder = Path((await agent.state()).folder)
     Remains(folder).check()
     assert (await agent.query("and?")).text == answer
@@ -91,14 +91,14 @@ async def survived(o: AsyncOrchestrator, agent: AsyncSubagent, answer: str = "se
 
 
 async def until_gone(agent: AsyncSubagent, pid: int | None) -> None:
-    """Wait until the agent has another process, or none."""
+    """Wait until the agent has another process, or no process."""
     async with asyncio.timeout(10):
-        while (await agent.state()).pid == pid:  # noqa: ASYNC110  # it happens in another process
+        while (await agent.state()).pid == pid:  # noqa: ASYNC110  # another process changes it
             await asyncio.sleep(0.01)
 
 
 async def reopened(home: Path, archives: list[str]) -> None:
-    """Hold that opening the run again, and again, changes nothing, and that the agent still answers."""
+    """Assert that opening the run twice does not change the transcript, and that the agent answers."""
     held: list[bytes] = []
     for _ in range(2):
         async with AsyncOrchestrator(home=home, env={}, run="r", config=CONFIG) as o:
@@ -111,8 +111,8 @@ async def reopened(home: Path, archives: list[str]) -> None:
 
 
 @pytest.mark.parametrize("point", killed_archiving.worker_points())
-async def test_a_worker_dies_when(point: str, tmp_path: Path, deadly_file: Path) -> None:
-    """Its reply is the turn's all the same: the transcript has it."""
+async def test_killed_worker_during_archiving_keeps_the_reply(point: str, tmp_path: Path, deadly_file: Path) -> None:
+    """The caller gets the reply after a kill at any step, because the transcript contains the reply."""
     async with mortal(tmp_path, deadly_file, point) as (o, agent):
         assert (await agent.query("which port?")).text == "The port is 4711."
         assert (await agent.state()).status == "died", "it was not killed"
@@ -121,16 +121,18 @@ async def test_a_worker_dies_when(point: str, tmp_path: Path, deadly_file: Path)
 
 
 @pytest.mark.parametrize("point", killed_archiving.root_points())
-async def test_a_root_dies_when(point: str, tmp_path: Path, deadly_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next one finds what was committed, whoever was told of it."""
+async def test_killed_root_during_archiving_loses_no_commit(
+    point: str, tmp_path: Path, deadly_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a kill at any step, the next root finds the committed archives."""
     monkeypatch.setenv("DEADLY", str(deadly_file.with_name("root")))
     put(deadly_file.with_name("root"), point)
     config = msgspec.json.encode(CONFIG).decode()
     died = await asyncio.create_subprocess_exec(
         sys.executable, str(HERE / "killed_archiving.py"), str(tmp_path), config, stdout=PIPE, stderr=STDOUT
     )
-    said, _ = await died.communicate()
-    assert died.returncode == -signal.SIGKILL, said.decode()
+    output, _ = await died.communicate()
+    assert died.returncode == -signal.SIGKILL, output.decode()
     async with AsyncOrchestrator(home=tmp_path, env={}, run="r", config=CONFIG) as o:
         agent = await o.get("a")
         archives = await survived(o, agent)
@@ -138,8 +140,8 @@ async def test_a_root_dies_when(point: str, tmp_path: Path, deadly_file: Path, m
 
 
 @pytest.mark.parametrize("fault", killed_archiving.worker_faults())
-async def test_the_disk_fails(fault: str, tmp_path: Path, deadly_file: Path) -> None:
-    """The turn stays where it is, which is said; it is archived with the next one, by a process that can."""
+async def test_disk_failure_keeps_the_turn_for_later_archiving(fault: str, tmp_path: Path, deadly_file: Path) -> None:
+    """The agent's state reports the failure, and the next process archives the turn."""
     async with mortal(tmp_path, deadly_file, fault) as (o, agent):
         reply = await agent.query("which port?")
         assert (reply.text, reply.archived_to) == ("The port is 4711.", None)
@@ -148,7 +150,7 @@ async def test_the_disk_fails(fault: str, tmp_path: Path, deadly_file: Path) -> 
         folder = Path(row.folder)
         Remains(folder).check()
         if fault == "input/output error":
-            # What the file holds is uncertain then: the process leaves, and the next one reads it anew.
+            # The content of the file is uncertain, so the process ends, and the next one reads the file again.
             await until_gone(agent, row.pid)
         else:
             assert len((await agent.show()).messages) == 4

@@ -1,4 +1,4 @@
-"""Budgets of every kind with processes of their own: races, ends, kills at the worst moment, limits that are raised."""
+"""Budgets of every kind with real processes: parallel agents, used-up budgets, kills, and raised limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from integration.command_shell import Shell
 from orch import AsyncOrchestrator, AsyncSubagent, Budget, Config, ScriptedBackend, SubagentsConfig
 from orch.policy.caller import Caller
 from orch.services import HANDLERS
-from orch.services.models import budgets
+from orch.services.policy import budgets
 from orch_protocol.agent.config import BudgetConfig
 from orch_protocol.core.errors import BudgetExceededError, OrchError
 from orch_protocol.core.messages import Reply
@@ -25,12 +25,12 @@ CALL = {"loop": [{"tool": "read_file", "input": {"path": "note"}}]}
 
 
 async def worker(o: AsyncOrchestrator, *items: Any, **options: Any) -> AsyncSubagent:
-    """Spawn an agent that does `items`."""
+    """Spawn an agent with the script `items`."""
     return await o.spawn("work", backend=ScriptedBackend(items), tools=["read_file", "bash"], **options)
 
 
-async def test_fifty_processes_race_for_a_cap_and_none_oversteps_it(home: Path) -> None:
-    """All of it is used, not one more; who comes too late is told so."""
+async def test_fifty_processes_never_exceed_a_shared_limit(home: Path) -> None:
+    """The agents make exactly as many model calls as the limit allows. Each query ends at the limit or is refused."""
     config = Config(subagents=SubagentsConfig(max_concurrent=50), budget=BudgetConfig(max_model_calls=120))
     async with AsyncOrchestrator(config=config, home=home) as o:
         agents = [await worker(o, CALL) for _ in range(50)]
@@ -41,8 +41,8 @@ async def test_fifty_processes_race_for_a_cap_and_none_oversteps_it(home: Path) 
     assert {end.stop_reason if isinstance(end, Reply) else type(end) for end in ends} <= {"budget", BudgetExceededError}
 
 
-async def test_a_turn_ends_when_its_time_at_work_is_over(home: Path) -> None:
-    """In the middle of a call, also when the limit is set anew meanwhile; more time lets the agent go on."""
+async def test_turn_ends_when_its_working_time_is_used_up(home: Path) -> None:
+    """A lower limit ends a turn also during a tool call, and more time lets the agent continue."""
     async with AsyncOrchestrator(home=home) as o:
         sleep = {"text": "so far", "tool": "bash", "input": {"command": "sleep 600"}}
         agent = await worker(o, sleep, "done", budget=Budget(max_seconds=600))
@@ -59,25 +59,25 @@ async def test_a_turn_ends_when_its_time_at_work_is_over(home: Path) -> None:
         assert (await agent.query("go on")).text == "done"
 
 
-async def test_a_limit_of_all_is_raised_while_they_work(home: Path) -> None:
-    """Who waits for it goes on; the agent is told in time that it comes to an end, and so is who watches."""
+async def test_run_limit_is_raised_while_agents_work(home: Path) -> None:
+    """The watcher gets one warning before the end of the budget, and a higher limit lets the agent continue."""
     async with AsyncOrchestrator(config=Config(budget=BudgetConfig(max_tool_calls=5)), home=home) as o:
         agent = await worker(o, *[{"tool": "read_file", "input": {"path": "note"}}] * 5, CALL)
-        told: list[str] = []
+        collected: list[str] = []
         reply = await agent.query(
-            "go", on_event=lambda event: told.append(event.text) if event.kind == "budget" else None
+            "go", on_event=lambda event: collected.append(event.text) if event.kind == "budget" else None
         )
         assert (reply.stop_reason, reply.tool_calls) == ("budget", 5)
         assert "`orch budget --max-tool-calls N` sets another limit" in reply.text
-        assert len(told) == 1
-        assert "all agents together used 80 % of what may be used, 4 of 5 calls of tools" in told[0]
+        assert len(collected) == 1
+        assert "all agents together used 80 % of the limit, 4 of 5 calls of tools" in collected[0]
         shown = await o.budget.set(budget=Budget(max_tool_calls=8))
         assert (shown.budget.max_tool_calls, shown.configured.max_tool_calls, shown.spent.tool_calls) == (8, 5, 5)
         assert (await agent.query("go on")).tool_calls == 3
 
 
-async def test_a_worker_is_killed_in_the_middle_of_a_settle(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is on its record counts, once, and what it held is free: also for the next life of the root."""
+async def test_worker_killed_during_a_settlement_counts_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calls of the killed worker count once, also for the next root, and its reservation is released."""
     settle, kills = budgets.settle, []
 
     async def deadly(root: Any, caller: Caller, params: Any) -> Any:
@@ -95,7 +95,7 @@ async def test_a_worker_is_killed_in_the_middle_of_a_settle(home: Path, monkeypa
         await until(lambda: o.supervisor.tree.agents[agent.id].status == "died", 30)
         spent = (await agent.state()).spent
         assert (spent.tool_calls, spent.model_calls) == (1, 1)
-        assert o.supervisor.budgets.holders() == []
+        assert o.supervisor.budgets.release_topics() == []
         assert (await agent.query("go on")).tool_calls == 3
     async with AsyncOrchestrator(run="r", home=home) as o:
         spent = (await (await o.get("x")).state()).spent
@@ -127,11 +127,11 @@ with Orchestrator(run="r", home=sys.argv[1]) as o:
 """
 
 
-@pytest.mark.parametrize(("verb", "amounts"), [("settle", "amounts"), ("reserve", "least")])
-async def test_a_root_is_killed_in_the_middle_of_a_settle(home: Path, verb: str, amounts: str) -> None:
-    """The next one finds in the transcript what was used, by kind; and the limit of all that had been set anew.
+@pytest.mark.parametrize(("verb", "amounts"), [("settle", "amounts"), ("reserve", "minimum")])
+async def test_root_killed_during_a_settlement_counts_once(home: Path, verb: str, amounts: str) -> None:
+    """The next root takes usage per kind from the transcript, and the changed run limit from the journal.
 
-    What was put aside before a request is on record: that counts, though nobody knows whether the request was made.
+    An amount that was reserved before a request counts, because the request may have been made.
     """
     root = await asyncio.create_subprocess_exec(sys.executable, "-c", SUICIDAL, str(home), verb, amounts)
     assert await asyncio.wait_for(root.wait(), 60) == -signal.SIGKILL
@@ -145,8 +145,8 @@ async def test_a_root_is_killed_in_the_middle_of_a_settle(home: Path, verb: str,
             await asyncio.gather(*(worker(o, "hi") for _ in range(8)))
 
 
-def test_budgets_from_the_shell(shell: Shell) -> None:
-    """Flags set them, list and show tell of them, `orch budget` raises that of all, exit code 5 tells the end."""
+def test_budgets_are_set_and_shown_by_commands(shell: Shell) -> None:
+    """Flags set an agent's budget, `orch budget` sets the run's budget, and a used-up budget exits with 5."""
     script = shell.script(CALL)
     spawned = shell.run(
         "spawn", "Work", "--name", "x", "--script", script, "--tools", "read_file", "--max-tool-calls", "2"
@@ -160,8 +160,8 @@ def test_budgets_from_the_shell(shell: Shell) -> None:
     shell.run("budget", "--max-model-calls", "4")
     assert shell.data("query", "x", "Go on", code=5)["stop_reason"] == "budget"
     assert "which is budget.max_model_calls" in shell.run("query", "x", "Go on", code=5).stderr.decode()
-    told = shell.run("budget").stdout.decode()
-    assert "4 of 4 model calls, set anew" in told
+    output = shell.run("budget").stdout.decode()
+    assert "4 of 4 model calls, changed by the user" in output
     shell.run("budget", "--max-model-calls", "none")
     assert shell.data("budget")["budget"] == {}
     shell.run("resume", "x", "--max-tool-calls", "3")

@@ -1,4 +1,4 @@
-"""Budgets from the shell: real processes, a model behind a socket, and the bill that it writes."""
+"""Budgets of commands, with real processes and a model server that bills each request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ MODEL = "acme:large"
 
 
 class Shop:
-    """A model server on a thread of its own that bills what it is asked for: USD 2 and 10 a million tokens."""
+    """A model server in a separate thread that bills USD 2 for a million input tokens and 10 for a million output
+    tokens.
+    """
 
     def __init__(self) -> None:
         self.server = ModelServer(otherwise=self.work)
@@ -27,24 +29,24 @@ class Shop:
         self.tokens = 3_000
 
     def work(self, request: Request) -> Answer:
-        """Answer with so many tokens, or as many as are paid for, and never be done."""
-        sent, most = len(request.raw) // 6, request.body.get("max_tokens", 10**6)
-        said = min(most, self.tokens)
-        self.billed.append((sent * IN + said * OUT) / 1e6)
-        usage = {"input": sent, "output": said}
-        if said == most:
+        """Answer with `tokens` output tokens or fewer, and call a tool, so that the turn does not end."""
+        sent, limit = len(request.raw) // 6, request.body.get("max_tokens", 10**6)
+        found = min(limit, self.tokens)
+        self.billed.append((sent * IN + found * OUT) / 1e6)
+        usage = {"input": sent, "output": found}
+        if found == limit:
             return say("and so on", stop="max_tokens", usage=usage)
         return call({"call": "list_files", "input": {}}, usage=usage)
 
     @property
     def bill(self) -> float:
-        """What it wants for everything."""
+        """The sum of all bills in USD."""
         return sum(self.billed)
 
 
 @pytest.fixture
 def shop() -> Iterator[Shop]:
-    """A shop that is open."""
+    """A running model server that must not refuse any request."""
     made, ready = Shop(), Future[asyncio.Event]()
 
     async def serve() -> None:
@@ -66,7 +68,7 @@ def shop() -> Iterator[Shop]:
 
 @pytest.fixture
 def shell(tmp_path: Path, shop: Shop) -> Iterator[Shell]:
-    """A shell whose models cost money."""
+    """A shell whose default model costs money."""
     with opened(tmp_path) as made:
         made.home.mkdir()
         acme = {"api": "chat", "base_url": f"{shop.server.url}/v1", "keys": ["ACME_API_KEY"]}
@@ -78,18 +80,20 @@ def shell(tmp_path: Path, shop: Shop) -> Iterator[Shell]:
 
 
 def spend(shell: Shell, ref: str) -> str:
-    """Ask the agent until it is refused, and return why."""
+    """Query the agent until its budget is used up, and return the error message."""
     for _ in range(10):
         asked = shell.start("query", ref, "Go on", "--approve", "deny")
-        _, said = asked.communicate(timeout=60)
-        if asked.returncode == 5 and b"orch: " in said:
-            return said.decode()
-        assert asked.returncode in (0, 5), said.decode()  # 5 as well for an answer that it has cut short
+        _, output = asked.communicate(timeout=60)
+        if asked.returncode == 5 and b"orch: " in output:
+            return output.decode()
+        assert asked.returncode in (0, 5), output.decode()  # 5 also for an answer that the budget cut short
     raise AssertionError("there is always something left")
 
 
-def test_a_budget_from_the_shell(shell: Shell, shop: Shop) -> None:
-    """Too little is exit code 5 before anything is asked; enough ends the turn in time; more lets it go on."""
+def test_budget_flag_limits_an_agent(shell: Shell, shop: Shop) -> None:
+    """A budget that is too small exits with 5 before any request. Another one ends the turn in time, and more continues
+    it.
+    """
     shell.run("run", "Read", "--max-cost", "0.01", code=5)
     assert shop.billed == []
     shell.run("spawn", "Read", "--max-cost", "0", code=2)
@@ -99,7 +103,7 @@ def test_a_budget_from_the_shell(shell: Shell, shop: Shop) -> None:
     shell.data("spawn", "Read", "--name", "reader", "--tools", "list_files", "--max-cost", "0.20")
     reply = shell.data("query", "reader", "Read everything", code=5)
     assert reply["stop_reason"] == "budget"
-    assert "those below it spent $0.1" in reply["text"]
+    assert "its descendants spent $0.1" in reply["text"]
     assert "orch resume 2 --max-cost USD" in reply["text"]
     assert 0.18 < shop.bill <= 0.20
     assert reply["usage"]["cost_usd"] == pytest.approx(shop.bill)
@@ -119,8 +123,8 @@ def test_a_budget_from_the_shell(shell: Shell, shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("whose", ["parent", "root"])
-def test_children_race_for_the_last_cents(shell: Shell, shop: Shop, whose: str) -> None:
-    """Each in its process, all at once: what is there is spent, and not a cent more."""
+def test_racing_children_never_exceed_the_budget(shell: Shell, shop: Shop, whose: str) -> None:
+    """Children that work at the same time in separate processes use up the budget and do not exceed it."""
     racers = 4
     task = {"tool": "spawn_subagent", "input": {"task": "Read", "tools": ["list_files"]}}
     asked = [{"tool": "query_subagent", "input": {"id": f"{2 + n}", "prompt": "Read"}} for n in range(racers)]

@@ -1,4 +1,4 @@
-"""`orch chat` in a pane of tmux: a real daemon, agents that are processes, a model server that answers when it may."""
+"""`orch chat` in a tmux pane, with a real daemon, real agents, and a model server whose answers the test can delay."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from integration.terminal import Pane, Pty, until
 from wire.model_server import Answer, call, say
 
 MODEL = "openai:gpt-4o"
-READY = r"/help tells what can be typed\n> *\n"
+READY = r"/help lists commands\n> *\n"
 DOWN = {"call": "spawn_subagent", "input": {"task": "count pumps", "tools": ["list_files"], "query": "count"}}
 EDIT = {"call": "replace_in_file", "input": {"path": "valves.txt", "old_text": "3 bar", "new_text": "4 bar"}}
 NO_TMUX = pytest.mark.skipif(shutil.which("tmux") is None, reason="there is no tmux here")
@@ -32,17 +32,18 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture
 def stack() -> Iterator[ExitStack]:
-    """What is opened in a test, and closed after it."""
+    """A stack that closes, after the test, the resources that the test opened."""
     with ExitStack() as stack:
         yield stack
 
 
 @NO_TMUX
-def test_typing_while_it_works_steers_and_ctrl_c_ends_the_turn(
+def test_typing_during_a_turn_steers_and_ctrl_c_cancels(
     shell: Shell, served: Served, stack: ExitStack, tmp_path: Path
 ) -> None:
-    """What is typed in the middle of a turn reaches the model in that turn; the chat goes on after a turn that was
-    ended, takes a long paste whole, and shows no control character that the model sends."""
+    """The text reaches the model in that turn. The chat continues after a cancelled turn, accepts a long paste, and
+    escapes control characters of the model.
+    """
     first, never = asyncio.Event(), asyncio.Event()
     served.server.script += [
         Answer(blocks=({"text": "thought\x1b]0;owned\x07 hard"},), gate=first),
@@ -56,10 +57,10 @@ def test_typing_while_it_works_steers_and_ctrl_c_ends_the_turn(
     pane.type("Which way?\n")
     until(pane, "works [0-9]")
     pane.type("Go left\n")
-    until(pane, "heard before its next step")
+    until(pane, "delivered before the next step")
     pane.type("Then right")
     pane.press("M-Enter")
-    until(pane, "heard when it would stop")
+    until(pane, "delivered at the end of the turn")
     served.open(first)
     until(pane, "and right\n")
     shown = pane.shown()
@@ -80,22 +81,23 @@ def test_typing_while_it_works_steers_and_ctrl_c_ends_the_turn(
     until(pane, "\npasted\n")
     assert served.server.requests[-1].body["messages"][-1]["content"].endswith(text)
     pane.press("C-d")
-    until(pane, "orch chat 1 comes back to it")
+    until(pane, "orch chat 1 continues the chat")
     assert pane.end() == 0
     served.open(never)
 
 
 @NO_TMUX
-def test_a_closed_terminal_loses_nothing(shell: Shell, served: Served, stack: ExitStack, tmp_path: Path) -> None:
-    """A question waits for whoever comes back, with the change as a difference; leaving with a subagent asks,
-    and ends it if that is said."""
+def test_closed_terminal_loses_nothing(shell: Shell, served: Served, stack: ExitStack, tmp_path: Path) -> None:
+    """A question with its diff waits for the next client. Leaving the chat with a live subagent asks, and ends the
+    subagent on request.
+    """
     shell.home.mkdir()
     (shell.home / "config.toml").write_text("[subagents]\nallow_nested = true\n")
     valves = shell.folder / "valves.txt"
     valves.write_text("valve 1: 2 bar\nvalve 2: 3 bar\n")
     served.server.script += [call(EDIT, text="I change it."), say("Changed."), call(DOWN), say("Two."), say("Counted.")]
     argv = ["chat", "--model", MODEL, "--tools", "replace_in_file,spawn_subagent,list_files", "--name", "smith"]
-    asked = r"-valve 2: 3 bar\n\+valve 2: 4 bar\n(.*\n)*allow it\?"
+    asked = r"-valve 2: 3 bar\n\+valve 2: 4 bar\n(.*\n)*Allow it\?"
     with closing(Pane(tmp_path / "one", shell, *argv, **served.env())) as pane:
         until(pane, READY)
         pane.type("Open it later\n")
@@ -104,7 +106,7 @@ def test_a_closed_terminal_loses_nothing(shell: Shell, served: Served, stack: Ex
     pane = stack.enter_context(closing(Pane(tmp_path / "two", shell, "chat", "smith", **served.env())))
     until(pane, asked)
     assert "> Open it later" in pane.shown()
-    assert "ended before a result" not in pane.shown()  # the call waits: its process is alive
+    assert "ended before a result" not in pane.shown()  # the call still waits, because its process is alive
     pane.type("y\n")
     until(pane, r"allowed \(once\)\n(.*\n)*Changed\.")
     assert "4 bar" in valves.read_text()
@@ -113,26 +115,26 @@ def test_a_closed_terminal_loses_nothing(shell: Shell, served: Served, stack: Ex
     pane.press("C-d")
     until(pane, "k: keep them, e: end them, s: stay")
     pane.type("e\n")
-    until(pane, "orch chat 1 comes back to it")
+    until(pane, "orch chat 1 continues the chat")
     assert pane.end() == 0
     assert [row["name"] for row in shell.data("list")] == ["smith"]
 
 
-def test_a_terminal_that_can_do_little_gets_lines(shell: Shell, stack: ExitStack) -> None:
-    """Nothing is drawn: lines are read, what is said and what needs approval is printed, and a no is one."""
+def test_dumb_terminal_uses_plain_lines(shell: Shell, stack: ExitStack) -> None:
+    """The chat reads lines and prints text and questions without control characters, and an answer with `no` denies."""
     shell.home.mkdir()
     (shell.home / "config.toml").write_text('[policy]\napproval_mode = "ask"\n')
     script = shell.script({"tool": "bash", "input": {"command": "touch made"}}, "so be it", "again")
     argv = ["chat", "--tools", "bash", "--script", script]
     terminal = stack.enter_context(closing(Pty(shell, *argv, TERM="dumb")))
-    until(terminal, "/help tells")
+    until(terminal, "/help lists")
     terminal.type("Make it\n")
-    until(terminal, r"wants: touch made\n(.*\n)*allow it\?")
+    until(terminal, r"wants: touch made\n(.*\n)*Allow it\?")
     terminal.type("no, not today\n")
     until(terminal, "no: not today\n")
     until(terminal, "so be it\n")
     terminal.type("\x04")
-    until(terminal, "orch chat 1 comes back to it")
+    until(terminal, "orch chat 1 continues the chat")
     assert terminal.end() == 0
     assert "\x1b" not in terminal.shown()
     assert not (shell.folder / "made").exists()

@@ -1,4 +1,4 @@
-"""The orch command as a person or a script meets it: real processes, one ORCH_HOME a test."""
+"""The `orch` command with real processes and a separate ORCH_HOME for each test."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from integration.command_shell import MAIN, SECONDS, Shell, ended
+from integration.worker_processes import below
 from orch.config import paths
 from orch.supervisor.recovery.orphan_cleanup import processes_with_token
 
 
-def test_the_main_job_from_a_shell(shell: Shell) -> None:
-    """Spawn, ask, list, look, kill, resume: shapes, exit codes, and one process an agent."""
+def test_agents_are_managed_from_a_shell(shell: Shell) -> None:
+    """`spawn`, `query`, `list`, `kill` and `resume` print the expected data, and a killed agent's process ends."""
     (shell.folder / "valves.txt").write_text("Valve 7 opens at 3 bar.\n")
     spawned = shell.data("spawn", "Know the valves", "--name", "valves")
     assert list(spawned) == ["id", "seq", "name", "preset", "depth", "pid"]
@@ -37,27 +38,61 @@ def test_the_main_job_from_a_shell(shell: Shell) -> None:
     assert "valves.txt:1" in shell.data("query", spawned["id"][:4], "And valve 7?")["text"]
 
 
-def test_the_module_is_the_command(shell: Shell) -> None:
-    """Where the script is not on the path, `python -m orch` does what it does."""
+def test_python_m_orch_is_the_command(shell: Shell) -> None:
+    """`python -m orch` prints the errors of `orch`, for systems on which the script is not on the path."""
     argv = [sys.executable, "-m", "orch", "nope"]
-    told = subprocess.run(argv, env=shell.env, cwd=shell.folder, capture_output=True, timeout=SECONDS, check=False)
-    assert (told.returncode, told.stdout) == (2, b"")
-    assert told.stderr.startswith(b"orch: there is no command 'nope'")
+    output = subprocess.run(argv, env=shell.env, cwd=shell.folder, capture_output=True, timeout=SECONDS, check=False)
+    assert (output.returncode, output.stdout) == (2, b"")
+    assert output.stderr.startswith(b"orch: unknown command 'nope'")
 
 
-def test_an_answer_is_collected_once(shell: Shell) -> None:
-    """Without waiting the answer stays; the second taker is told who and when, and may read it again."""
+def test_answer_is_collected_once(shell: Shell) -> None:
+    """A second `collect` exits with 3 and names the first one, and `--again` prints the answer again."""
     shell.run("spawn", "t", "--name", "a", "--script", shell.script("hello"))
     shell.run("query", "a", "hi", "--no-wait")
     assert shell.run("collect", "a").stdout == b"hello\n"
     late = shell.run("collect", "a", code=3)
     assert late.stdout == b""
-    assert b"taken by" in late.stderr
+    assert b"already collected by" in late.stderr
     assert shell.run("collect", "a", "--again").stdout == b"hello\n"
 
 
-def test_ctrl_c_ends_the_waiting_only(shell: Shell) -> None:
-    """The command exits with 130 and says how to go on; the agent finishes and its answer can be collected."""
+def test_reply_is_a_value_of_a_schema(shell: Shell) -> None:
+    """`--returns` prints only the value, after at most one correction. A second invalid reply or an invalid file is an
+    error.
+    """
+    (shell.folder / "schema.json").write_text('{"type": "object", "properties": {"n": {"type": "integer"}}}')
+    script = shell.script('{"n": "two"}', 'So: {"n": 2}', "no", "no", '{"n": 3}')
+    shell.run("spawn", "t", "--name", "a", "--script", script)
+    assert shell.run("query", "a", "How many?", "--returns", "schema.json").stdout == b'{"n":2}\n'
+    failed = shell.run("query", "a", "How many?", "--returns", "schema.json", code=1)
+    assert b"did not return a value that matches --returns in two attempts" in failed.stderr
+    data = shell.data("query", "a", "How many?", "--returns", "schema.json")
+    assert (data["value"], data["reply"]["text"]) == ({"n": 3}, '{"n": 3}')
+    assert "no-wait" in shell.run("query", "a", "x", "--returns", "schema.json", "--no-wait", code=2).stderr.decode()
+    (shell.folder / "bad.json").write_text('{"type": "nonsense"}')
+    for file, why in (("bad.json", b"not a valid JSON schema"), ("none.json", b"cannot read a JSON schema")):
+        assert why in shell.run("run", "t", "--returns", file, code=2).stderr
+    one = shell.run("run", "t", "--returns", "schema.json", "--script", shell.script('{"n": 4}'))
+    assert one.stdout == b'{"n":4}\n'
+
+
+def test_agent_starts_with_history_and_ends_after_max_turns(shell: Shell) -> None:
+    """The history file is in the format of a provider's API, and the limit exits with 5."""
+    (shell.folder / "h.json").write_text(
+        '[{"role": "user", "content": "I am Ada."}, {"role": "assistant", "content": "Hi."}]'
+    )
+    look = {"text": "Looking.", "tool": "list_files", "input": {}}
+    script = shell.script(look, look, "done")
+    kept = ("--keep", "--name", "a", "--history", "h.json", "--max-turns", "2", "--script", script)
+    reply = shell.data("run", "t", "hi", *kept, code=5)
+    assert reply["stop_reason"] == "max_turns"
+    shown = shell.data("show", "a")["messages"]
+    assert [block["text"] for each in shown[:2] for block in each["content"]] == ["I am Ada.", "Hi."]
+
+
+def test_ctrl_c_ends_the_wait_only(shell: Shell) -> None:
+    """The command exits with 130 and a hint. The agent finishes, and its answer can be collected."""
     spawned = shell.data("spawn", "t", "--name", "a")
     os.kill(spawned["pid"], signal.SIGSTOP)
     waiting = shell.start("query", "a", "hi")
@@ -72,8 +107,8 @@ def test_ctrl_c_ends_the_waiting_only(shell: Shell) -> None:
     assert shell.run("collect", "a").stdout.startswith(b"Offline search")
 
 
-def test_a_turn_is_watched_steered_and_cancelled(shell: Shell) -> None:
-    """Its text and its tools are shown as they come; what is said is heard; a cancelled turn ends, not its agent."""
+def test_turn_is_watched_steered_and_cancelled(shell: Shell) -> None:
+    """`--stream` shows text and tool calls during the turn, and `cancel` ends the turn and not the agent."""
     (shell.folder / "x").write_text("one\n")
     read = {"text": "Looking.", "tool": "read_file", "input": {"path": "x"}}
     script = shell.script(read, "brief", {"text": "slow", "sleep": 60})
@@ -91,11 +126,11 @@ def test_a_turn_is_watched_steered_and_cancelled(shell: Shell) -> None:
     assert shell.data("steer", "a", "and now?", "--follow-up")["steer_id"] is None
     shell.run("cancel", "a")
     assert shell.data("collect", "a", code=1)["stop_reason"] == "cancelled"
-    assert b"was not at work" in shell.run("cancel", "a").stderr
+    assert b"had no running turn" in shell.run("cancel", "a").stderr
 
 
-def test_an_agent_for_one_question(shell: Shell) -> None:
-    """Asked, answered, ended; kept when told so; ended by Ctrl-C while it works."""
+def test_run_asks_an_agent_and_ends_it(shell: Shell) -> None:
+    """`orch run` keeps the agent only with `--keep`, and ends it on Ctrl-C."""
     assert shell.run("run", "t", "hi", "--script", shell.script("hello")).stdout == b"hello\n"
     assert shell.data("list") == []
     kept = shell.data("run", "t", "--keep", "--script", shell.script("hello"))
@@ -111,8 +146,8 @@ def test_an_agent_for_one_question(shell: Shell) -> None:
     assert [row["id"] for row in shell.data("list")] == [kept["id"]]
 
 
-def test_orch_within_a_command_of_an_agent_acts_as_that_agent(shell: Shell) -> None:
-    """With the tool for it, it spawns a subagent of the agent, in the folder of the agent; no daemon is started."""
+def test_orch_in_a_command_of_an_agent_acts_as_that_agent(shell: Shell) -> None:
+    """If spawn_subagent is granted, `orch spawn` in the agent's command spawns a child of the agent."""
     orch = shlex.join(
         [
             *("env", f"PYTHONPATH={shell.env['PYTHONPATH']}", f"ORCH_HOME={shell.home}"),
@@ -125,25 +160,25 @@ def test_orch_within_a_command_of_an_agent_acts_as_that_agent(shell: Shell) -> N
     script = shell.script({"tool": "bash", "input": {"command": command}}, "done")
     shell.run("spawn", "t", "--name", "outer", "--script", script, "--tools", "bash,spawn_subagent,read_file")
     assert shell.run("query", "outer", "go", "--approve", "auto").stdout == b"done\n"
-    told = (shell.folder / "told").read_text()
+    replies = (shell.folder / "told").read_text()
     rows = {row["name"]: row for row in shell.data("list")}
-    assert "inner" in rows, told
-    assert rows["inner"]["parent_id"] == rows["outer"]["id"], told
+    assert "inner" in rows, replies
+    assert rows["inner"]["parent_id"] == rows["outer"]["id"], replies
 
 
-def test_an_agent_of_an_earlier_run_is_asked_again(shell: Shell) -> None:
-    """By the id that its events began with: it knows what was said, and is ended again."""
+def test_agent_of_an_earlier_orch_run_is_asked_again(shell: Shell) -> None:
+    """`orch run --resume` continues the agent's conversation, and ends the agent afterwards."""
     lines = shell.run("run", "t", "--json-events", "--script", shell.script("hello", "and again")).stdout.splitlines()
-    told = [json.loads(line) for line in lines]
-    assert [told[0]["kind"], told[-1]["kind"], told[-1]["text"]] == ["agent", "reply", "hello"]
-    assert shell.run("run", "--resume", told[0]["id"], "Once more").stdout == b"and again\n"
+    data = [json.loads(line) for line in lines]
+    assert [data[0]["kind"], data[-1]["kind"], data[-1]["text"]] == ["agent", "reply", "hello"]
+    assert shell.run("run", "--resume", data[0]["id"], "Once more").stdout == b"and again\n"
     assert [row["status"] for row in shell.data("list", "--all")] == ["killed"]
-    shown = shell.data("session", "show", told[0]["id"])
+    shown = shell.data("session", "show", data[0]["id"])
     assert [entry["head"] for entry in shown["entries"] if entry["role"] == "user"][-1:] == ["Once more"]
 
 
-def test_a_selection_reaches_an_agent_that_works_and_one_that_idles(shell: Shell) -> None:
-    """The first hears it in its turn; the second is asked it."""
+def test_sent_selection_reaches_busy_and_idle_agents(shell: Shell) -> None:
+    """`orch send` queries an idle agent and steers a busy one."""
     shell.data("spawn", "t", "--name", "a", "--script", shell.script({"text": "slow", "sleep": 60}, "Seen."))
     assert shell.data("send", "a", "x = 1", "--from", "m.py:3", "--ask", "Why?")["query_id"]
     assert shell.data("send", "a", "y = 2")["steer_id"]
@@ -153,8 +188,8 @@ def test_a_selection_reaches_an_agent_that_works_and_one_that_idles(shell: Shell
     assert "Why? From m.py:3" in asked[-1]
 
 
-def test_who_waits_at_a_terminal_sees_who_works(shell: Shell) -> None:
-    """One line, updated in place, gone when the answer is there."""
+def test_status_line_shows_working_agents(shell: Shell) -> None:
+    """The status line is updated in place, and removed before the answer."""
     spawned = shell.data("spawn", "t", "--name", "reader", "--script", shell.script("done"))
     os.kill(spawned["pid"], signal.SIGSTOP)
     ours, theirs = os.openpty()
@@ -166,11 +201,11 @@ def test_who_waits_at_a_terminal_sees_who_works(shell: Shell) -> None:
     seen += os.read(ours, 1000)
     os.close(ours)
     assert seen.startswith(b"\rreader: busy, ")
-    assert seen.endswith(b"\r\x1b[Korch: no tool was called for this\r\n")
+    assert seen.endswith(b"\r\x1b[Korch: the answer used no tool\r\n")
 
 
-def test_a_second_query_and_a_timeout_leave_the_agent_alone(shell: Shell) -> None:
-    """Both exit with 4; the first question is answered all the same."""
+def test_second_query_and_timeout_leave_the_agent_alone(shell: Shell) -> None:
+    """Both commands exit with 4, and the first query is answered."""
     spawned = shell.data("spawn", "t", "--name", "a")
     os.kill(spawned["pid"], signal.SIGSTOP)
     assert b"orch" in shell.run("query", "a", "one", "--timeout", "0.05", code=4).stderr
@@ -181,8 +216,8 @@ def test_a_second_query_and_a_timeout_leave_the_agent_alone(shell: Shell) -> Non
     assert shell.run("collect", "a").stdout != b""
 
 
-def test_a_client_that_is_killed_costs_the_daemon_nothing(shell: Shell) -> None:
-    """kill -9 of a waiting command: the agent works on, the daemon answers, the result is there."""
+def test_killed_client_does_not_affect_the_daemon(shell: Shell) -> None:
+    """The agent finishes, and its answer can be collected."""
     spawned = shell.data("spawn", "t", "--name", "a")
     os.kill(spawned["pid"], signal.SIGSTOP)
     waiting = shell.start("query", "a", "hi")
@@ -193,8 +228,8 @@ def test_a_client_that_is_killed_costs_the_daemon_nothing(shell: Shell) -> None:
     assert shell.run("collect", "a").stdout != b""
 
 
-def test_prompts_of_every_size(shell: Shell) -> None:
-    """Ten megabytes pass; nothing, or nothing but blanks, is an error that says so."""
+def test_prompts_of_any_size(shell: Shell) -> None:
+    """Ten megabytes and undecodable bytes are accepted, and an empty prompt is an error."""
     shell.run("spawn", "t", "--name", "a", "--script", shell.script("big", "odd"))
     assert shell.run("query", "a", "-", stdin=b"x" * 10_000_000).stdout == b"big\n"
     assert shell.run("query", "a", "-", stdin=b"caf\xe9\x00\xed\xa0\x80").stdout == b"odd\n"
@@ -214,8 +249,10 @@ def test_prompts_of_every_size(shell: Shell) -> None:
         (["kill"], 2, "no REF or --all"),
     ],
 )
-def test_bad_input_is_told(shell: Shell, argv: list[str], code: int, complaint: str) -> None:
-    """What is wrong and which, on stderr alone, with the agreed exit code."""
+def test_invalid_input_is_reported_on_stderr_with_its_exit_code(
+    shell: Shell, argv: list[str], code: int, complaint: str
+) -> None:
+    """The error names the invalid value, and stdout is empty."""
     done = shell.run(*argv, code=code)
     assert done.stdout == b""
     assert done.stderr.decode().splitlines()[-1].startswith("orch: ")
@@ -226,7 +263,7 @@ def test_bad_input_is_told(shell: Shell, argv: list[str], code: int, complaint: 
     ("redirected", "code", "complaint"),
     [
         ("list >&-", 1, "standard output is closed"),
-        ("query a - <&-", 2, "standard input, which is closed"),
+        ("query a - <&-", 2, "cannot read '-' from standard input: it is closed"),
         ("list >/dev/full", 1, "the output cannot be written (No space left on device)"),
         ("run x --approve deny --script script.json >/dev/full", 1, "the output cannot be written"),
         ("list --json <&- 2>&-", 0, ""),
@@ -234,8 +271,8 @@ def test_bad_input_is_told(shell: Shell, argv: list[str], code: int, complaint: 
         ("spawn x 2>/dev/full | grep -q .", 0, ""),
     ],
 )
-def test_standard_descriptors_may_be_closed_or_full(shell: Shell, redirected: str, code: int, complaint: str) -> None:
-    """The daemon is started all the same; what cannot be done is one line, never a traceback."""
+def test_closed_or_full_standard_streams_are_handled(shell: Shell, redirected: str, code: int, complaint: str) -> None:
+    """The daemon starts, and a failure is reported in one line without a traceback."""
     shell.script("hello")
     orch = f"{shlex.quote(sys.executable)} -P -c {shlex.quote(MAIN)}"
     done = subprocess.run(
@@ -246,24 +283,24 @@ def test_standard_descriptors_may_be_closed_or_full(shell: Shell, redirected: st
         timeout=SECONDS,
         check=False,
     )
-    told = done.stderr.decode().splitlines()
-    assert (done.returncode, len(told)) == (code, 1 if complaint else 0), told
-    assert complaint in "".join(told)
+    errors = done.stderr.decode().splitlines()
+    assert (done.returncode, len(errors)) == (code, 1 if complaint else 0), errors
+    assert complaint in "".join(errors)
 
 
-def test_a_limit_exits_with_5(shell: Shell) -> None:
-    """The daemon takes its limits from the variables it was started with."""
+def test_agent_limit_exits_with_5(shell: Shell) -> None:
+    """The limit of the environment in which the daemon was started applies, and the error names both values."""
     shell.env["ORCH_SUBAGENTS__MAX_CONCURRENT"] = "1"
     shell.run("spawn", "one")
     assert b"max_concurrent" in shell.run("spawn", "two", code=5).stderr
     shell.env["ORCH_SUBAGENTS__MAX_CONCURRENT"] = "2"
-    told = shell.run("spawn", "two", code=5).stderr.decode().splitlines()[0]
-    assert "started with subagents.max_concurrent = 1 (not 2)" in told
+    errors = shell.run("spawn", "two", code=5).stderr.decode().splitlines()[0]
+    assert "started with subagents.max_concurrent = 1 (not 2)" in errors
     assert b"(the daemon was started with 1)" in shell.run("config", "show").stdout
 
 
 def test_agents_survive_the_daemon(shell: Shell) -> None:
-    """After stop, and after kill -9, the next command starts a daemon that knows everybody, and they answer."""
+    """After `daemon stop` and after SIGKILL, the next daemon has the agents, and they answer."""
     script = shell.script("one", "two", "three")
     spawned = shell.data("spawn", "t", "--name", "a", "--script", script)
     assert shell.run("query", "a", "?").stdout == b"one\n"
@@ -279,8 +316,8 @@ def test_agents_survive_the_daemon(shell: Shell) -> None:
     assert shell.run("query", "a", "?").stdout == b"three\n"
 
 
-def test_the_files_are_private_whatever_the_umask(shell: Shell) -> None:
-    """Folders 0700, files 0600, the socket too; but what agents make for their user is as the umask says."""
+def test_files_are_private_under_any_umask(shell: Shell) -> None:
+    """Only the user can access the files of the home, and the umask applies to files that agents write."""
     write = {"tool": "write_file", "input": {"path": "made/by_tool", "content": "x"}}
     shell.script(write, {"tool": "bash", "input": {"command": "touch made/by_command"}}, "done")
     shell.env["ORCH_APPROVE"] = "auto"
@@ -299,7 +336,7 @@ def test_the_files_are_private_whatever_the_umask(shell: Shell) -> None:
 
 
 def test_keys_reach_no_environment_and_no_file(shell: Shell) -> None:
-    """A key in the caller's environment is in no process of ours, as /proc shows them, and in no file."""
+    """A key of the caller is in no environment or command line of a process, and in no file of the home."""
     shell.env |= {
         "SOME_API_KEY": "canary-0123456789",
         "SLACK_WEBHOOK": "https://hooks.example/canary",
@@ -314,24 +351,25 @@ def test_keys_reach_no_environment_and_no_file(shell: Shell) -> None:
 
 
 def test_every_process_carries_its_run(shell: Shell) -> None:
-    """The daemon, its shim, its templates and its workers have ORCH_RUN from exec on."""
+    """ORCH_RUN is in the environments of the daemon and of its workers."""
     spawned = shell.data("spawn", "t")
-    found = dict(processes_with_token())
-    mine = {pid for pid in shell.ours() if found.get(pid, {}).get("ORCH_RUN")}
-    assert {shell.data("daemon", "status")["pid"], spawned["pid"]} <= mine
+    daemon = shell.data("daemon", "status")["pid"]
+    run_processes = {daemon, *below(daemon)}
+    assert spawned["pid"] in run_processes
+    assert run_processes <= {pid for pid, environment in processes_with_token() if environment.get("ORCH_RUN")}
 
 
-def test_a_home_that_cannot_be_made_is_told(shell: Shell) -> None:
-    """A file in the place of the folder: one sentence, no traceback."""
+def test_home_that_cannot_be_created_is_reported(shell: Shell) -> None:
+    """The error is one line that names ORCH_HOME, without a traceback."""
     shell.home.write_text("")
-    told = shell.run("list", code=1).stderr.decode()
-    assert told.count("\n") == 1
-    assert "ORCH_HOME" in told
+    errors = shell.run("list", code=1).stderr.decode()
+    assert errors.count("\n") == 1
+    assert "ORCH_HOME" in errors
     shell.home.unlink()
 
 
-def test_list_imports_next_to_nothing(shell: Shell) -> None:
-    """With a warm daemon, `orch list` loads no transport, event loop, logger or codec."""
+def test_list_imports_little(shell: Shell) -> None:
+    """With a running daemon, `orch list` imports no transport, event loop, logger or codec."""
     shell.run("daemon", "start")
     code = "import sys; from orch.cli import run; run(['list', '--json']); print(*sys.modules)"
     done = subprocess.run(
@@ -344,25 +382,25 @@ def test_list_imports_next_to_nothing(shell: Shell) -> None:
     assert ours == {"orch_protocol.services", "orch_protocol.services.verbs"}
 
 
-def test_the_doctor_passes_here(shell: Shell) -> None:
-    """With a daemon running and without."""
+def test_doctor_passes(shell: Shell) -> None:
+    """`orch doctor` exits with 0 with and without a running daemon."""
     shell.run("doctor")
     shell.run("daemon", "start")
     found = {each["check"]: each for each in shell.data("doctor")}
     assert found["daemon"]["detail"].startswith("process ")
 
 
-def test_a_log_that_cannot_be_written_is_told(shell: Shell) -> None:
-    """The command says which file, and starts nothing."""
+def test_unwritable_log_is_reported(shell: Shell) -> None:
+    """The command names the file, and starts no process."""
     (shell.home / "daemon" / "log").mkdir(parents=True)
-    told = shell.run("list", code=1).stderr.decode()
-    assert told.count("\n") == 1
-    assert "daemon/log cannot be written: Is a directory" in told
+    errors = shell.run("list", code=1).stderr.decode()
+    assert errors.count("\n") == 1
+    assert "daemon/log cannot be written: Is a directory" in errors
     assert shell.ours() == []
 
 
 def test_ctrl_c_during_the_demo_leaves_nothing(shell: Shell) -> None:
-    """Interrupted while the agent works, it ends its processes and removes its files."""
+    """The processes of the demo end, and its files are removed."""
     demo = shell.start("demo")
     assert demo.stdout is not None
     while not demo.stdout.readline().startswith(b"   question 1"):

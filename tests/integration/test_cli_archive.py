@@ -1,4 +1,4 @@
-"""`orch archive` as a person or a script meets it: real processes, files that stay."""
+"""`orch archive` with real processes, from one command to the next."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ import os, signal
 replace = os.replace
 
 
-def deadly(new, old):
+def deadly(new, old, **folders):
     global done
     if os.path.basename(old) == "session.jsonl":
         done -= 1
         if done < 0:
             os.kill(os.getpid(), signal.SIGKILL)
-    replace(new, old)
+    replace(new, old, **folders)
 
 
 os.replace = deadly
@@ -49,7 +49,7 @@ def archiving(shell: Shell) -> Shell:
 
 
 def looked(shell: Shell, name: str = "looker", *more: Any) -> str:
-    """Let an agent look around and return the id of the archive that its turn became."""
+    """Run an agent whose turn is archived, and return the id of the archive."""
     script = shell.script(LOOK, ANSWER, *more)
     shell.run("spawn", "look around", "--name", name, "--tools", "read_file,list_files", "--script", script)
     shell.run("query", name, "what about the sky?")
@@ -57,8 +57,8 @@ def looked(shell: Shell, name: str = "looker", *more: Any) -> str:
     return str(row["id"])
 
 
-def test_a_finished_turn_is_listed_found_read_and_asked(archiving: Shell) -> None:
-    """By everything that stands in it, exactly, with the entry it stands in."""
+def test_finished_turn_is_listed_found_read_and_asked(archiving: Shell) -> None:
+    """`archive search` finds each detail with its entry, and the holder's answer names the entry."""
     id = looked(archiving)
     [row] = archiving.data("archive", "list")
     assert (row["id"], row["kind"], row["messages"], row["calls"]) == (id, "turn", 4, 2)
@@ -73,7 +73,7 @@ def test_a_finished_turn_is_listed_found_read_and_asked(archiving: Shell) -> Non
 
 
 def test_archives_survive_the_daemon(archiving: Shell) -> None:
-    """Stopped, and killed with -9: the next one finds, reads and asks what was archived before."""
+    """After `daemon stop` and after SIGKILL, archives can be searched, read and queried."""
     id = looked(archiving)
     archiving.run("daemon", "stop")
     assert archiving.data("archive", "search", "4711")[0]["id"] == id
@@ -87,29 +87,29 @@ def test_archives_survive_the_daemon(archiving: Shell) -> None:
     assert "4711" in archiving.run("archive", "read", id).stdout.decode()
 
 
-def test_several_are_asked_the_same(archiving: Shell) -> None:
-    """All of an agent's, or those that are named; one that is not there costs the others nothing."""
+def test_several_archives_are_asked_the_same(archiving: Shell) -> None:
+    """`ask-all` queries all archives of an agent or named ones, and an unknown one does not affect the others."""
     one, other = looked(archiving, "one"), looked(archiving, "other")
-    [told] = archiving.data("archive", "ask-all", "what port is it?", "--in", "one")
-    assert (told["ref"], told["error"]) == (one, None)
-    assert "4711" in told["reply"]["text"]
+    [data] = archiving.data("archive", "ask-all", "what port is it?", "--in", "one")
+    assert (data["ref"], data["error"]) == (one, None)
+    assert "4711" in data["reply"]["text"]
     mapped = archiving.data("archive", "ask-all", "what port is it?", one, "nobody", other, code=1)
     assert [(each["ref"], each["error"] is None) for each in mapped] == [(one, True), ("nobody", False), (other, True)]
 
 
-def test_everything_is_exported(archiving: Shell) -> None:
-    """As data, and as a page; of one agent or of all."""
+def test_archives_are_exported(archiving: Shell) -> None:
+    """`export` writes the archives of one agent or of all agents, as JSON or as Markdown."""
     one, other = looked(archiving, "one"), looked(archiving, "other")
     lines = [json.loads(line) for line in archiving.run("archive", "export").stdout.splitlines()]
     assert [line["holder"]["id"] for line in lines] == [one, other]
     assert [message["role"] for message in lines[0]["messages"]] == ["user", "assistant", "user", "assistant"]
-    told = archiving.data("archive", "export", "one", "--format", "md", "--output", "one.md")
-    assert told == {"output": "one.md", "archives": 1, "messages": 4, "unread": {}}
+    data = archiving.data("archive", "export", "one", "--format", "md", "--output", "one.md")
+    assert data == {"output": "one.md", "archives": 1, "messages": 4, "unread": {}}
     assert "the sky is green, says Señor Žluťoučký" in (archiving.folder / "one.md").read_text()
 
 
-def test_an_export_replaces_no_link_and_no_device(archiving: Shell) -> None:
-    """A link still leads where it led; what is no file is written to."""
+def test_export_writes_to_the_target_of_a_link_and_to_a_device(archiving: Shell) -> None:
+    """`--output` writes through a link into its target, and to a device. The link and the device are not replaced."""
     looked(archiving, "one")
     (archiving.folder / "there.jsonl").write_text("old")
     (archiving.folder / "link.jsonl").symlink_to("there.jsonl")
@@ -118,19 +118,19 @@ def test_an_export_replaces_no_link_and_no_device(archiving: Shell) -> None:
     assert (archiving.folder / "there.jsonl").read_text().startswith('{"holder"')
     assert archiving.run("archive", "export", "--output", "/dev/stdout").stdout.startswith(b'{"holder"')
     failed = archiving.run("archive", "export", "--output", "/dev/full", code=1)
-    assert b"/dev/full cannot be written" in failed.stderr
+    assert b"cannot write /dev/full" in failed.stderr
     assert not Path("/dev/full").is_file()
 
 
-def test_a_holder_is_shown_with_what_it_holds(archiving: Shell) -> None:
-    """In the list of all once it was asked; its page has the record, the first entries, and its own questions."""
+def test_holder_is_shown_with_its_archive(archiving: Shell) -> None:
+    """A holder is listed after its first query, and `show` prints its record, its first entries and its questions."""
     id = looked(archiving)
     assert [row["kind"] for row in archiving.data("list", "--all")] == ["agent"]
     archiving.run("archive", "query", id, "what port is it?")
     assert [row["kind"] for row in archiving.data("list")] == ["agent"]
     assert [row["id"] for row in archiving.data("list", "--all") if row["kind"] == "holder"] == [id]
     page = archiving.run("show", id, "--messages", "2").stdout.decode()
-    assert "holds (one turn: 4 messages, 1 turn; 2 tool calls, the threshold is 2)" in page
+    assert "archive (one turn: 4 messages, 1 turn; 2 tool calls, the threshold is 2)" in page
     assert "Read: note.txt" in page
     assert "entry 2, assistant:\n  -> read_file" in page
     assert f"2 more: orch archive read {id} 3-" in page
@@ -144,23 +144,25 @@ def test_a_holder_is_shown_with_what_it_holds(archiving: Shell) -> None:
         (["search", " "], 2, "empty"),
         (["read", "ffffffffffff"], 3, "orch archive list"),
         (["query", "ffffffffffff", "hi"], 3, "ffffffffffff"),
-        (["ask-all", "hi", "--in", "looker"], 3, "archived nothing"),
+        (["ask-all", "hi", "--in", "looker"], 3, "has no archives"),
         (["export", "nobody"], 3, "nobody"),
         (["prune"], 2, "--older-than"),
         (["prune", "--older-than", "30"], 2, "invalid age"),
         (["prune", "--older-than", "1d", "--in", "nobody"], 3, "nobody"),
     ],
 )
-def test_bad_input_is_told(archiving: Shell, argv: list[str], code: int, complaint: str) -> None:
-    """What is wrong and which, on stderr alone, with the agreed exit code."""
+def test_invalid_input_is_reported_on_stderr_with_its_exit_code(
+    archiving: Shell, argv: list[str], code: int, complaint: str
+) -> None:
+    """The error names the invalid value, and stdout is empty."""
     archiving.run("spawn", "look", "--name", "looker", "--script", archiving.script("hello"))
     done = archiving.run("archive", *argv, code=code)
     assert done.stdout == b""
     assert complaint in done.stderr.decode()
 
 
-def test_the_archive_verbs_import_next_to_nothing(archiving: Shell) -> None:
-    """No transport, event loop or codec, with a warm daemon."""
+def test_archive_verbs_import_little(archiving: Shell) -> None:
+    """With a running daemon, `orch archive list` imports no transport, event loop or codec."""
     archiving.run("daemon", "start")
     code = "import sys; from orch.cli import run; run(['archive', 'list', '--json']); print(*sys.modules)"
     done = subprocess.run(
@@ -173,8 +175,10 @@ def test_the_archive_verbs_import_next_to_nothing(archiving: Shell) -> None:
     assert ours == {"orch_protocol.services", "orch_protocol.services.verbs"}
 
 
-def test_what_is_pruned_is_gone(archiving: Shell) -> None:
-    """From the disk; who asks for it is told when; what it was is told before; the rest is as it was."""
+def test_pruned_archive_is_deleted(archiving: Shell) -> None:
+    """The text is removed from the agent's files, and every command reports the deletion. Other archives are
+    unchanged.
+    """
     gone, kept = looked(archiving, "one"), looked(archiving, "other")
     archiving.run("archive", "query", gone, "which Žluťoučký?")
     archiving.run("archive", "search", "Žluťoučký")
@@ -182,17 +186,17 @@ def test_what_is_pruned_is_gone(archiving: Shell) -> None:
     planned = archiving.data("archive", "prune", "--older-than", "0s", "--in", "one", "--dry-run")
     assert [row["id"] for row in planned["archives"]] == [gone]
     assert (planned["bytes"] > 500, planned["busy"]) == (True, {})
-    said = archiving.run("archive", "prune", "--older-than", "0s", "--in", "one").stdout.decode().splitlines()
-    assert said[1].startswith(gone)
-    assert said[-1] == f"deleted 1 archive, {planned['bytes']:,} bytes"
+    output = archiving.run("archive", "prune", "--older-than", "0s", "--in", "one").stdout.decode().splitlines()
+    assert output[1].startswith(gone)
+    assert output[-1] == f"deleted 1 archive, {planned['bytes']:,} bytes"
     folder = Path(archiving.data("show", "one")["agent"]["folder"])
-    told = [path for path in archiving.home.rglob("*") if path.is_file() and "outoučk".encode() in path.read_bytes()]
-    assert all(folder not in path.parents for path in told)
-    assert archiving.home / "runs" / "daemon" / "journal.jsonl" not in told
+    listed = [path for path in archiving.home.rglob("*") if path.is_file() and "outoučk".encode() in path.read_bytes()]
+    assert all(folder not in path.parents for path in listed)
+    assert archiving.home / "runs" / "daemon" / "journal.jsonl" not in listed
     for verb in (["read"], ["query"], []):
         argv = ["archive", *verb, gone] if verb else ["show", gone]
         done = archiving.run(*argv, *(["hi"] if verb == ["query"] else []), code=3)
-        assert f"what archive {gone} held was deleted on 20" in done.stderr.decode()
+        assert f"the content of archive {gone} was deleted on 20" in done.stderr.decode()
     assert {hit["id"] for hit in archiving.data("archive", "search", "Žluťoučký")} == {kept}
     assert [row["id"] for row in archiving.data("archive", "list")] == [kept]
     assert archiving.data("show", "one")["messages"] == before
@@ -203,8 +207,8 @@ def test_what_is_pruned_is_gone(archiving: Shell) -> None:
     assert archiving.data("archive", "prune", "--older-than", "1h")["archives"] == []
 
 
-def test_who_is_at_work_keeps_its_archives(archiving: Shell) -> None:
-    """The command exits with 4 and says who works on what; with room everything goes."""
+def test_busy_agent_keeps_its_archives(archiving: Shell) -> None:
+    """`prune` exits with 4 and names the agent. When the agent is idle, its archives are pruned."""
     id = looked(archiving, "one", {"text": "slow", "sleep": 60})
     archiving.run("query", "one", "work on", "--no-wait")
     archiving.until("one", "busy")
@@ -218,9 +222,9 @@ def test_who_is_at_work_keeps_its_archives(archiving: Shell) -> None:
 
 
 @pytest.mark.parametrize("done", [0, 1])
-def test_a_daemon_that_is_killed_as_it_prunes(archiving: Shell, done: int) -> None:
-    """The next one has each file as it was, or without what was to go; and pruning again leaves nothing."""
-    deadly = archiving.folder / "sitecustomize.py"  # which every Python reads as it starts
+def test_daemon_killed_while_pruning_leaves_whole_files(archiving: Shell, done: int) -> None:
+    """Each file is unchanged or pruned, and pruning again completes the deletion."""
+    deadly = archiving.folder / "sitecustomize.py"  # every Python process imports this module when it starts
     deadly.write_text(f"done = {done}\n{DEADLY}")
     archiving.env["PYTHONPATH"] += f"{os.pathsep}{archiving.folder}"
     (archiving.folder / "note.txt").write_text("needle in a haystack\n")

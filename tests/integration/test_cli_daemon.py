@@ -1,4 +1,4 @@
-"""The daemon behind the command line: one, drained, left, frozen, private."""
+"""The daemon of the command line: start, stop, signals, idle exit, hangs and the control socket."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from orch_protocol.wire.frames import VERSION
 
 
 def say(shell: Shell, line: dict[str, Any]) -> dict[str, Any]:
-    """Speak one line with the daemon and return its answer."""
+    """Send one line to the daemon, and return its answer."""
     with socket.socket(socket.AF_UNIX) as connected:
         connected.settimeout(SECONDS)
         connected.connect(paths.control_socket(shell.env))
@@ -31,7 +31,7 @@ def say(shell: Shell, line: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_daemon_verbs(shell: Shell) -> None:
-    """Status does not start one; start does, once; stop ends it and may be repeated; the log tells."""
+    """`status` starts no daemon, `start` starts one daemon, `stop` can be repeated, and `logs` prints the log."""
     assert shell.run("daemon", "status", code=3).stdout == b""
     shell.run("daemon", "logs", code=3)
     first = shell.data("daemon", "start")
@@ -42,19 +42,19 @@ def test_daemon_verbs(shell: Shell) -> None:
     assert shell.data("daemon", "stop") == {"pid": first["pid"]}
     ended(first["pid"])
     assert shell.data("daemon", "stop") == {"pid": None}
-    assert b'"why": "told to stop"' in shell.run("daemon", "logs").stdout
+    assert b'"why": "asked to stop"' in shell.run("daemon", "logs").stdout
 
 
 def test_racing_commands_share_one_daemon(shell: Shell) -> None:
-    """Six commands at once on a fresh home: one daemon, six agents, no error."""
+    """Six commands that start at the same time with a new home use the same daemon."""
     racing = [shell.start("spawn", f"task {number}", "--json") for number in range(6)]
     seqs = sorted(json.loads(each.communicate(timeout=SECONDS)[0])["seq"] for each in racing)
     assert seqs == [1, 2, 3, 4, 5, 6]
     assert shell.data("daemon", "status")["agents"] == 6
 
 
-def test_a_second_daemon_leaves_with_a_code_of_its_own(shell: Shell) -> None:
-    """It says so and touches nothing."""
+def test_second_daemon_exits_with_its_own_code(shell: Shell) -> None:
+    """The error says that another daemon serves the home, and the first daemon continues."""
     first = shell.data("daemon", "start")
     second = subprocess.run(
         [sys.executable, "-P", "-m", "orch.daemon.daemon"],
@@ -69,8 +69,8 @@ def test_a_second_daemon_leaves_with_a_code_of_its_own(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_drains_the_daemon(shell: Shell, number: signal.Signals) -> None:
-    """It ends its agents, removes its socket and says why in its log."""
+def test_signal_drains_the_daemon(shell: Shell, number: signal.Signals) -> None:
+    """The agents end, the socket is removed, and the log names the signal."""
     shell.run("spawn", "t")
     os.kill(shell.data("daemon", "status")["pid"], number)
     for pid in shell.ours():
@@ -79,8 +79,8 @@ def test_a_signal_drains_the_daemon(shell: Shell, number: signal.Signals) -> Non
     assert number.name.encode() in shell.run("daemon", "logs").stdout
 
 
-def test_stopping_the_daemon_answers_who_waits(shell: Shell) -> None:
-    """A query under way ends with an error, not with silence, and nothing starts anew."""
+def test_stopping_the_daemon_fails_pending_queries(shell: Shell) -> None:
+    """A command with a pending query exits with 1, and starts no new daemon."""
     spawned = shell.data("spawn", "t", "--name", "a")
     os.kill(spawned["pid"], signal.SIGSTOP)
     waiting = shell.start("query", "a", "hi")
@@ -92,8 +92,8 @@ def test_stopping_the_daemon_answers_who_waits(shell: Shell) -> None:
     shell.run("daemon", "status", code=3)
 
 
-def test_an_idle_daemon_leaves_by_itself(shell: Shell) -> None:
-    """After its minutes it is gone, its agents are not."""
+def test_idle_daemon_exits(shell: Shell) -> None:
+    """The log contains the reason, and the agents answer in the next daemon."""
     shell.run("spawn", "t", "--name", "a", "--script", shell.script("hello"), ORCH_DAEMON__IDLE_MINUTES="0.005")
     for pid in shell.ours():
         ended(pid)
@@ -101,8 +101,8 @@ def test_an_idle_daemon_leaves_by_itself(shell: Shell) -> None:
     assert shell.run("query", "a", "?").stdout == b"hello\n"
 
 
-def test_a_daemon_whose_home_or_journal_is_removed_leaves(shell: Shell) -> None:
-    """Asked anything, it sends one to the next daemon and ends with its agents; the next one has the place alone."""
+def test_daemon_without_its_home_or_journal_exits(shell: Shell) -> None:
+    """The daemon refuses requests after its files were removed, and commands start a new daemon."""
     shell.run("spawn", "t", "--name", "a")
     before = shell.ours()
     with socket.socket(socket.AF_UNIX) as connected:
@@ -117,33 +117,33 @@ def test_a_daemon_whose_home_or_journal_is_removed_leaves(shell: Shell) -> None:
     shell.run("spawn", "t", "--name", "b")
     before = shell.ours()
     (shell.home / "runs" / "daemon" / "journal.jsonl").unlink()
-    shell.start("kill", "b").communicate(timeout=SECONDS)  # it wants to be on the disk; if that was not tried before
+    shell.start("kill", "b").communicate(timeout=SECONDS)  # writes to the journal, so that the daemon notices the loss
     assert shell.data("list", "--all") == []
     for pid in before:
         ended(pid)
 
 
-def test_a_frozen_daemon_is_given_up(shell: Shell) -> None:
-    """Every command, the doctor and stop included, says which process hangs, where its log is and how to end it."""
+def test_hanging_daemon_is_reported(shell: Shell) -> None:
+    """Every command names the process, its log, and `kill -9`."""
     shell.run("spawn", "t", "--name", "a")
     pid = shell.data("daemon", "status")["pid"]
     os.kill(pid, signal.SIGSTOP)
     verbs = [("list",), ("show", "a"), ("spawn", "t"), ("daemon", "status"), ("daemon", "stop"), ("doctor",)]
     asking = [shell.start(*verb) for verb in verbs]
-    told = [(each.communicate(timeout=SECONDS), each.returncode) for each in asking]
-    for (out, err), code in told:
-        said = (out + err).decode()
+    output = [(each.communicate(timeout=SECONDS), each.returncode) for each in asking]
+    for (out, err), code in output:
+        replies = (out + err).decode()
         assert code == 1
-        assert f"kill -9 {pid}" in said
-        assert str(shell.home / "daemon" / "log") in said
-        assert "Traceback" not in said
+        assert f"kill -9 {pid}" in replies
+        assert str(shell.home / "daemon" / "log") in replies
+        assert "Traceback" not in replies
     os.kill(pid, signal.SIGKILL)
     ended(pid)
     assert [row["name"] for row in shell.data("list")] == ["a"]
 
 
-def test_a_long_home_works(tmp_path: Path) -> None:
-    """Where the socket's path would be too long, it lies elsewhere, and everything else at home."""
+def test_long_home_path_works(tmp_path: Path) -> None:
+    """The socket is in another folder, which commands find with and without XDG_RUNTIME_DIR."""
     (tmp_path / ("d" * 100)).mkdir()
     (tmp_path / "runtime").mkdir(mode=0o700)
     with opened(tmp_path / ("d" * 100)) as shell:
@@ -153,19 +153,19 @@ def test_a_long_home_works(tmp_path: Path) -> None:
         assert shell.run("query", "a", "?").stdout == b"hello\n"
 
 
-def test_a_broken_configuration_stops_the_daemon_with_file_and_line(shell: Shell) -> None:
-    """The command that would have started it says what the daemon found, and exits with 2."""
+def test_invalid_configuration_stops_the_daemon_with_file_and_line(shell: Shell) -> None:
+    """The command exits with 2, and the error suggests a similar key."""
     shell.home.mkdir(mode=0o700)
     (shell.home / "config.toml").write_text("\nmodle = 1\n")
-    told = shell.run("list", code=2).stderr.decode()
-    assert told.startswith("orch: ")
-    assert "config.toml, line 2" in told
-    assert "did you mean 'model'" in told
+    errors = shell.run("list", code=2).stderr.decode()
+    assert errors.startswith("orch: ")
+    assert "config.toml, line 2" in errors
+    assert "did you mean 'model'" in errors
     (shell.home / "config.toml").unlink()
 
 
-def test_the_socket_speaks_lines(shell: Shell) -> None:
-    """Anybody may ask in JSON; another version is told both, and may still look and stop."""
+def test_control_socket_speaks_json_lines(shell: Shell) -> None:
+    """A client of another version gets VersionMismatchError, and can still read the status and stop the daemon."""
     shell.run("daemon", "start")
     assert say(shell, {"id": 1, "method": "list", "version": VERSION}) == {"id": 1, "result": []}
     error = say(shell, {"id": 2, "method": "list", "version": VERSION + 1})["error"]

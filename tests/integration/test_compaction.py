@@ -1,4 +1,4 @@
-"""Real agents outgrow what their models read at once: they go on, and whatever dies meanwhile, nothing is lost."""
+"""Real agents exceed the context window and continue; kills during compaction lose nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orch.processes.zygote import ZygoteLauncher
 from orch_protocol.agent.config import ChildCompactionConfig, SubagentsConfig
 from orch_protocol.core.errors import AgentDiedError
 from orch_protocol.core.messages import assistant, text_of, user
-from orch_worker.session.transcript import read_session
+from orch_worker.session.session_reader import read_session
 
 Open = Any
 HERE = Path(__file__).parent
@@ -23,14 +23,18 @@ HISTORY = [message for n in range(8) for message in (user(f"question {n}"), assi
 
 
 def compacting(tokens: int = 800, **child: Any) -> Config:
-    """Let conversations be compacted at `tokens`; agents below agents as `child` says."""
+    """Return a configuration that compacts conversations at `tokens`. `child` configures the compaction of
+    subagents.
+    """
     theirs = SubagentsConfig(allow_nested=True, context_compaction=ChildCompactionConfig(**child))
     return Config(context_compaction=CompactionConfig(compact_tokens=tokens), subagents=theirs)
 
 
 @pytest.mark.parametrize("world", ["zygote"], indirect=True)
-async def test_an_agent_goes_on_with_a_summary_and_loses_nothing(world: Open, tmp_path: Path) -> None:
-    """The notes take the place of what was said first; going back shows it as it was."""
+async def test_compaction_keeps_every_message_in_the_session(world: Open, tmp_path: Path) -> None:
+    """The summary replaces the first messages of the conversation, and checking out an earlier leaf shows these
+    messages.
+    """
     o = await world(config=compacting())
     script = ScriptedBackend(["nine", "ten"], ["Eight questions were answered."])
     agent = await o.spawn("count", tools=[], backend=script, cwd=tmp_path, history=HISTORY)
@@ -46,8 +50,8 @@ async def test_an_agent_goes_on_with_a_summary_and_loses_nothing(world: Open, tm
 
 
 @pytest.mark.parametrize("world", ["fake"], indirect=True)
-async def test_agents_below_agents_have_rules_of_their_own(world: Open) -> None:
-    """With the mode off their conversations stay as they are."""
+async def test_subagents_have_their_own_compaction_mode(world: Open) -> None:
+    """With the mode `off`, subagents are not compacted, and their parent is."""
     o = await world(config=compacting(100, mode="off"))
     spawn = {"tool": "spawn_subagent", "input": {"task": "x" * 800, "tools": ["list_files"]}}
     agent = await o.spawn("lead", tools=["spawn_subagent", "list_files"], backend=ScriptedBackend([spawn, "done"]))
@@ -59,8 +63,10 @@ async def test_agents_below_agents_have_rules_of_their_own(world: Open) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="these processes are tied together by Linux")
 @pytest.mark.parametrize("point", killed_archiving.compaction_points())
-async def test_a_worker_dies_when(point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Either the summary stands there, whole, or everything that it was to stand for; and the next query goes on."""
+async def test_killed_worker_during_compaction_leaves_a_whole_conversation(
+    point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The conversation contains either the summary or all original messages, and the next query is answered."""
     roots = [str(HERE.parents[1] / root) for root in ("orchestrator", "worker", "protocol")]
     monkeypatch.setenv("PYTHONPATH", ":".join([*roots, str(HERE)]))
     deadly_file = tmp_path / "deadly"

@@ -1,4 +1,4 @@
-"""run_python in a worker from which orch's folders and denied paths are hidden by a mount namespace."""
+"""run_python in a worker whose mount namespace hides the folders of orch and the denied paths."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orch.processes.exec import ExecLauncher
 from orch.processes.zygote import ZygoteLauncher
 from orch_protocol.core.errors import OrchError
 from orch_protocol.core.messages import Message, Text, ToolResult
-from orch_worker.policy.denied_files import MOST_MOUNTS
+from orch_worker.policy.denied_files import MAX_MOUNTS
 from orch_worker.sandbox import launcher_client
 
 SECRET = "BEGIN-DENIED"
@@ -105,20 +105,22 @@ def results(messages: tuple[Message, ...]) -> list[str]:
 
 
 def probe(home: Path, attempts: tuple[str, ...] = ATTEMPTS) -> dict[str, Any]:
-    """Return a call that makes the attempts, encoded so that no rule about names sees them."""
+    """Return a call that makes the attempts. The code is encoded, so that no rule about file names applies to
+    the call.
+    """
     setup = f"import os\nHOME = {str(home)!r}\nATTEMPTS = {attempts!r}\n"
     code = base64.b64encode((setup + "DENIED = os.getcwd() + '/token.key'\n" + PROBE).encode()).decode()
     return python(f"import base64\nexec(base64.b64decode('{code}'))")
 
 
 def make_too_many_denied_files() -> None:
-    """Make more denied files than can be covered."""
-    for number in range(MOST_MOUNTS + 1):
+    """Create more denied files than mounts can hide."""
+    for number in range(MAX_MOUNTS + 1):
         Path(f"{number}.key").write_text("")
 
 
-async def test_code_cannot_reach_orchs_folders_or_denied_files(spawn: Spawn, home: Path, tmp_path: Path) -> None:
-    """It is offered beside denied paths, can neither read nor change them, and cannot undo the mounts."""
+async def test_run_python_cannot_reach_orch_folders_or_denied_files(spawn: Spawn, home: Path, tmp_path: Path) -> None:
+    """The code can neither read nor change the files, and cannot undo the mounts."""
     agent = await spawn(probe(home), "done", policy=DENIED)
     reply = await agent.query("go")
     assert results((await agent.show()).messages)[0].strip() == "succeeded: []"
@@ -127,16 +129,16 @@ async def test_code_cannot_reach_orchs_folders_or_denied_files(spawn: Spawn, hom
     assert (home / "config.toml").read_text() == ""
 
 
-async def test_orchs_folders_are_hidden_without_denied_paths(spawn: Spawn, home: Path) -> None:
-    """Also from an agent without commands."""
+async def test_orch_folders_are_hidden_without_denied_paths(spawn: Spawn, home: Path) -> None:
+    """The folders are hidden even if run_python is the agent's only tool."""
     attempts = tuple(each for each in ATTEMPTS if "DENIED" not in each)
     agent = await spawn(probe(home, attempts), "done", policy=PolicyConfig(), tools=("run_python",))
     await agent.query("go")
     assert results((await agent.show()).messages)[0].strip() == "succeeded: []"
 
 
-async def test_code_and_commands_work_in_the_namespace(spawn: Spawn, tmp_path: Path) -> None:
-    """Files of the working folder are written, and a command's own covers are made inside those of the worker."""
+async def test_code_and_commands_work_in_the_mount_namespace(spawn: Spawn, tmp_path: Path) -> None:
+    """Code and commands can use files in the working folder, and denied files are hidden from commands, too."""
     agent = await spawn(
         python("open('made.txt', 'w').write('made')"),
         {"tool": "bash", "input": {"command": "cat made.txt; cat token.$(echo key)"}},
@@ -151,36 +153,36 @@ async def test_code_and_commands_work_in_the_namespace(spawn: Spawn, tmp_path: P
 
 
 async def test_names_and_session_survive_beside_the_mounts(spawn: Spawn) -> None:
-    """The worker writes its own session as before, and a later process reads it."""
+    """Python names stay bound from one turn to the next, and the worker can write its session."""
     agent = await spawn(python("x = 41"), "one", python("x + 1"), "two", policy=DENIED)
     await agent.query("go")
     await agent.query("go")
     assert results((await agent.show()).messages)[-1].strip() == "42"
 
 
-async def test_not_offered_and_reported_when_hiding_fails(spawn: Spawn) -> None:
-    """Here: more denied files than can be covered. Commands say so themselves."""
+async def test_run_python_is_not_offered_when_hiding_fails(spawn: Spawn) -> None:
+    """If there are more denied files than mounts can hide, the reply has a warning with the reason."""
     make_too_many_denied_files()
     agent = await spawn(python("1"), "done", policy=DENIED)
     reply = await agent.query("go")
     assert "run_python is not offered" in reply.warning
-    assert f"{MOST_MOUNTS + 2:,} denied files" in reply.warning
+    assert f"{MAX_MOUNTS + 2:,} denied files" in reply.warning
     assert reply.tool_calls == 0
 
 
-async def test_required_and_impossible_ends_the_spawn(spawn: Spawn) -> None:
-    """With the reason."""
+async def test_required_but_impossible_hiding_fails_the_spawn(spawn: Spawn) -> None:
+    """With `require_denied_paths`, the spawn raises an error with the reason."""
     make_too_many_denied_files()
     with pytest.raises(OrchError, match="denied paths cannot be hidden"):
         await spawn(python("1"), "done", policy=REQUIRED)
 
 
-async def test_not_offered_beside_denied_paths_without_namespaces(
+async def test_run_python_is_not_offered_beside_denied_paths_without_namespaces(
     spawn: Spawn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The agent's state says that these are matched by name only."""
+    """The agent's state reports that paths are denied by name only."""
     for launcher in (ZygoteLauncher, ExecLauncher):
-        monkeypatch.setattr(launcher, "mounts_missing", lambda _: "no namespaces")
+        monkeypatch.setattr(launcher, "mount_namespace_problem", lambda _: "no namespaces")
     agent = await spawn(python("1"), "done", policy=DENIED)
     assert (await agent.query("go")).tool_calls == 0
     assert (await agent.state()).denied_paths == "by name only"

@@ -1,4 +1,4 @@
-"""Two shells with keys and servers of their own share a daemon, and keep them apart."""
+"""Two shells with different keys and servers share a daemon, and each agent uses the credentials of its shell."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEYS = {"one": "sk-canary-of-shell-one", "two": "sk-canary-of-shell-two"}
 
 
 class Provider:
-    """A model server that knows one key, and answers with its own name."""
+    """A model server that accepts one key, and answers with its name."""
 
     def __init__(self, name: str) -> None:
         self.name, self.key = name, KEYS[name]
@@ -44,7 +44,7 @@ class Provider:
 
 @pytest.fixture
 def providers() -> Iterator[tuple[Provider, Provider]]:
-    """Two servers on loopback."""
+    """Two model servers with different keys."""
     made = Provider("one"), Provider("two")
     yield made
     for each in made:
@@ -52,7 +52,7 @@ def providers() -> Iterator[tuple[Provider, Provider]]:
 
 
 def killed(shell: Shell) -> None:
-    """End the daemon with kill -9, and return when its processes are gone."""
+    """Kill the daemon with SIGKILL, and return when its processes have ended."""
     pid = shell.data("daemon", "status")["pid"]
     processes = shell.ours()
     os.kill(pid, signal.SIGKILL)
@@ -68,24 +68,27 @@ def code_of(shell: Shell, *argv: str) -> int:
 
 
 def written(shell: Shell) -> list[Path]:
-    """Return the files of the home that hold a key."""
+    """Return the files of the home that contain a key."""
     files = (path for path in shell.home.rglob("*") if path.is_file())
     return [path for path in files if b"sk-canary" in path.read_bytes()]
 
 
 def test_each_agent_uses_the_key_and_server_of_its_shell(shell: Shell, providers: tuple[Provider, Provider]) -> None:
-    """Whichever shell started the daemon and whichever asks; one line tells the other shell. No file has a key."""
+    """A query from another shell uses the agent's credentials and prints one notice. No file contains a key."""
     one, two = providers
     shell.run("list", **one.env())
     for each in providers:
         shell.run("spawn", "answer", "--name", each.name, "--model", MODEL, **each.env())
         done = shell.run("query", each.name, "Who?", **each.env())
-        assert (done.stdout.decode().strip(), b"made with" in done.stderr) == (f"from {each.name}", False)
+        assert (done.stdout.decode().strip(), b"spawned with" in done.stderr) == (f"from {each.name}", False)
     done = shell.run("query", "one", "Who?", **two.env())
     assert done.stdout.decode().strip() == "from one"
-    notices = [line for line in done.stderr.decode().splitlines() if "made with" in line]
+    notices = [line for line in done.stderr.decode().splitlines() if "spawned with" in line]
     assert len(notices) == 1
-    assert "agent one uses the OPENAI_API_KEY, OPENAI_BASE_URL it was made with, not this shell's" in notices[0]
+    assert (
+        "agent one uses the OPENAI_API_KEY, OPENAI_BASE_URL it was spawned with, not the value in this shell"
+        in notices[0]
+    )
     assert (one.requests, two.requests) == (2, 1)
     shown = shell.run("show", "one").stdout.decode()
     assert "credentials:   OPENAI_API_KEY OPENAI_BASE_URL (from the shell that ran orch spawn)" in shown
@@ -98,7 +101,7 @@ def test_each_agent_uses_the_key_and_server_of_its_shell(shell: Shell, providers
 def test_agent_needs_credentials_after_the_daemon_was_killed(
     shell: Shell, providers: tuple[Provider, Provider]
 ) -> None:
-    """Another shell cannot ask it; any command of a shell with the same variables supplies them."""
+    """Any command of a shell with the same variables supplies the credentials. Another shell cannot supply them."""
     one, two = providers
     shell.run("spawn", "answer", "--name", "a", "--model", MODEL, **one.env())
     shell.run("spawn", "answer", "--name", "scripted", "--script", shell.script("No key needed."))
@@ -108,7 +111,7 @@ def test_agent_needs_credentials_after_the_daemon_was_killed(
     assert shell.run("query", "scripted", "Hello?").stdout == b"No key needed.\n"
     refused = shell.run("query", "a", "Who?", code=1, **two.env()).stderr.decode()
     assert "agent 'a'" in refused
-    assert "waits for the OPENAI_API_KEY that it was made with" in refused
+    assert "waits for OPENAI_API_KEY, with the value that it was spawned with" in refused
     assert "orch resume 1 --credentials" in refused
     assert shell.status("a") == "needs credentials"
     shell.run("list", **one.env())
@@ -120,7 +123,7 @@ def test_agent_needs_credentials_after_the_daemon_was_killed(
 def test_resume_gives_an_agent_the_credentials_of_this_shell(
     shell: Shell, providers: tuple[Provider, Provider]
 ) -> None:
-    """Key and server, for one agent or for all that had the same; also while its process is up."""
+    """`resume --credentials` replaces key and server of one agent, or with `--all` of all agents with the same ones."""
     one, two = providers
     for name in ("a", "b", "c"):
         shell.run("spawn", "answer", "--name", name, "--model", MODEL, **one.env())
@@ -131,7 +134,7 @@ def test_resume_gives_an_agent_the_credentials_of_this_shell(
     shell.run("resume", "b", "--credentials", "--all", **two.env())
     for name in ("b", "c"):
         done = shell.run("query", name, "Who?", **two.env())
-        assert (done.stdout, b"made with" in done.stderr) == (b"from two\n", False)
+        assert (done.stdout, b"spawned with" in done.stderr) == (b"from two\n", False)
     assert "has no OPENAI_API_KEY" in shell.run("resume", "a", "--credentials", code=2).stderr.decode()
     killed(shell)
     assert shell.status("c") == "needs credentials"
@@ -139,7 +142,7 @@ def test_resume_gives_an_agent_the_credentials_of_this_shell(
 
 
 def test_refused_key_names_the_command_that_replaces_it(shell: Shell, providers: tuple[Provider, Provider]) -> None:
-    """When the shell that asks has another key for the same server; after that command the agent answers."""
+    """The error names `resume --credentials` if the shell has another key, and the agent answers after that command."""
     one, _ = providers
     shell.run("spawn", "answer", "--name", "a", "--model", MODEL, **one.env("sk-canary-expired"))
     refused = shell.run("query", "a", "Who?", code=1, **one.env("sk-canary-expired")).stderr.decode()
@@ -154,7 +157,7 @@ def test_refused_key_names_the_command_that_replaces_it(shell: Shell, providers:
 
 
 def test_only_an_explicit_start_serves_callers_without_keys(shell: Shell, providers: tuple[Provider, Provider]) -> None:
-    """A daemon that another command started keeps that command's keys for its agents alone."""
+    """If another command started the daemon, the keys of that command are not used for other callers."""
     one, _ = providers
     shell.run("list", **one.env())
     refused = shell.run("spawn", "answer", "--name", "a", "--model", MODEL, code=2).stderr.decode()
@@ -172,7 +175,7 @@ def test_only_an_explicit_start_serves_callers_without_keys(shell: Shell, provid
 def test_daemon_in_the_foreground_serves_callers_without_keys(
     shell: Shell, providers: tuple[Provider, Provider]
 ) -> None:
-    """`orch daemon run` stays until it is told to stop; its process has no key in its environment."""
+    """`orch daemon run` runs until it gets SIGTERM, and its environment contains no key."""
     one, _ = providers
     running = shell.start("daemon", "run", stderr=subprocess.DEVNULL, **one.env())
     try:
@@ -192,7 +195,7 @@ def test_daemon_in_the_foreground_serves_callers_without_keys(
 
 
 def test_children_use_the_credentials_of_their_agent(shell: Shell, providers: tuple[Provider, Provider]) -> None:
-    """What an agent spawns asks its server with its key, whoever put the question."""
+    """A subagent uses the credentials of its parent, also for a query from another shell."""
     one, two = providers
     shell.env |= {"ORCH_SUBAGENTS__ALLOW_NESTED": "true", "ORCH_MODEL": MODEL}
     spawned = {"tool": "spawn_subagent", "input": {"task": "answer", "tools": [], "query": "Who?"}}

@@ -1,4 +1,4 @@
-"""`orch demo` with real processes: in a pipe, at a terminal, interrupted, killed, and with a model."""
+"""`orch demo` with real processes: in a pipe, at a terminal, killed, and with a model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MASKS = (
     (r"^   +\d+k? \|.*|^   +\|.*", "   | ..."),
     (r"(kill -9|process) \d+", r"\1 PID"),
     (r"([├└] \w+) .*", r"\1 ..."),
-    (r"(conversation from disk:\n)(   > .*\n)+", r"\1   > ANSWER\n"),  # how it is quoted depends on the search
+    (r"(conversation from disk:\n)(   > .*\n)+", r"\1   > ANSWER\n"),  # the quotation depends on the search
     (r"demo +STATE.*", "demo ..."),
     (r"\d+ steps with \d+ %", "N steps with N %"),
     (r"in \d+ s\.", "in N s."),
@@ -34,21 +34,21 @@ MASKS = (
 
 @pytest.fixture(autouse=True)
 def pictures(shell: Shell, tmp_path: Path) -> Iterator[Path]:
-    """The folder that the chart is written to."""
+    """The folder in which the demo writes its chart."""
     folder = Path(tempfile.mkdtemp(dir=tmp_path))
     shell.env["TMPDIR"] = str(folder)
     return folder
 
 
 def masked(text: str) -> str:
-    """Return the output without what differs from run to run."""
+    """Return the output with the parts that differ between runs replaced."""
     for pattern, replacement in MASKS:
         text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
     return text
 
 
 def final_screen(text: str) -> str:
-    """Return what stays on a terminal: replaced lines are gone, and styles."""
+    """Return the text that is visible on the terminal at the end, without styles."""
     lines: list[str] = []
     for line in re.sub(r"\x1b\[\d*m", "", text).split("\n"):
         while found := re.match(r"\x1b\[(\d+)A\x1b\[J", line):
@@ -59,8 +59,8 @@ def final_screen(text: str) -> str:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_demo_in_a_pipe_prints_what_the_snapshot_has(shell: Shell, width: int) -> None:
-    """One line per question, no control character, no line too long; nothing is left, neither process nor file."""
+def test_demo_in_a_pipe_matches_the_snapshot(shell: Shell, width: int) -> None:
+    """The output has no control characters and no long lines, and the demo removes its home."""
     (shell.folder / "README.md").write_text(README)
     text = shell.run("demo", COLUMNS=str(width)).stdout.decode()
     assert "\x1b" not in text
@@ -70,8 +70,8 @@ def test_demo_in_a_pipe_prints_what_the_snapshot_has(shell: Shell, width: int) -
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_demo_at_a_terminal_leaves_what_the_snapshot_has(shell: Shell, width: int) -> None:
-    """The progress is one line, which is replaced."""
+def test_demo_at_a_terminal_matches_the_snapshot(shell: Shell, width: int) -> None:
+    """The demo prints styles, and replaces its progress lines."""
     (shell.folder / "README.md").write_text(README)
     terminal = Pty(shell, script=f"COLUMNS={width} {orch('demo')}")
     try:
@@ -87,33 +87,33 @@ def test_demo_at_a_terminal_leaves_what_the_snapshot_has(shell: Shell, width: in
 
 def check_snapshot(text: str, name: str, width: int) -> None:
     """Compare the output with a file. UPDATE_SNAPSHOTS=1 writes the file."""
-    commands = re.compile(r"\.svg$|  # ")  # a path and commands are never cut
+    commands = re.compile(r"\.svg$|  # ")  # paths and commands are not wrapped
     assert [line for line in text.splitlines() if len(line) > width and not commands.search(line)] == []
     if os.environ.get("UPDATE_SNAPSHOTS"):
         (SNAPSHOTS / name).write_text(masked(text))
     assert masked(text) == (SNAPSHOTS / name).read_text()
 
 
-def test_demo_prints_data(shell: Shell, pictures: Path) -> None:
-    """In an empty folder too: fewer tokens, the detail word for word, another process after the kill."""
-    told = shell.data("demo", PYTHONIOENCODING="ascii", LANG="C")
-    assert told["steps"] == 67
-    assert told["tokens_with"] < told["tokens_without"] / 2
-    assert told["usd_with"] < told["usd_without"]
-    assert told["archives"] >= 5
-    assert told["recalled"].endswith(QUEUED)
-    assert told["recalled_turn"] == 1
-    assert told["revived_pid"] not in (0, told["killed_pid"])
-    assert told["revived_answer"]
-    assert list(told["subagents"]) == ["overview", "tests", "errors"]
-    assert told["left"] == []
-    assert Path(told["svg"]).read_text().startswith("<svg ")
-    assert list(pictures.iterdir()) == [Path(told["svg"])]
+def test_demo_json_has_its_figures(shell: Shell, pictures: Path) -> None:
+    """The data shows fewer tokens with archival, the recalled detail, and another process after the kill."""
+    data = shell.data("demo", PYTHONIOENCODING="ascii", LANG="C")
+    assert data["steps"] == 67
+    assert data["tokens_with"] < data["tokens_without"] / 2
+    assert data["usd_with"] < data["usd_without"]
+    assert data["archives"] >= 5
+    assert data["recalled"].endswith(QUEUED)
+    assert data["recalled_turn"] == 1
+    assert data["revived_pid"] not in (0, data["killed_pid"])
+    assert data["revived_answer"]
+    assert list(data["subagents"]) == ["overview", "tests", "errors"]
+    assert data["left"] == []
+    assert Path(data["svg"]).read_text().startswith("<svg ")
+    assert list(pictures.iterdir()) == [Path(data["svg"])]
     assert not shell.home.exists()
 
 
-def test_demo_that_was_killed_is_removed_by_the_next(shell: Shell) -> None:
-    """Its agents end with it; its folder is removed when the next one starts."""
+def test_killed_demo_is_removed_by_the_next(shell: Shell) -> None:
+    """The agents of a killed demo end, and the next demo removes the folder."""
     demo = shell.start("demo")
     assert demo.stdout is not None
     while not demo.stdout.readline().startswith(b"   question 1"):
@@ -124,22 +124,22 @@ def test_demo_that_was_killed_is_removed_by_the_next(shell: Shell) -> None:
     for pid in agents:
         ended(pid)
     (left,) = shell.home.iterdir()
-    os.utime(left, (0, 0))  # what is new may belong to a command that has just begun
+    os.utime(left, (0, 0))  # a new folder may belong to a demo that has just started
     assert shell.data("demo")["left"] == []
     assert not left.exists()
 
 
 def test_live_demo_needs_a_model_and_a_terminal(shell: Shell) -> None:
-    """Nothing is started without both."""
+    """The command names what is missing, and starts no agent."""
     assert b"no model configured: set ORCH_MODEL" in shell.run("demo", "--live", code=1).stderr
-    told = shell.run("demo", "--live", "--model", "anthropic:claude-sonnet-5", code=2)
-    assert b"costs at most $2.00" in told.stdout
-    assert b"run it at a terminal" in told.stderr
+    output = shell.run("demo", "--live", "--model", "anthropic:claude-sonnet-5", code=2)
+    assert b"costs at most $2.00" in output.stdout
+    assert b"run it at a terminal" in output.stderr
     assert not shell.home.exists()
 
 
 def test_live_demo_asks_before_it_costs_money(shell: Shell) -> None:
-    """Without a yes, no request is made."""
+    """If the user does not confirm, no request is made."""
     with Apart(reads_files) as apart:
         terminal = Pty(shell, "demo", "--live", "--model", "anthropic:claude-sonnet-5", **apart.env)
         try:
@@ -154,20 +154,20 @@ def test_live_demo_asks_before_it_costs_money(shell: Shell) -> None:
     assert not shell.home.exists()
 
 
-def test_live_demo_with_a_model_that_reads_little(shell: Shell) -> None:
-    """All four parts are shown with a model that never reads the detail, and nothing is left."""
+def test_live_demo_works_with_a_model_that_reads_little(shell: Shell) -> None:
+    """The demo shows all parts, although its search finds nothing."""
     with Apart(reads_files) as apart:
         terminal = Pty(shell, "demo", "--live", "--model", "anthropic:claude-sonnet-5", **apart.env)
         try:
             until(terminal, r"Continue\?")
             terminal.type("y\n")
             assert terminal.end() == 0
-            said = final_screen(terminal.shown())
+            found = final_screen(terminal.shown())
         finally:
             terminal.close()
         assert apart.server.refused == []
-    assert "The model anthropic:claude-sonnet-5 decides each step." in said
-    assert "The search found nothing." in said
-    assert re.search(r"kill -9 \d+: the process is gone", said)
-    assert "Processes left: 0." in said
+    assert "The model anthropic:claude-sonnet-5 decides each step." in found
+    assert "The search found nothing." in found
+    assert re.search(r"kill -9 \d+: the process is gone", found)
+    assert "Processes left: 0." in found
     assert not shell.home.exists()

@@ -1,4 +1,4 @@
-"""Commands that try to read denied files, credentials and orch's own folders; with and without mount namespaces."""
+"""Commands that try to read denied files, credentials and the folders of orch."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ COMMANDS = (
     "unshare -Urm sh -c 'umount -l {vault}; cat {vault}/inner token.key'",
     "unshare -Um sh -c 'umount -l {vault}; cat {vault}/inner token.key'",
     "unshare -Urm sh -c 'mount --rbind . sub; umount -l sub/token.key; cat sub/token.key'",
-    # By /proc, and by what other processes have open.
+    # By /proc, and by files that other processes have open.
     "cat /proc/self/cwd/token.key",
     "cat /proc/self/root{vault}/inner",
     "for p in /proc/[0-9]*; do cat $p/root{vault}/inner $p/cwd/token.key; done",
@@ -105,7 +105,7 @@ COMMANDS = (
 
 @pytest.fixture
 def context(tmp_path: Path) -> Iterator[ToolContext]:
-    """An agent beside a denied folder, with denied files, credentials, and a session in an orch home."""
+    """An agent next to a denied folder, with denied files, credentials, and a session in an orch home."""
     if why := launcher_client.unavailable_reason():
         pytest.skip(why)
     names = (
@@ -137,45 +137,44 @@ def context(tmp_path: Path) -> Iterator[ToolContext]:
         orch_folders=(str(tmp_path / "orch"),),
     )
     yield context
-    context.belongings.close()
+    context.tool_state.close()
 
 
 def at(context: ToolContext, level: Level) -> ToolContext:
-    """Return `context` with its tools at `level`."""
+    """Return `context` with its tools at `level`. Skip the test if the machine does not support `level`."""
     if why := probe.available_levels().missing.get(level):
         pytest.skip(f"no {level} on this machine: {why}")
     return replace(context, sandbox=replace(context.sandbox, level=level))
 
 
 async def sh(context: ToolContext, command: str, **more: object) -> ToolOutput:
-    """Run `command`."""
     return await bash.run(context, {"command": command, **more})
 
 
 def launcher_pid(context: ToolContext) -> int:
     """Return the process id of the agent's one launcher."""
-    [pid] = context.own(CommandSandbox).launchers
+    [pid] = context.agent_object(CommandSandbox).launchers
     return pid
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 async def test_no_command_prints_a_denied_file(context: ToolContext, command: str) -> None:
-    """None of its bytes, whatever reads it. Nothing but the mounts keeps it away: no rule looks at the command."""
+    """The mounts alone hide the files, because no rule checks the command."""
     top = context.cwd.parent
     output = await sh(context, command.format(work=top, vault=top / "vault", home=top / "user"))
     assert SECRET not in output.text
 
 
-async def test_each_file_could_be_read_without_the_mounts(context: ToolContext) -> None:
-    """So the list above tests something."""
+async def test_each_file_is_readable_without_the_mounts(context: ToolContext) -> None:
+    """Without the mounts a command prints each secret, so the test above can fail."""
     bare = replace(context, sandbox=SandboxSpec(covers_paths=False))
     text = (await sh(bare, "cat token.key link/inner named.key ~/.ssh/* ~/.kube/* ../orch/config.toml")).text
     assert text.count(SECRET) == 6
 
 
 @pytest.mark.parametrize("level", LEVELS)
-async def test_hidden_at_every_level(context: ToolContext, level: Level) -> None:
-    """Beside what the level itself keeps away."""
+async def test_denied_files_are_hidden_at_every_sandbox_level(context: ToolContext, level: Level) -> None:
+    """At each level, denied files are hidden and new files can be written and read."""
     context = at(context, level)
     assert SECRET not in (await sh(context, "cat token.key sub/deep.key link/* ~/.ssh/*")).text
     assert (await sh(context, "echo fine > new.txt && cat new.txt")).text.startswith("fine\n")
@@ -183,14 +182,14 @@ async def test_hidden_at_every_level(context: ToolContext, level: Level) -> None
 
 @pytest.mark.parametrize("level", LEVELS)
 async def test_command_has_no_capability(context: ToolContext, level: Level) -> None:
-    """Nor can it gain one: it could remove the mounts."""
+    """A command also cannot gain a capability, with which it could remove the mounts."""
     lines = (await sh(at(context, level), "grep -E '^(Cap|NoNewPrivs)' /proc/self/status")).text.splitlines()
     assert {line.split()[1] for line in lines if line.startswith("Cap")} == {"0" * 16}
     assert "NoNewPrivs:\t1" in lines
 
 
 async def test_scripts_and_background_jobs_cannot_read_denied_files(context: ToolContext) -> None:
-    """They are started in the same way."""
+    """A script gets a PermissionError, and the output of a background job does not contain the secret."""
     text = (await run_python_script.run(context, {"code": "print(open('token.key').read())"})).text
     assert "PermissionError" in text
     assert SECRET not in text
@@ -220,8 +219,8 @@ async def test_scripts_and_background_jobs_cannot_read_denied_files(context: Too
     ],
 )
 @pytest.mark.parametrize("level", LEVELS)
-async def test_orchs_own_folders_are_out_of_reach(context: ToolContext, level: Level, command: str) -> None:
-    """Reading and changing both; what is there stays as it is."""
+async def test_orch_folders_are_hidden(context: ToolContext, level: Level, command: str) -> None:
+    """Commands can neither read nor change the folders."""
     orch = context.cwd.parent / "orch"
     before = {path: path.read_bytes() for path in sorted(orch.rglob("*")) if path.is_file()}
     output = await sh(at(context, level), command.format(orch=shlex.quote(str(orch))))
@@ -232,8 +231,8 @@ async def test_orchs_own_folders_are_out_of_reach(context: ToolContext, level: L
 
 
 @pytest.mark.parametrize("level", LEVELS)
-async def test_scratch_folder_and_skills_stay_in_reach(context: ToolContext, level: Level) -> None:
-    """What an agent has of the orch home: a scratch folder to write to, the skills it may use to read."""
+async def test_scratch_folder_and_skills_stay_visible(context: ToolContext, level: Level) -> None:
+    """A command can write the scratch folder of its agent and read the skills."""
     orch = context.cwd.parent / "orch"
     output = await sh(
         at(context, level), f"echo kept > {orch}/sessions/me/scratch/file && sh {orch}/skills/sql/query.sh"
@@ -242,8 +241,8 @@ async def test_scratch_folder_and_skills_stay_in_reach(context: ToolContext, lev
     assert (orch / "sessions/me/scratch/file").read_text() == "kept\n"
 
 
-async def test_file_made_later_is_hidden_from_the_next_command(context: ToolContext) -> None:
-    """Also one that takes the place of a hidden file, which the mount on that does not hide."""
+async def test_file_created_later_is_hidden_from_the_next_command(context: ToolContext) -> None:
+    """A file that replaces a hidden file is hidden, too."""
     await sh(context, "true")
     (context.cwd / "late.key").write_text(SECRET)
     assert SECRET not in (await sh(context, "cat late.key")).text
@@ -253,18 +252,18 @@ async def test_file_made_later_is_hidden_from_the_next_command(context: ToolCont
 
 
 async def test_commands_share_one_launcher(context: ToolContext) -> None:
-    """While nothing changes; it ends with the agent."""
+    """The launcher process is used for several commands, and ends with the agent."""
     await sh(context, "true")
     pid = launcher_pid(context)
     await sh(context, "cat token.key")
     assert launcher_pid(context) == pid
-    context.belongings.close()
+    context.tool_state.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
 
-async def test_command_after_the_launcher_was_killed_runs_hidden_again(context: ToolContext) -> None:
-    """A command could end the launcher; the next one gets another, and never runs without."""
+async def test_killed_launcher_is_replaced_with_hiding(context: ToolContext) -> None:
+    """The command after the kill uses a new launcher, which also hides the denied files."""
     await sh(context, "true")
     pid = launcher_pid(context)
     ended = os.pidfd_open(pid)
@@ -275,34 +274,32 @@ async def test_command_after_the_launcher_was_killed_runs_hidden_again(context: 
     assert launcher_pid(context) != pid
 
 
-async def test_nothing_runs_when_the_promised_namespaces_cannot_be_had(
-    context: ToolContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An error, not a command that could read what was to be hidden."""
-    monkeypatch.setattr("orch_worker.sandbox.launcher_client.BOOT", "raise SystemExit")
+async def test_missing_namespaces_stop_the_command(context: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ToolError gives the reason, and the command does not run without hiding."""
+    monkeypatch.setattr("orch_worker.sandbox.launcher_client.BOOT_CODE", "raise SystemExit")
     with pytest.raises(ToolError, match="Nothing was run: denied paths cannot be hidden from commands"):
         await sh(context, "touch ran")
     assert not (context.cwd / "ran").exists()
 
 
-async def test_command_that_cannot_be_started_is_an_error(context: ToolContext) -> None:
-    """The launcher says why, and goes on."""
+async def test_failed_start_is_an_error(context: ToolContext) -> None:
+    """The ToolError gives the reason, and the launcher starts the next command."""
     with pytest.raises(ToolError, match="No such file or directory"):
         await sh(replace(context, cwd=context.cwd / "gone"), "true")
     assert (await sh(context, "echo on")).text.startswith("on\n")
 
 
-async def test_exit_codes_signals_and_limits_are_those_of_the_command(context: ToolContext) -> None:
-    """The launcher in between changes nothing of them."""
+async def test_launcher_preserves_exit_codes_signals_and_limits(context: ToolContext) -> None:
+    """The result has the exit status or the signal of the command, and limits apply to the command."""
     assert (await sh(context, "exit 7")).text.splitlines()[0] == "[exit status 7]"
     assert "signal SIGTERM" in (await sh(context, "kill -TERM $$")).text
     limited = replace(context, sandbox=replace(context.sandbox, limits=ToolLimits(open_files=33)))
-    limited.belongings.close()
+    limited.tool_state.close()
     assert (await sh(limited, "ulimit -n")).text.startswith("33\n")
 
 
-async def test_credentials_are_readable_when_they_were_asked_for_or_approved(context: ToolContext) -> None:
-    """Denied paths and the orch home stay hidden."""
+async def test_credentials_are_readable_when_requested_or_approved(context: ToolContext) -> None:
+    """Denied paths and the orch home stay hidden from commands that can read credentials."""
     command = "cat ~/.ssh/id_test token.key ../orch/config.toml"
     for output in (
         await sh(context, command, credentials=True),
@@ -312,13 +309,13 @@ async def test_credentials_are_readable_when_they_were_asked_for_or_approved(con
         assert f"{SECRET} user/.ssh/id_test" in output.text
         assert output.text.count(SECRET) == 1
     usable = replace(context, policy=replace(context.policy, usable_credentials=("~/.ssh",)))
-    usable.belongings.close()
+    usable.tool_state.close()
     text = (await sh(usable, "cat ~/.ssh/id_test ~/.kube/config")).text
     assert text.count(SECRET) == 1
 
 
-async def test_failed_command_names_what_is_hidden(context: ToolContext) -> None:
-    """In one line; a command that succeeds is not followed by it."""
+async def test_failed_command_lists_hidden_paths(context: ToolContext) -> None:
+    """The result of a failed command ends with one line that names the paths. Other results have no such line."""
     *_, line = (await sh(context, "false")).text.splitlines()
     assert line.startswith("[not readable by commands: credentials: ")
     for name in (".ssh", ".kube/config", "credentials=true", "token.key", "vault"):
@@ -326,10 +323,8 @@ async def test_failed_command_names_what_is_hidden(context: ToolContext) -> None
     assert "[not readable" not in (await sh(context, "true")).text
 
 
-async def test_commands_that_name_only_rules_hold_for_are_reported(
-    context: ToolContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """More denied files than can be hidden: the rest is left to rules, and each output says so."""
-    monkeypatch.setattr("orch_worker.policy.denied_files.MOST_MOUNTS", 2)
+async def test_too_many_denied_files_are_reported(context: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only rules about names protect files beyond the limit, and each output reports this."""
+    monkeypatch.setattr("orch_worker.policy.denied_files.MAX_MOUNTS", 2)
     text = (await sh(context, "true")).text
     assert "[denied paths: by name only where there are 3 denied files, of which 2 can be covered]" in text

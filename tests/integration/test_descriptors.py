@@ -1,4 +1,4 @@
-"""Programs with few descriptors: what cannot be had is refused before anything breaks for want of it."""
+"""Programs with few file descriptors: orch refuses a launch before the program runs out of descriptors."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2])))
 
 
 @pytest.mark.parametrize("limit", [90, 101])
-def test_no_more_agents_are_launched_than_there_are_descriptors_for(limit: int, tmp_path: Path) -> None:
-    """Of many at once some come up and answer, the rest are refused with what to do; the program lives, and goes on."""
+def test_launches_are_limited_by_available_descriptors(limit: int, tmp_path: Path) -> None:
+    """Some agents start, the errors of the others name `ulimit -n`, and the program continues."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     argv = [sys.executable, "-c", PROGRAM, str(tmp_path), str(limit)]
     done = subprocess.run(argv, env=environment, capture_output=True, timeout=40, check=False)
@@ -48,22 +48,22 @@ def test_no_more_agents_are_launched_than_there_are_descriptors_for(limit: int, 
     assert 5 <= int(done.stdout) < 60
 
 
-def test_the_daemon_takes_the_descriptors_it_may_have(shell: Shell) -> None:
-    """The daemon raises the soft limit of its shell to the hard one, and leaves no core file."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    # In the command alone: pytest's own process may have more than 128 descriptors open.
-    main = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (128, {most})); {MAIN}"
+def test_daemon_raises_its_descriptor_limit(shell: Shell) -> None:
+    """The daemon raises the limit to the hard limit, and writes no core files."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    # The command sets the limit, because pytest may have more than 128 descriptors open.
+    main = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (128, {limit})); {MAIN}"
     command = shell.start("daemon", "start", "--json", main=main)
     stdout, stderr = command.communicate(timeout=SECONDS)
     assert command.returncode == 0, stderr.decode()
     pid = json.loads(stdout)["pid"]
-    assert resource.prlimit(pid, resource.RLIMIT_NOFILE)[0] >= min(most, 1 << 14)
+    assert resource.prlimit(pid, resource.RLIMIT_NOFILE)[0] >= min(limit, 1 << 14)
     assert resource.prlimit(pid, resource.RLIMIT_CORE) == (0, 0)
 
 
 @pytest.mark.parametrize("argv", [["list"], ["spawn", "x"]], ids=" ".join)
-def test_too_few_descriptors_for_the_daemon_are_an_error_with_a_fix(argv: list[str], shell: Shell) -> None:
-    """`ulimit -n 20` before any orch command."""
+def test_too_few_descriptors_for_the_daemon_are_an_error(argv: list[str], shell: Shell) -> None:
+    """With a limit of 20, the error names the limit and `ulimit -n`."""
     main = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20)); {MAIN}"
     command = shell.start(*argv, main=main)
     _, stderr = command.communicate(timeout=SECONDS)

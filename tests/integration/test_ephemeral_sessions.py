@@ -1,4 +1,4 @@
-"""An agent of which nothing is kept, as a real process."""
+"""An agent whose session is not stored, as a real process."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ pytestmark = pytest.mark.skipif(not LINUX or not Path("/dev/shm").is_dir(), reas
 
 
 def holding(folder: Path, word: bytes) -> list[Path]:
-    """Return the files below `folder` that hold `word`."""
+    """Return the files below `folder` that contain `word`."""
     return [path for path in folder.rglob("*") if path.is_file() and word in path.read_bytes()]
 
 
 @pytest.mark.parametrize("world", ["zygote"], indirect=True)
-async def test_it_survives_its_process_and_not_its_root(world: Open, home: Path, tmp_path: Path) -> None:
-    """No file below the home has a word of it, its log included; afterwards there is nothing anywhere."""
+async def test_ephemeral_session_survives_its_process_but_not_its_root(world: Open, home: Path, tmp_path: Path) -> None:
+    """No file in the home, including the logs, contains the text of the session."""
     o = await world(run="r")
     crash = {"tool": "run_python", "input": {"code": "print('secret'); import os; os.kill(os.getpid(), 9)"}}
     script = ScriptedBackend(["secret one", crash, "secret two"])

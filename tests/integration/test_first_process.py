@@ -1,4 +1,4 @@
-"""The first process of a container: signals mean nothing to it that it does not serve, and orphans are its children."""
+"""Roots with the process id 1, as in a container: they handle signals, and reap orphans."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ with Orchestrator(home=sys.argv[1], env={}) as o:
 
 
 def permitted() -> bool:
-    """Return whether this system lets us make such a process."""
+    """Return whether this system allows a new namespace of process ids."""
     try:
         return subprocess.run([*APART, "true"], capture_output=True, timeout=SECONDS, check=False).returncode == 0
     except OSError:
@@ -51,8 +51,8 @@ needs_namespaces = pytest.mark.skipif(not permitted(), reason="no namespace of p
 
 
 @needs_namespaces
-def test_a_program_that_is_the_first_process_buries_whom_it_inherits(tmp_path: Path) -> None:
-    """Its shim is killed, with a template, workers and what tools detached below it: agents go on, no zombie stays."""
+def test_program_as_pid_1_reaps_inherited_processes(tmp_path: Path) -> None:
+    """After its shim was killed, the program can use agents, and no zombie remains."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     argv = [*APART, sys.executable, "-c", PROGRAM, str(tmp_path)]
     done = subprocess.run(argv, env=environment, capture_output=True, timeout=SECONDS, check=False)
@@ -60,8 +60,8 @@ def test_a_program_that_is_the_first_process_buries_whom_it_inherits(tmp_path: P
 
 
 @needs_namespaces
-def test_a_daemon_that_is_the_first_process_leaves_when_it_is_told_to(tmp_path: Path) -> None:
-    """The kernel spares such a process every signal that it does not serve; it serves SIGTERM."""
+def test_daemon_as_pid_1_ends_on_sigterm(tmp_path: Path) -> None:
+    """The daemon handles SIGTERM, because the kernel delivers only handled signals to the process with id 1."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "ORCH_HOME": str(tmp_path)}
     with subprocess.Popen([*APART, sys.executable, "-P", "-m", "orch.daemon.daemon"], env=environment) as outside:
         deadline = time.monotonic() + SECONDS

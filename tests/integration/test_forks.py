@@ -1,4 +1,4 @@
-"""The user's program may fork at any time; the child has no part in what is ours."""
+"""Forks of the user's program: the child uses no locks and no archiver of the parent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from orch_worker.session.transcript import Transcript
 
 @contextmanager
 def fork_that_stays() -> Iterator[None]:
-    """A child of this process that does nothing until the block ends."""
+    """A fork of this process that does nothing until the block ends."""
     ours, its = socket.socketpair()
     child = os.fork()
     if child == 0:
@@ -28,15 +28,15 @@ def fork_that_stays() -> Iterator[None]:
         os._exit(0)
     its.close()
     try:
-        assert ours.recv(1) == b"!"  # from now on it runs our program, and has tidied up
+        assert ours.recv(1) == b"!"  # the child runs, and has called its fork handlers
         yield
     finally:
         ours.close()
         os.waitpid(child, 0)
 
 
-def test_a_fork_keeps_no_folder_locked(tmp_path: Path) -> None:
-    """The owner gives its folders up and takes them again, whatever its children still do."""
+def test_forked_child_keeps_no_folder_locked(tmp_path: Path) -> None:
+    """The owner can release and take its locks while a fork of the process runs."""
     run, session = FolderLock.acquire(tmp_path), Transcript.open(tmp_path / "s", agent="a", cwd="/")
     with fork_that_stays():
         run.release()
@@ -45,18 +45,18 @@ def test_a_fork_keeps_no_folder_locked(tmp_path: Path) -> None:
         Transcript.open(tmp_path / "s", agent="a", cwd="/").close()
 
 
-def test_a_fork_leaves_an_archiver_to_the_program(tmp_path: Path) -> None:
-    """Two that append to one file would write over each other: what both archived would be damaged."""
+def test_forked_child_cannot_use_an_archiver(tmp_path: Path) -> None:
+    """The child gets a StoreError, because two writers would damage the file."""
     config = ArchivalConfig(profile="seed", trigger=TriggerConfig(token_threshold=50, tool_call_threshold=1))
     with Archiver(tmp_path, "anthropic", config=config) as archiver:
-        told = False
+        found = False
         if (child := os.fork()) == 0:
             try:
                 archiver.fold(work(SHAPES[0], 1, steps=4, size=400))
             except StoreError as error:
-                told = "before a fork" in str(error)
+                found = "before a fork" in str(error)
             finally:
-                os._exit(0 if told else 1)
+                os._exit(0 if found else 1)
         assert os.waitpid(child, 0)[1] == 0
         turn = work(SHAPES[0], 2, steps=4, size=400)
         assert archiver.unfold(archiver.fold(turn)) == turn

@@ -1,4 +1,4 @@
-"""Archives of a caller's own loop are asked by question."""
+"""Questions to the archives of a program that has its own agent loop."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from orch_protocol.core.errors import AgentNotFoundError
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_an_archive_is_asked(tmp_path: Path, shape: Shape) -> None:
-    """A subagent answers from what it holds, and is gone."""
+def test_archive_is_asked(tmp_path: Path, shape: Shape) -> None:
+    """The holder's answer names the entry, and the holder ends after the answer."""
     root = Orchestrator(config=Config(), home=tmp_path / "home", env={}, launcher=InProcessLauncher)
     with root, Archiver(tmp_path / "archive", shape.name, "seed", orchestrator=root) as archiver:
         turn = [shape.user("How is the valve?"), shape.assistant("The valve is at 4711 mbar. " + "It holds. " * 4000)]

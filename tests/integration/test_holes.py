@@ -1,4 +1,4 @@
-"""What comes to be when a process's memory has no holes lies side by side."""
+"""Objects that are allocated after the holes in the heap were filled."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ print(json.dumps(counts))
 """
 
 
-def test_what_is_made_when_the_holes_are_filled_lies_side_by_side() -> None:
-    """Whatever its size is, in Python's own pools or in the C library's memory: 12,000 bytes take a few pages."""
+def test_objects_allocated_after_filling_holes_are_adjacent() -> None:
+    """New objects of 12,000 bytes use at most seven pages, in Python's pools and in the C heap."""
     ran = subprocess.run([sys.executable, "-c", SCATTERED], capture_output=True, text=True, timeout=60, check=True)
     counts = json.loads(ran.stdout)
     assert len(counts) == 5

@@ -1,4 +1,4 @@
-"""Commands and programs that are interrupted again and again while they work, and while they end."""
+"""Commands and programs that are interrupted repeatedly, while they work and while they end."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ with Orchestrator() as o:
 
 
 @pytest.mark.parametrize("pause", [0.0005, 0.003, 0.05])
-def test_ctrl_c_again_and_again(home: Path, pause: float) -> None:
-    """The program ends by it, with its agents' processes, and says nothing of tasks that were left."""
+def test_repeated_ctrl_c_ends_the_program_cleanly(home: Path, pause: float) -> None:
+    """The program ends with SIGINT and prints no warnings about tasks, and its workers end."""
     roots = os.pathsep.join(str(ROOT / holder) for holder in PACKAGES.values())
     program = subprocess.Popen(
         [sys.executable, "-P", "-c", PROGRAM],
@@ -45,11 +45,11 @@ def test_ctrl_c_again_and_again(home: Path, pause: float) -> None:
     assert program.returncode == -signal.SIGINT
     assert "destroyed" not in err
     assert "never retrieved" not in err
-    assert "KeyboardInterrupt" in err  # and whatever Python says when another comes while it says that
+    assert "KeyboardInterrupt" in err  # Python prints more if another signal arrives during the traceback
 
 
-def test_a_second_ctrl_c_at_a_terminal_cancels_the_turn(shell: Shell) -> None:
-    """The first one says so; however often it is pressed, the command ends with 130 and the turn as cancelled."""
+def test_second_ctrl_c_at_a_terminal_cancels_the_turn(shell: Shell) -> None:
+    """The first Ctrl-C prints a hint, and the command exits with 130 after the second."""
     shell.run("spawn", "t", "--name", "a", "--script", shell.script({"text": "slow", "sleep": 60}, "and on"))
     ours, theirs = os.openpty()
     patient = f"from orch.cli.agents import query as waiting; waiting.AGAIN_SECONDS = {SECONDS}; {MAIN}"
@@ -65,14 +65,14 @@ def test_a_second_ctrl_c_at_a_terminal_cancels_the_turn(shell: Shell) -> None:
     assert (waiting.communicate(timeout=SECONDS)[0], waiting.returncode) == (b"", 130)
     seen += os.read(ours, 4000)
     os.close(ours)
-    assert b"agent a works on; Ctrl-C again" in seen
-    assert b"what agent a did was cancelled" in seen
+    assert b"agent a continues; press Ctrl-C again" in seen
+    assert b"cancelled the turn of agent a" in seen
     assert not {b"Traceback", b"destroyed"} & set(seen.split())
     assert shell.data("collect", "a", code=1)["stop_reason"] == "cancelled"
 
 
-def test_ctrl_c_again_and_again_ends_an_agent_for_one_question(shell: Shell) -> None:
-    """While it is asked, and while it is ended: nothing is left of it, and nothing is said of tasks."""
+def test_repeated_ctrl_c_ends_the_agent_of_orch_run(shell: Shell) -> None:
+    """The agent ends if Ctrl-C arrives during the query and during the kill, and no warnings are printed."""
     script = shell.script({"text": "Wait.", "tool": "list_files"}, {"text": "slow", "sleep": 60})
     for pause in (0.0, 0.001, 0.01):
         running = shell.start("run", "t", "--stream", "--script", script)

@@ -1,4 +1,4 @@
-"""What follows each of these tests would notice."""
+"""The check after each test of this folder detects leaks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import leak_check
 from leak_check import Census
 
 
-def test_what_is_left_open_is_named(tmp_path: Path) -> None:
-    """A file, a pipe, a socket; what was open before is not."""
+def test_leaked_descriptors_are_named(tmp_path: Path) -> None:
+    """The census lists files and sockets that were opened after its start, until they are closed."""
     with (tmp_path / "early").open("w"):
         before = Census()
         assert before.left() == []
@@ -27,8 +27,8 @@ def test_what_is_left_open_is_named(tmp_path: Path) -> None:
         assert before.left() == []
 
 
-def test_a_process_that_lives_on_is_named() -> None:
-    """As long as it does, whoever started it."""
+def test_leaked_process_is_named() -> None:
+    """The census lists a process until the process has ended."""
     before = Census()
     with subprocess.Popen(["sh", "-c", "sleep 600 & wait"], start_new_session=True) as process:
         assert any(f"process {process.pid} lives on" in each for each in before.left())
@@ -42,6 +42,6 @@ def test_a_process_that_lives_on_is_named() -> None:
     pytest.fail("what was killed is still there")
 
 
-def test_it_follows_this_test(request: pytest.FixtureRequest) -> None:
-    """The hooks are those of this folder."""
+def test_leak_check_is_active_for_this_folder(request: pytest.FixtureRequest) -> None:
+    """The hooks of this folder have stored a census before the test."""
     assert isinstance(request.node.stash[leak_check.BEFORE], Census)

@@ -1,4 +1,4 @@
-"""Live Python in processes of their own: what ends them, what is left, and values that go from one to the other."""
+"""Live Python in real processes: code that ends its process, handles, and values that are sent to other processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def python(code: str) -> dict[str, Any]:
 
 
 def results(messages: tuple[Message, ...]) -> list[tuple[str, str]]:
-    """Return the ids of calls with the texts of their results, one for each result there is."""
+    """Return the id of the call and the text for each result."""
     return [
         (block.tool_use_id, "".join(each.text for each in block.content if isinstance(each, Text)))
         for message in messages
@@ -42,7 +42,7 @@ def calls(messages: tuple[Message, ...]) -> list[str]:
 
 
 def spoil(path: Path, link: str = "") -> None:
-    """Let something else be at `path`."""
+    """Replace the file at `path` by a link to `link`, or by other content."""
     path.unlink()
     if link:
         path.symlink_to(link)
@@ -51,7 +51,7 @@ def spoil(path: Path, link: str = "") -> None:
 
 
 async def held(root: AsyncOrchestrator, *script: Any, limits: Limits | None = None) -> AsyncSubagent:
-    """Return an agent with live Python that says `script`."""
+    """Return an agent with live Python and the script `script`."""
     tools = ["run_python", "read_handle"]
     return await root.spawn("compute", tools=tools, backend=ScriptedBackend(list(script)), limits=limits)
 
@@ -62,14 +62,13 @@ async def held(root: AsyncOrchestrator, *script: Any, limits: Limits | None = No
     [
         ("import os; os._exit(3)", "exit code 3"),
         (SEGFAULT, "signal 11, SIGSEGV"),
-        (FOREVER, "it let nothing else run, and was ended"),
+        (FOREVER, "its code blocked the process, which was ended"),
     ],
 )
-async def test_code_that_ends_its_process_ends_that_alone_and_the_agent_is_told(
-    tmp_path: Path, code: str, how: str
-) -> None:
-    """The call has one result, and the next prompt says how the process ended; names are gone and said to be, handles
-    are there, and another agent was not touched."""
+async def test_code_ending_its_process_affects_one_agent(tmp_path: Path, code: str, how: str) -> None:
+    """The call has one result, the next prompt reports the end and the lost names, handles remain, and other agents are
+    unaffected.
+    """
     async with AsyncOrchestrator(home=tmp_path, env={}) as root:
         agent = await held(
             root,
@@ -86,9 +85,9 @@ async def test_code_that_ends_its_process_ends_that_alone_and_the_agent_is_told(
             await agent.query("go")
         assert (await agent.query("and now?")).text == "back"
         messages = (await agent.show(50)).messages
-        told = results(messages)
-        assert [id for id, _ in told] == calls(messages)
-        first, lost, revived, gone = (text for _, text in told)
+        outcomes = results(messages)
+        assert [id for id, _ in outcomes] == calls(messages)
+        first, lost, revived, gone = (text for _, text in outcomes)
         assert first.startswith("[.h_001: list, 5,000 items")
         assert "The Python process ended before a result of this was recorded: the code may have ended it" in lost
         assert "Names bound before are gone; what was stored under handles is kept." in lost
@@ -102,8 +101,8 @@ async def test_code_that_ends_its_process_ends_that_alone_and_the_agent_is_told(
         assert results((await other.show(50)).messages)[-1][1] == "2"
 
 
-async def test_a_value_comes_with_the_answer(world: Callable[..., Any]) -> None:
-    """A table that an agent has made is the caller's, as it was, without a word about it in any message."""
+async def test_value_is_returned_with_the_answer(world: Callable[..., Any]) -> None:
+    """The caller gets an equal table, which is in no message of the conversation."""
     root = await world()
     agent = await held(root, python("import pandas as pd\ndf = pd.DataFrame({'n': range(1000)})"), "It is in df.")
     got = await agent.query("Make it", return_name="df")
@@ -113,15 +112,18 @@ async def test_a_value_comes_with_the_answer(world: Callable[..., Any]) -> None:
     assert "999" not in str((await agent.show(50)).messages)
 
 
-async def test_values_that_cannot_be_had(tmp_path: Path) -> None:
-    """Each error says which name and what to do; the answer is not lost by it."""
+async def test_unavailable_values_are_errors(tmp_path: Path) -> None:
+    """Each error names the value and the reason, and the answer can still be collected."""
     async with AsyncOrchestrator(home=tmp_path, env={}) as root:
         agent = await held(root, python("f = lambda: 1\nn = {'a': (1, 2)}\nlist(range(5000))"), "done")
-        with pytest.raises(NoValueError, match=r"no name 'df' is bound; bound are f, n"):
+        with pytest.raises(NoValueError, match=r"no variable 'df'; variables: f, n"):
             await agent.query("go", return_name="df")
         assert (await agent.collect(again=True)).text == "done"  # type: ignore[union-attr]
         for name, why in [
-            ("f", "'f' cannot leave its process: a value of type function .* return what it computes instead"),
+            (
+                "f",
+                "'f' cannot be sent to another process: a value of type function .* return what it computes instead",
+            ),
             ("n['a']", "neither a variable name nor a handle"),
             (".h_009", r"There is no '\.h_009'. The last handles: \.h_001"),
         ]:
@@ -135,8 +137,8 @@ async def test_values_that_cannot_be_had(tmp_path: Path) -> None:
             await reader.query("go", return_name="n")
 
 
-async def test_values_of_an_agent_without_a_process(tmp_path: Path) -> None:
-    """What is stored under handles can be taken while no process is there; a name says that it went with the last."""
+async def test_stored_values_are_available_without_a_process(tmp_path: Path) -> None:
+    """Values under handles can be read after the process ended, and variables are reported as lost."""
     async with AsyncOrchestrator(home=tmp_path, env={}) as root:
         agent = await held(root, python("xs = list(range(5000))\nxs"), "done", python("import os; os._exit(1)"))
         await agent.query("go")
@@ -148,22 +150,21 @@ async def test_values_of_an_agent_without_a_process(tmp_path: Path) -> None:
         assert agent.pid is None
 
 
-async def test_a_file_that_was_changed_is_not_taken(tmp_path: Path) -> None:
-    """What is read is what was stored, by its hash; a link in its place is followed by nobody."""
+async def test_changed_value_file_is_refused(tmp_path: Path) -> None:
+    """The file must have the stored hash, and must not be a link."""
     async with AsyncOrchestrator(home=tmp_path, env={}) as root:
         agent = await held(root, python("list(range(5000))"), "done")
         path = Path((await agent.query("go", return_name="h_001")).path)
         spoil(path)
-        with pytest.raises(NoValueError, match="not the one that was stored"):
+        with pytest.raises(NoValueError, match="differs from the stored file"):
             await agent.value("h_001")
         spoil(path, "/etc/hostname")
-        with pytest.raises(NoValueError, match="cannot be read"):
+        with pytest.raises(NoValueError, match="cannot read the file"):
             await agent.value("h_001")
 
 
-def test_return_name_from_the_shell(shell: Shell) -> None:
-    """`orch query --return-name` prints the answer, and on stderr what the value is and in which file; collect does
-    so too, and a name that is not bound is exit code 3 with the answer printed all the same."""
+def test_return_name_prints_value_and_file(shell: Shell) -> None:
+    """`query` prints the value's file to stderr. For an unbound name, it prints the answer and exits with 3."""
     script = shell.script(python("rows = [{'n': n} for n in range(3)]"), "They are in rows.", "again", "once more")
     shell.run("spawn", "Make rows", "--tools", "run_python", "--script", script)
     done = shell.run("query", "1", "Go", "--return-name", "rows", "--approve", "auto")
@@ -174,15 +175,13 @@ def test_return_name_from_the_shell(shell: Shell) -> None:
     assert json.loads(Path(value["path"]).read_bytes()) == [{"n": 0}, {"n": 1}, {"n": 2}]
     done = shell.run("query", "1", "Go", "--return-name", "cols", code=3)
     assert done.stdout == b"again\n"
-    assert b"no name 'cols' is bound; bound are rows" in done.stderr
-    assert (
-        b"give it to orch collect" in shell.run("query", "1", "Go", "--no-wait", "--return-name", "rows", code=2).stderr
-    )
+    assert b"no variable 'cols'; variables: rows" in done.stderr
+    refused = shell.run("query", "1", "Go", "--no-wait", "--return-name", "rows", code=2)
+    assert b"pass --return-name to `orch collect`" in refused.stderr
 
 
-async def test_a_host_lends_its_names(tmp_path: Path) -> None:
-    """An agent in the host's process sees what the host has bound and binds there; what is the host's stays so, and
-    nothing of ours is left in it."""
+async def test_in_process_agent_shares_the_hosts_namespace(tmp_path: Path) -> None:
+    """The agent reads and binds names of the host's dict, and adds no other names."""
     names: dict[str, Any] = {"x": 20, "_": "the host's"}
     async with AsyncOrchestrator(home=tmp_path, env={}, launcher=InProcessLauncher) as root:
         script = ScriptedBackend([python("y = x + 1\ny"), python("list(range(5000))"), "done", python("y * 2"), "done"])
@@ -192,25 +191,24 @@ async def test_a_host_lends_its_names(tmp_path: Path) -> None:
         names["y"] = 50
         await agent.cancel(hard=True)
         await agent.query("go on")
-        told = [text for _, text in results((await agent.show(50)).messages)]
-        assert (told[0], told[2]) == ("21", "100")
-        assert 'handles["h_001"]' in told[1]
+        outcomes = [text for _, text in results((await agent.show(50)).messages)]
+        assert (outcomes[0], outcomes[2]) == ("21", "100")
+        assert 'handles["h_001"]' in outcomes[1]
         assert await agent.value("y") == 50
     assert set(names) - {"__builtins__"} == {"x", "y", "_"}
 
 
-@pytest.mark.parametrize(("namespace", "why"), [({}, "InProcessLauncher"), ([], "takes a dict of names, not list")])
-async def test_who_has_a_process_of_its_own_is_lent_nothing(tmp_path: Path, namespace: Any, why: str) -> None:
-    """Names cannot go where nobody could see them: that is an error, and no agent is left behind."""
+@pytest.mark.parametrize(("namespace", "why"), [({}, "InProcessLauncher"), ([], "must be a dict of names; got list")])
+async def test_shared_namespace_requires_an_in_process_agent(tmp_path: Path, namespace: Any, why: str) -> None:
+    """The spawn raises ConfigError with another launcher or without a dict, and creates no agent."""
     async with AsyncOrchestrator(home=tmp_path, env={}) as root:
         with pytest.raises(ConfigError, match=why):
             await root.spawn("compute", tools=["run_python"], backend=ScriptedBackend([]), namespace=namespace)
         assert await root.agents() == []
 
 
-async def test_a_fork_has_the_handles_of_its_conversation(tmp_path: Path) -> None:
-    """What the copied conversation names under handles is there for the copy too, and each keeps its own from there;
-    names are the process's, and the copy hears that they are gone."""
+async def test_fork_has_the_handles_of_its_conversation(tmp_path: Path) -> None:
+    """The fork can read a handle after its source was killed, and the result reports the lost names."""
     async with AsyncOrchestrator(home=tmp_path, env={}) as root:
         agent = await held(root, python("xs = list(range(5000))\nxs"), "one", python("sum(handles[1])"), "two")
         await agent.query("go")

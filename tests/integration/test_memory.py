@@ -1,4 +1,4 @@
-"""Processes that the kernel ends for want of memory, and those that somebody else did."""
+"""Workers that the kernel kills for lack of memory, and workers that are killed for other reasons."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ with Orchestrator(home=sys.argv[2], config=config) as o:
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """A control group with 120 MiB of memory, where that can be had."""
+    """A control group with 120 MiB of memory. The test is skipped if this system allows no such group."""
     ours = {each.split(":")[1]: each.split(":", 2)[2] for each in Path("/proc/self/cgroup").read_text().splitlines()}
     kind = "memory" if "memory" in ours else ""
     base = Path("/sys/fs/cgroup", kind, ours.get(kind, "/").lstrip("/"))
@@ -61,29 +61,27 @@ def group() -> Iterator[Path]:
 
 
 def eater(folder: Path, megabytes: int) -> str:
-    """Return the file of a hook that takes so much memory in its agent's process."""
+    """Return the file of a hook that allocates `megabytes` MiB in its agent's process."""
     path = folder / "eater.py"
     path.write_text(EATER.replace("SIZE", str(megabytes)))
     return str(path)
 
 
-async def test_a_process_that_the_kernel_ends_for_want_of_memory_says_so(
-    group: Path, tmp_path: Path, home: Path
-) -> None:
-    """Whoever waits for its agent is told, and who looks at it later."""
+async def test_oom_kill_is_reported(group: Path, tmp_path: Path, home: Path) -> None:
+    """The error of the query and the state of the agent have the outcome `oom`."""
     argv = (sys.executable, "-c", PROGRAM, str(group), str(home), eater(tmp_path, 400))
     root = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
-    said, _ = await asyncio.wait_for(root.communicate(), 60)
-    assert said.decode().startswith("oom oom died ")
-    assert "out of memory: the kernel killed it" in said.decode()
+    output, _ = await asyncio.wait_for(root.communicate(), 60)
+    assert output.decode().startswith("oom oom died ")
+    assert "out of memory: the kernel killed this process" in output.decode()
 
 
-async def test_a_kill_that_nobody_counted_is_no_want_of_memory(home: Path, tmp_path: Path) -> None:
-    """What cannot be told is not told: the process is lost; where the kernel counted one meanwhile it was that."""
+async def test_uncounted_kill_is_not_reported_as_oom(home: Path, tmp_path: Path) -> None:
+    """A kill has the outcome `oom` only if the kernel's counter increased."""
     counter = tmp_path / "memory.events"
     counter.write_text("oom_kill 7\n")
     async with AsyncOrchestrator(home=home) as o:
-        o.supervisor.workers.ooms = OomDetector(counter)
+        o.supervisor.workers.oom_detector = OomDetector(counter)
         sleep = {"tool": "bash", "input": {"command": "kill -9 $PPID; sleep 60"}}
         count = {"tool": "bash", "input": {"command": f"echo oom_kill 8 > {counter}; kill -9 $PPID; sleep 60"}}
         agent = await o.spawn("work", backend=ScriptedBackend([sleep, count]), tools=["bash"])

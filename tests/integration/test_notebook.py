@@ -20,7 +20,7 @@ LOAD = "%load_ext orch.notebook"
 
 
 def run(shell: Shell, *cells: str) -> dict[str, Any]:
-    """Run the cells in one kernel and return what each showed."""
+    """Run the cells in one kernel, and return the output of each cell."""
     done = subprocess.run(
         [sys.executable, str(Path(__file__).parent / "run_notebook.py")],
         input=json.dumps(cells).encode(),
@@ -36,18 +36,18 @@ def run(shell: Shell, *cells: str) -> dict[str, Any]:
 
 
 def texts(cell: list[dict[str, Any]]) -> str:
-    """Return what a cell showed, as text."""
+    """Return the output of a cell as text."""
     return "".join(output["text"] + "\n" * (output["kind"] == "shown") for output in cell)
 
 
 def blocks() -> list[tuple[str, str]]:
-    """Return the cells of docs/notebook.md with what each is said to show."""
-    page = (ROOT / "docs" / "notebook.md").read_text()
+    """Return the cells of docs/start/notebook.md, each with the output on the page."""
+    page = (ROOT / "docs" / "start" / "notebook.md").read_text()
     return re.findall(r"```ipython\n(.*?)```\n(?:\n```text\n(.*?)```)?", page, re.DOTALL)
 
 
-def test_the_page_of_the_docs_is_a_notebook(shell: Shell) -> None:
-    """Each cell of it shows what it says, `...` standing for what varies; the children were processes."""
+def test_documentation_page_runs_as_a_notebook(shell: Shell) -> None:
+    """Each cell prints the output that the page shows."""
     cells = blocks()
     assert len(cells) >= 5
     shown = run(shell, *(source for source, _ in cells))
@@ -69,8 +69,8 @@ get_ipython().run_line_magic("orch", "--script script.json --approve auto Look")
 """
 
 
-def test_an_interrupt_ends_what_the_agent_does(shell: Shell) -> None:
-    """What it had said by then is shown, and that it was cancelled; the next question is answered."""
+def test_interrupt_cancels_the_turn(shell: Shell) -> None:
+    """The cell shows the text so far and the cancellation, and the next question is answered."""
     shell.script({"text": "Let me see.", "tool": "bash", "input": {"command": "sleep 60"}}, "Here I am.")
     shown = run(shell, LOAD, INTERRUPTED, "%orch And now?")["cells"]
     assert "Let me see." in texts(shown[1])
@@ -79,8 +79,8 @@ def test_an_interrupt_ends_what_the_agent_does(shell: Shell) -> None:
     assert "Here I am." in texts(shown[2])
 
 
-def test_a_kernel_that_dies_in_the_middle_loses_no_conversation(shell: Shell) -> None:
-    """Nothing of it runs on; the notebook opened again goes on with what was said, and says so."""
+def test_killed_kernel_loses_no_conversation(shell: Shell) -> None:
+    """The processes of the kernel end, and the reopened notebook continues the conversation."""
     die = {"text": "Let me try.", "tool": "run_python", "input": {"code": "import os; os.kill(os.getpid(), 9)"}}
     script = shell.script("I shall remember 4711.", die, "It was 4711.")
     first = run(shell, LOAD, f"%orch --script {script} --approve auto Remember 4711", "%orch Now die")
@@ -88,22 +88,22 @@ def test_a_kernel_that_dies_in_the_middle_loses_no_conversation(shell: Shell) ->
     for pid in shell.ours():
         ended(pid)
     shown = run(shell, LOAD, "%orch What was it?", "print(_orch.text)")["cells"]
-    assert "goes on with the conversation of before" in texts(shown[1])
+    assert "continuing the earlier conversation" in texts(shown[1])
     assert texts(shown[2]) == "It was 4711.\n"
 
 
-def test_what_goes_wrong_is_a_sentence(shell: Shell) -> None:
-    """No frames of ours; where nobody can be asked, what needs approval is denied and how to let it through is said."""
+def test_errors_are_shown_as_one_sentence(shell: Shell) -> None:
+    """An error has no traceback. A call that cannot be approved is denied with a hint."""
     script = shell.script({"tool": "run_python", "input": {"code": "1"}}, "No.")
     shown = run(shell, LOAD, "%orch --nope", f"%orch --script {script} Try")["cells"]
     (error,) = shown[1]
     assert error["lines"] == [error["text"]]
     assert "no option --nope" in error["text"]
-    assert "--approve auto lets it through" in texts(shown[2])
+    assert "--approve auto to allow calls" in texts(shown[2])
 
 
-def test_conversation_survives_a_new_agent_that_cannot_be_spawned(shell: Shell) -> None:
-    """A wrong option leaves the agent and its Python as they were; a right one replaces the agent, time and again."""
+def test_failed_replacement_keeps_the_agent_and_its_names(shell: Shell) -> None:
+    """An unknown model does not replace the agent. A valid option replaces it, also repeatedly."""
     set_x = {"tool": "run_python", "input": {"code": "x = 4711"}}
     script = shell.script(set_x, "I remember 4711.", {"tool": "run_python", "input": {"code": "x"}}, "It was 4711.")
     shown = run(
@@ -118,7 +118,7 @@ def test_conversation_survives_a_new_agent_that_cannot_be_spawned(shell: Shell) 
     )["cells"]
     assert "nowhere" in texts(shown[2])
     assert "It was 4711." in texts(shown[3])
-    assert "goes on with" not in texts(shown[3])
+    assert "continuing the earlier" not in texts(shown[3])
     assert ["I remember 4711." in texts(cell) for cell in shown[4:6]] == [True, True]
     _head, row = texts(shown[6]).splitlines()
     assert "notebook" in row

@@ -1,4 +1,4 @@
-"""Roots that are killed while their agents run commands that do all they can to outlive them."""
+"""Killed roots whose agents run commands that try to outlive the root."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from orch.supervisor.recovery.orphan_cleanup import kill_orphans, processes_with
 
 SECONDS = 20.0
 STRAYS = 3
-"""Processes of each command: one in a session of its own, its child that lost its parent, and the shell itself."""
+"""Processes of each command: one in a separate session, its child that lost its parent, and the shell."""
 PROGRAM = """
 import asyncio, json, os, sys
 from orch import AsyncOrchestrator, ScriptedBackend, Config, SubagentsConfig
@@ -48,7 +48,10 @@ Start = Callable[[int], tuple[subprocess.Popen[bytes], int]]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a program with so many agents at such work; returns it and the pid of its shim."""
+    """A function that starts a program with `count` agents that run such commands.
+
+    The function returns the program and the pid of its shim.
+    """
     programs: list[subprocess.Popen[bytes]] = []
 
     def started(count: int) -> tuple[subprocess.Popen[bytes], int]:
@@ -66,21 +69,21 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def ours(home: Path) -> set[int]:
-    """Return the pids of what runs below the root of this test; what its commands start carries the mark, too."""
+    """Return the pids of the processes below the root of this test, and of the processes that its commands started."""
     token = stored_token(home / "runs" / "r")
     return {pid for pid, env in processes_with_token() if env["ORCH_RUN"] == token}
 
 
-def fewer(home: Path, most: int, of: set[int] | None = None) -> None:
-    """Wait until no more than `most` of the processes of this test, or `of` these, are there."""
+def fewer(home: Path, limit: int, of: set[int] | None = None) -> None:
+    """Wait until at most `limit` processes of this test are left. If `of` is given, only these processes count."""
     began = time.monotonic()
-    while len(left := ours(home) if of is None else ours(home) & of) > most:
+    while len(left := ours(home) if of is None else ours(home) & of) > limit:
         assert time.monotonic() - began < SECONDS, left
         time.sleep(0.01)
 
 
-def test_a_killed_root_takes_daemonised_commands_along(start: Start, tmp_path: Path) -> None:
-    """Whatever session, parent or signals they have left: no process is there any more."""
+def test_killed_root_takes_daemonized_commands_along(start: Start, tmp_path: Path) -> None:
+    """Processes end with the root, even if they are in another session, have no parent, or ignore signals."""
     program, _ = start(10)
     assert len(ours(tmp_path)) >= 10 * STRAYS
     program.kill()
@@ -88,10 +91,10 @@ def test_a_killed_root_takes_daemonised_commands_along(start: Start, tmp_path: P
     fewer(tmp_path, 0)
 
 
-async def test_what_outlives_root_and_shim_ends_when_the_run_is_opened_again(start: Start, tmp_path: Path) -> None:
-    """Both are killed in one breath: detached commands are nobody's then, and carry the mark of their run."""
+async def test_processes_surviving_root_and_shim_end_when_the_run_is_reopened(start: Start, tmp_path: Path) -> None:
+    """The new root finds the processes by the token of the run in their environment."""
     program, shim = start(3)
-    os.kill(shim, signal.SIGSTOP)  # else it might be quick enough to do its work
+    os.kill(shim, signal.SIGSTOP)  # otherwise the shim might end the processes before it is killed
     os.kill(shim, signal.SIGKILL)
     program.kill()
     program.wait()
@@ -103,8 +106,8 @@ async def test_what_outlives_root_and_shim_ends_when_the_run_is_opened_again(sta
         fewer(tmp_path, 0, left)
 
 
-def test_only_processes_of_that_run_are_ended(tmp_path: Path) -> None:
-    """One of another run, one without a mark, and this one stay; a mark that merely begins alike is another's."""
+def test_only_processes_of_the_run_are_ended(tmp_path: Path) -> None:
+    """Processes with a similar token or without a token continue."""
     mine = run_token(tmp_path)
     runs = {"mine": mine, "other": f"{mine}2"}
     started = {
@@ -113,7 +116,7 @@ def test_only_processes_of_that_run_are_ended(tmp_path: Path) -> None:
     started["none"] = subprocess.Popen(["sleep", "600"])
     try:
         while not {started["mine"].pid, started["other"].pid} <= {pid for pid, _ in processes_with_token()}:
-            time.sleep(0.001)  # they are becoming another program
+            time.sleep(0.001)  # the children have not yet executed `sleep`
         assert kill_orphans(tmp_path) == 1
         assert started["mine"].wait(SECONDS) == -signal.SIGKILL
         assert (started["other"].poll(), started["none"].poll()) == (None, None)

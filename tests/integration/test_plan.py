@@ -1,4 +1,4 @@
-"""Plan mode and kill -9: who had no approval comes back in plan mode, who had one comes back without it."""
+"""Plan mode after SIGKILL: the next process is in plan mode unless the plan was approved."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ PLAN = {"tool": "exit_plan_mode", "input": {"plan": "Write out.txt."}}
 
 
 async def planner(root: AsyncOrchestrator, folder: Path, *said: Any) -> AsyncSubagent:
-    """Spawn an agent in plan mode that says `said`."""
+    """Spawn an agent in plan mode with the script `said`."""
     return await root.spawn("x", tools=["write_file"], cwd=folder, plan=True, backend=ScriptedBackend(said))
 
 
 async def killed(agent: AsyncSubagent) -> None:
-    """Let the agent's process be gone."""
+    """Kill the agent's process, and send a query, which may fail."""
     pid = agent.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
@@ -31,8 +31,8 @@ async def killed(agent: AsyncSubagent) -> None:
 
 
 @pytest.mark.parametrize("approved", [True, False])
-async def test_it_survives_kill_9_as_it_was(home: Path, tmp_path: Path, approved: bool) -> None:
-    """Killed after the answer, whatever that was, the agent's next process goes by it."""
+async def test_plan_mode_survives_kill_9(home: Path, tmp_path: Path, approved: bool) -> None:
+    """The next process follows the decision: without approval it is in plan mode and writes no file."""
     async with AsyncOrchestrator(home=home, approve=lambda _: approved) as root:
         agent = await planner(root, tmp_path, PLAN, "one", "two", WRITE, "three", WRITE, "four")
         await agent.query("Begin")
@@ -43,12 +43,12 @@ async def test_it_survives_kill_9_as_it_was(home: Path, tmp_path: Path, approved
     assert (tmp_path / "out.txt").exists() is approved
 
 
-async def test_a_yes_counts_though_the_agent_dies_before_it_hears_it(home: Path, tmp_path: Path) -> None:
-    """An approval is on record before the agent knows: killed in between, its next process is not in plan mode."""
+async def test_approval_recorded_before_a_kill_counts(home: Path, tmp_path: Path) -> None:
+    """The next process is not in plan mode, although the killed one did not receive the approval."""
 
     def approve(_: Question) -> bool:
         assert agent.pid is not None
-        os.kill(agent.pid, signal.SIGSTOP)  # it is there, so that the answer counts, and hears nothing any more
+        os.kill(agent.pid, signal.SIGSTOP)  # a stopped process exists, so the answer counts, but does not receive it
         return True
 
     async with AsyncOrchestrator(home=home, approve=approve) as root:

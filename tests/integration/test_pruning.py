@@ -1,4 +1,4 @@
-"""Archives of running agents are deleted: nothing of them is left on the disk, and everything else goes on."""
+"""Archives of running agents are deleted: their text is in no file afterwards, and the agents continue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orch_protocol.agent.config import TriggerConfig
 from orch_protocol.core.errors import AgentNotFoundError, ArchiveDeletedError, ConfigError, StoreError
 from orch_protocol.core.messages import text_of
 from orch_worker.session.log import atomic_rewrite
-from orch_worker.session.transcript import read_session
+from orch_worker.session.session_reader import read_session
 
 Open = Any
 SECRET = "Žluťoučký-quaxifrage"
@@ -24,14 +24,14 @@ MARK = "[deleted on "
 
 
 def archiving(**more: Any) -> Config:
-    """Archive each turn with two calls, before its reply."""
+    """Return a configuration that archives each turn with two calls before its reply."""
     given = {"enabled": True, "async_": False, "profile": "seed", "trigger": TriggerConfig(tool_call_threshold=2)}
     return Config(archival=ArchivalConfig(**(given | more)))
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a secret in it."""
+    """A folder with a file that contains the secret."""
     work = tmp_path / "work"
     work.mkdir()
     (work / "note.txt").write_text(f"{SECRET}\n")
@@ -39,36 +39,36 @@ def folder(tmp_path: Path) -> Path:
 
 
 async def looked(o: AsyncOrchestrator, folder: Path, *more: Any) -> tuple[AsyncSubagent, str]:
-    """Return an agent that has seen the secret, and the archive of that turn."""
+    """Return an agent that has read the secret, and the id of the archive of that turn."""
     script = ScriptedBackend([LOOK, "I looked.", *more])
     agent = await o.spawn("look", tools=["read_file", "list_files"], backend=script, cwd=folder)
     return agent, (await agent.query("what is there?")).archived_to or ""
 
 
 def telling(home: Path) -> list[Path]:
-    """Return the files that tell the secret."""
+    """Return the files that contain the secret."""
     files = [path for path in home.rglob("*") if path.is_file()]
     wanted = (SECRET.encode(), b"quaxifrage", SECRET.encode("unicode-escape"))
     return [path for path in files if any(word in path.read_bytes() for word in wanted)]
 
 
 def unfinished(home: Path) -> list[Path]:
-    """Return what is left of files that were to be written anew."""
+    """Return the files that interrupted rewrites have left."""
     return list(home.rglob("*.new"))
 
 
 def journal(o: AsyncOrchestrator) -> bytes:
-    """Return what the root's journal holds."""
+    """Return the content of the root's journal."""
     return Path(o.supervisor._journal.log.path).read_bytes()
 
 
 def put_back(home: Path, content: bytes) -> None:
-    """Let the journal of the run be as it was."""
+    """Replace the journal of the run by `content`."""
     (home / "runs" / "kept" / "journal.jsonl").write_bytes(content)
 
 
-async def test_nothing_is_left_and_the_agent_goes_on(world: Open, home: Path, folder: Path) -> None:
-    """No file tells what was said; the conversation is what it was, and the next turn is archived like the first."""
+async def test_pruning_leaves_no_text_and_the_agent_continues(world: Open, home: Path, folder: Path) -> None:
+    """No file contains the text, the conversation is unchanged, and the next turn is archived."""
     o = await world(config=archiving())
     agent, holder = await looked(o, folder, AGAIN, "Again.", {"echo": True})
     assert SECRET in (await (await o.get(holder)).query("which quaxifrage?")).text
@@ -87,8 +87,8 @@ async def test_nothing_is_left_and_the_agent_goes_on(world: Open, home: Path, fo
     assert (await agent.query("echo?")).text == "echo?"
 
 
-async def test_what_was_deleted_says_so(world: Open, folder: Path) -> None:
-    """Whoever asks, whether its holder was ever asked before or not; it is listed as what it is."""
+async def test_pruned_archive_is_reported_as_deleted(world: Open, folder: Path) -> None:
+    """Every service reports the deletion, whether or not the holder was ever queried."""
     o = await world(config=archiving())
     _, asked = await looked(o, folder)
     _, other = await looked(o, folder)
@@ -97,7 +97,7 @@ async def test_what_was_deleted_says_so(world: Open, folder: Path) -> None:
     await o.archives.prune(older="0s")
     for id in (asked, other):
         for ask in (o.archives.read(id), o.get(id)):
-            with pytest.raises(ArchiveDeletedError, match=f"what archive {id} held was deleted on 20"):
+            with pytest.raises(ArchiveDeletedError, match=f"the content of archive {id} was deleted on 20"):
                 await ask
     for again in (holder.query("and now?"), holder.state(), holder.show()):
         with pytest.raises(ArchiveDeletedError):
@@ -114,8 +114,8 @@ async def test_what_was_deleted_says_so(world: Open, folder: Path) -> None:
     assert "was deleted on" in (row.error or "")
 
 
-async def test_an_agent_is_told_that_what_it_recalls_is_deleted(world: Open, folder: Path) -> None:
-    """Its search finds nothing, and it is not told any more whom it could ask."""
+async def test_agent_is_told_that_recalled_content_is_deleted(world: Open, folder: Path) -> None:
+    """The agent's search finds nothing, and the prompt does not offer the archive any more."""
     o = await world(config=archiving(placement="system"))
     agent, holder = await looked(o, folder, {"tool": "search_archive", "input": {"query": "quaxifrage"}}, "done")
     view = read_session(Path((await agent.state()).folder)).view
@@ -127,8 +127,8 @@ async def test_an_agent_is_told_that_what_it_recalls_is_deleted(world: Open, fol
     assert view.holders() == []
 
 
-async def test_a_dry_run_tells_and_deletes_nothing(world: Open, home: Path, folder: Path) -> None:
-    """The same archives and bytes as the run that follows."""
+async def test_dry_run_reports_and_deletes_nothing(world: Open, home: Path, folder: Path) -> None:
+    """The dry run reports the archives and the bytes that the real run deletes."""
     o = await world(config=archiving())
     _, holder = await looked(o, folder)
     await (await o.get(holder)).query("which quaxifrage?")
@@ -140,8 +140,8 @@ async def test_a_dry_run_tells_and_deletes_nothing(world: Open, home: Path, fold
     assert (pruned.archives, pruned.bytes) == (planned.archives, planned.bytes)
 
 
-async def test_what_is_younger_stays(world: Open, folder: Path) -> None:
-    """It is searched, read and asked as before, though it stands elsewhere in the file now."""
+async def test_younger_archives_stay_usable(world: Open, folder: Path) -> None:
+    """Younger archives can be read, searched and queried, although their offsets in the file change."""
     o = await world(config=archiving())
     agent, old = await looked(o, folder, LOOK, "I looked again.")
     middle = (await o.archives.list())[0].created_at
@@ -165,8 +165,8 @@ def _epoch(iso: str) -> float:
     return datetime.fromisoformat(iso).timestamp()
 
 
-async def test_who_is_at_work_keeps_its_archives(world: Open, home: Path, folder: Path) -> None:
-    """The others' go; it is told who works, on what, and what to do; afterwards they go too."""
+async def test_busy_agent_keeps_its_archives(world: Open, home: Path, folder: Path) -> None:
+    """The result names the agent, its work and the remedy. When the agent is idle, its archives are pruned."""
     o = await world(config=archiving())
     busy, kept = await looked(o, folder, {"text": "slow", "sleep": 60})
     _, gone = await looked(o, folder)
@@ -184,8 +184,8 @@ async def test_who_is_at_work_keeps_its_archives(world: Open, home: Path, folder
     assert telling(home) == []
 
 
-async def test_only_below_one_agent(world: Open, folder: Path) -> None:
-    """Others keep theirs."""
+async def test_pruning_can_be_limited_to_a_subtree(world: Open, folder: Path) -> None:
+    """Agents outside the subtree keep their archives, and an unknown reference is an error."""
     o = await world(config=archiving())
     one, gone = await looked(o, folder)
     _, kept = await looked(o, folder)
@@ -196,10 +196,8 @@ async def test_only_below_one_agent(world: Open, folder: Path) -> None:
         await o.archives.prune(older=0, ref="nobody")
 
 
-async def test_who_is_asked_meanwhile_answers_afterwards(
-    world: Open, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No process is started on a file that is being written anew."""
+async def test_query_during_pruning_waits(world: Open, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent's process starts only after its transcript was rewritten."""
     o = await world(config=archiving())
     agent, _ = await looked(o, folder, "And now this.")
     begun, go_on = asyncio.Event(), asyncio.Event()
@@ -224,14 +222,14 @@ async def test_who_is_asked_meanwhile_answers_afterwards(
     assert await o.archives.list() == []
 
 
-async def test_it_survives_the_root(world: Open, home: Path, folder: Path) -> None:
-    """What was deleted is deleted for the next one, also for one that has not heard of it."""
+async def test_pruning_survives_the_root(world: Open, home: Path, folder: Path) -> None:
+    """The next root has no pruned archives, even if the journal does not record the deletion."""
     o = await world(config=archiving(), run="kept")
     _, holder = await looked(o, folder)
     await o.archives.prune(older=0)
-    told = journal(o)
+    found = journal(o)
     await o.close()
-    for content in (told, told[: told.index(b'"content_deleted"') - 9]):
+    for content in (found, found[: found.index(b'"content_deleted"') - 9]):
         put_back(home, content)
         o = await world(config=archiving(), run="kept")
         assert await o.archives.list() == []
@@ -244,8 +242,8 @@ async def test_it_survives_the_root(world: Open, home: Path, folder: Path) -> No
     assert telling(home) == []
 
 
-async def test_a_root_that_died_before_it_told_its_holders(world: Open, home: Path, folder: Path) -> None:
-    """A holder that was asked before finds what it holds where that stands now."""
+async def test_holder_finds_its_archive_after_an_interrupted_pruning(world: Open, home: Path, folder: Path) -> None:
+    """A holder that was queried before the pruning answers, although its archive has other offsets now."""
     o = await world(config=archiving(), run="kept")
     agent, _ = await looked(o, folder, LOOK, "I looked again.")
     middle = (await o.archives.list())[0].created_at
@@ -260,10 +258,10 @@ async def test_a_root_that_died_before_it_told_its_holders(world: Open, home: Pa
     assert SECRET in (await (await o.get(young)).query("which quaxifrage?")).text
 
 
-async def test_a_full_disk_deletes_nothing(
+async def test_full_disk_deletes_nothing(
     world: Open, home: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says so; the agent answers as before, and with room everything goes."""
+    """The error names the full disk, and a later prune succeeds."""
     o = await world(config=archiving())
     agent, holder = await looked(o, folder, "fine", "fine")
 
@@ -282,8 +280,8 @@ async def test_a_full_disk_deletes_nothing(
 
 
 @pytest.mark.parametrize("older", ["", "30", "never", -1, float("nan"), True])
-async def test_an_age_that_is_none_is_refused(world: Open, folder: Path, older: Any) -> None:
-    """Nothing is deleted."""
+async def test_invalid_age_is_refused(world: Open, folder: Path, older: Any) -> None:
+    """The call raises ConfigError, and the archive can still be read."""
     o = await world(config=archiving())
     _, holder = await looked(o, folder)
     with pytest.raises(ConfigError, match=r"invalid age|Expected `float \| str`"):
@@ -293,5 +291,5 @@ async def test_an_age_that_is_none_is_refused(world: Open, folder: Path, older: 
 
 async def _until(condition: Any) -> None:
     async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110  # it happens in another process
+        while not condition():  # noqa: ASYNC110  # another process changes it
             await asyncio.sleep(0.01)

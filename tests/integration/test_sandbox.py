@@ -1,4 +1,4 @@
-"""What tools' processes cannot do, at each level that this machine has: they really try."""
+"""Tool processes try to leave the sandbox, at each level that the machine supports."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from integration.command_shell import Shell
+from leak_check import command_lines
 from orch_protocol.policy.sandbox import LEVELS, Level, SandboxSpec, ToolLimits
 from orch_worker.sandbox import probe
 from orch_worker.tools.api.base import ToolContext, ToolError, ToolOutput
@@ -26,7 +27,7 @@ CONFINED: tuple[Level, ...] = ("L2", "L3")
 
 
 def at(context: ToolContext, level: Level, **more: object) -> ToolContext:
-    """Return `context` with its tools at `level`; the test is skipped where the machine does not have it."""
+    """Return `context` with its tools at `level`. Skip the test if the machine does not support `level`."""
     if why := probe.available_levels().missing.get(level):
         pytest.skip(f"no {level} on this machine: {why}")
     return replace(context, sandbox=SandboxSpec(level, **more))  # type: ignore[arg-type]
@@ -34,28 +35,27 @@ def at(context: ToolContext, level: Level, **more: object) -> ToolContext:
 
 @pytest.fixture
 def context(tmp_path: Path) -> Iterator[ToolContext]:
-    """An agent in a folder of its own, beside which a secret lies."""
+    """An agent in a folder that is next to a secret."""
     (tmp_path / "cwd").mkdir()
     (tmp_path / "session").mkdir()
     (tmp_path / "secret").write_text("not to be seen")
     env = {"CENSUS": os.environ["CENSUS"], "HOME": str(tmp_path)}
     context = ToolContext(tmp_path / "cwd", env=env, folder=tmp_path / "session", seconds=30.0)
     yield context
-    context.belongings.close()
+    context.tool_state.close()
 
 
 async def sh(context: ToolContext, command: str) -> ToolOutput:
-    """Run `command`."""
     return await bash.run(context, {"command": command})
 
 
 async def python(context: ToolContext, code: str) -> str:
-    """Return what the script `code` prints in a process of its own."""
+    """Return the output of the script `code`, which runs in a separate process."""
     return (await run_python_script.run(context, {"code": code})).text
 
 
 def capabilities() -> str:
-    """Return what this process may do beyond others, as the kernel shows it."""
+    """Return the effective capabilities of this process, as the kernel shows them."""
     return Path("/proc/self/status").read_text().partition("CapEff:")[2].split()[0]
 
 
@@ -80,11 +80,11 @@ def tries(name, act):
 
 
 class TestFiles:
-    """What is not below the agent's folder is out of reach, by whatever road."""
+    """Files outside the agent's folder."""
 
     @pytest.mark.parametrize("level", CONFINED)
-    async def test_roads_out_of_the_folder_are_closed(self, context: ToolContext, level: Level) -> None:
-        """Plain paths, `..`, links, hard links, links in the way of writing, /proc: no byte is read or written."""
+    async def test_paths_out_of_the_folder_are_closed(self, context: ToolContext, level: Level) -> None:
+        """Plain paths, `..`, symbolic links, hard links, renames and /proc do not lead to a file outside."""
         context = at(context, level)
         secret = context.cwd.parent / "secret"
         (context.cwd / "link").symlink_to(secret)
@@ -99,23 +99,23 @@ tries("rename", lambda: os.rename("link", secret))
 tries("make", lambda: open({str(secret.with_name("made"))!r}, "w"))
 tries("system", lambda: open("/usr/made", "w"))
 """
-        said = await python(context, code)
-        assert "not to be seen" not in said, said
-        assert said.count("refused") + said.count("DONE") == 16, said
-        assert level == "L3" or "DONE" not in said, said  # in namespaces there is another folder of that name
+        output = await python(context, code)
+        assert "not to be seen" not in output, output
+        assert output.count("refused") + output.count("DONE") == 16, output
+        assert level == "L3" or "DONE" not in output, output  # at L3 there is another folder of that name
         assert secret.read_text() == "not to be seen"
         assert not secret.with_name("made").exists()
 
     @pytest.mark.parametrize("level", CONFINED)
-    async def test_depth_does_not_matter(self, context: ToolContext, level: Level) -> None:
-        """What a command starts, in a session of its own and with a cleared environment, is kept from the same."""
+    async def test_sandbox_applies_to_descendants_of_a_command(self, context: ToolContext, level: Level) -> None:
+        """A descendant with another session and a cleared environment cannot read the secret."""
         context = at(context, level)
-        said = await sh(context, "setsid env -i /bin/sh -c '(cat ../secret && echo DONE) & wait'")
-        assert "DONE" not in said.text
+        output = await sh(context, "setsid env -i /bin/sh -c '(cat ../secret && echo DONE) & wait'")
+        assert "DONE" not in output.text
 
     @pytest.mark.parametrize("level", CONFINED)
-    async def test_links_that_are_swapped_all_the_time_lead_nowhere(self, context: ToolContext, level: Level) -> None:
-        """A folder that is by turns a link to the outside is raced for two thousand times: no write lands outside."""
+    async def test_swapped_links_never_lead_outside(self, context: ToolContext, level: Level) -> None:
+        """In two thousand races no write creates a file outside the folder."""
         context = at(context, level)
         code = f"""
 import os, threading
@@ -137,51 +137,53 @@ done = True
         assert not (context.cwd.parent / "raced").exists()
 
     @pytest.mark.parametrize("level", CONFINED)
-    async def test_no_terminal_is_listened_to_or_written_on(self, context: ToolContext, level: Level) -> None:
-        """Another program's terminal belongs to the same user: what is typed there is not the command's."""
+    async def test_terminals_of_other_programs_are_unreachable(self, context: ToolContext, level: Level) -> None:
+        """A script cannot open the terminal of another program of the same user."""
         context = at(context, level)
         master, slave = os.openpty()
         try:
             name = os.ttyname(slave)
-            said = await python(context, f"{TRIES}\ntries('terminal', lambda: open({name!r}, 'r+b', 0))")
+            output = await python(context, f"{TRIES}\ntries('terminal', lambda: open({name!r}, 'r+b', 0))")
         finally:
             os.close(master)
             os.close(slave)
-        assert "terminal refused" in said
+        assert "terminal refused" in output
 
     @pytest.mark.parametrize("level", CONFINED)
-    async def test_its_own_folder_and_home_are_there(
+    async def test_own_folder_and_home_are_writable(
         self, context: ToolContext, level: Level, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It writes where it works, and into a home that is not the user's and stays from call to call."""
+        """The home is a scratch folder of the session, not the user's home, and its files persist between calls."""
         context = at(context, level)
         monkeypatch.setenv("ORCH_HOME", "/of/the/user")
         assert context.folder is not None
-        said = await sh(
+        output = await sh(
             context, "echo a > made && cat made && echo b > ~/kept && mktemp && echo $HOME && ls /usr/bin/env"
         )
-        assert not said.is_error, said.text
+        assert not output.is_error, output.text
         assert (context.cwd / "made").read_text() == "a\n"
-        assert str(context.folder / "scratch") in said.text.splitlines()
+        assert str(context.folder / "scratch") in output.text.splitlines()
         assert (await sh(context, "cat ~/kept; echo ${ORCH_HOME-none}")).text.startswith("b\nnone\n")
 
     @pytest.mark.parametrize("level", CONFINED)
-    async def test_what_the_user_names_can_be_reached(self, context: ToolContext, level: Level) -> None:
-        """More to read, and more to write: exactly that."""
+    async def test_configured_paths_are_reachable(self, context: ToolContext, level: Level) -> None:
+        """A `read` path can be read and not written, and a `write` path can be written."""
         folder = context.cwd.parent
         (folder / "more").mkdir()
         context = at(context, level, read=(str(folder / "secret"),), write=("../more",))
-        said = await sh(context, "cat ../secret && echo x > ../more/made && echo y > ../secret")
-        assert said.text.startswith("not to be seen")
+        output = await sh(context, "cat ../secret && echo x > ../more/made && echo y > ../secret")
+        assert output.text.startswith("not to be seen")
         assert (folder / "more" / "made").read_text() == "x\n"
         assert (folder / "secret").read_text() == "not to be seen"
-        assert said.is_error
+        assert output.is_error
 
     @pytest.mark.parametrize("level", CONFINED)
-    async def test_a_repository_above_the_folder_is_read_by_git_tools_alone(
+    async def test_repository_above_the_folder_is_read_by_git_tools_only(
         self, context: ToolContext, level: Level
     ) -> None:
-        """An agent that works in a part of a repository sees its history; its commands do not."""
+        """An agent in a subfolder of a repository sees the history with the git tools, and cannot read it with
+        commands.
+        """
         context = at(context, level)
         git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(context.cwd.parent)]
         (context.cwd / "file").write_text("1")
@@ -193,11 +195,11 @@ done = True
 
 
 class TestNetworkAndProcesses:
-    """Neither other machines nor other processes can be reached."""
+    """Other machines and other processes."""
 
     @pytest.mark.parametrize("level", CONFINED)
-    async def test_no_server_is_reached(self, context: ToolContext, level: Level, tmp_path: Path) -> None:
-        """By TCP, by UDP, by a Unix socket, by an abstract one, by a pair turned to another's path."""
+    async def test_no_server_is_reachable(self, context: ToolContext, level: Level, tmp_path: Path) -> None:
+        """TCP, UDP, Unix sockets, abstract sockets, redirected socket pairs and io_uring reach no server."""
         context = at(context, level)
         tcp, udp = socket.create_server(("127.0.0.1", 0)), socket.socket(type=socket.SOCK_DGRAM)
         path, abstract = (socket.socket(socket.AF_UNIX) for _ in range(2))
@@ -219,7 +221,7 @@ tries("abstract", lambda: socket.socket(socket.AF_UNIX).connect({name!r}))
 tries("pair", lambda: socket.socketpair(type=socket.SOCK_DGRAM)[0].sendto(b"x", {str(tmp_path / "datagrams")!r}))
 tries("ring", lambda: print("RING") if ctypes.CDLL(None).syscall(425, 1, 0) >= 0 else None)
 """
-        said = await python(context, code)
+        output = await python(context, code)
         for server, act in ((tcp, "accept"), (path, "accept"), (abstract, "accept")):
             with pytest.raises(BlockingIOError):
                 getattr(server, act)()
@@ -228,12 +230,12 @@ tries("ring", lambda: print("RING") if ctypes.CDLL(None).syscall(425, 1, 0) >= 0
                 server.recv(1)
         for server in (tcp, udp, path, abstract, datagrams):
             server.close()
-        assert "RING" not in said
-        assert all(f"{name} refused" in said for name in ("tcp", "path", "abstract", "pair")), said
+        assert "RING" not in output
+        assert all(f"{name} refused" in output for name in ("tcp", "path", "abstract", "pair")), output
 
     @pytest.mark.parametrize("level", CONFINED)
-    async def test_the_network_can_be_let_through(self, context: ToolContext, level: Level, tmp_path: Path) -> None:
-        """With `network` a server answers; a Unix socket elsewhere still does not."""
+    async def test_network_can_be_enabled(self, context: ToolContext, level: Level, tmp_path: Path) -> None:
+        """With `network`, a script can use TCP, and cannot connect to Unix sockets outside the folder."""
         context = at(context, level, network=True)
         with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as unix:
             unix.bind(str(tmp_path / "socket"))
@@ -242,13 +244,15 @@ tries("ring", lambda: print("RING") if ctypes.CDLL(None).syscall(425, 1, 0) >= 0
 tries("tcp", lambda: socket.create_connection(("127.0.0.1", {tcp.getsockname()[1]}), 5))
 tries("unix", lambda: socket.socket(socket.AF_UNIX).connect({str(tmp_path / "socket")!r}))
 """
-            said = await python(context, code)
-        assert "tcp DONE" in said
-        assert "unix refused" in said
+            output = await python(context, code)
+        assert "tcp DONE" in output
+        assert "unix refused" in output
 
     @pytest.mark.parametrize("level", CONFINED)
-    async def test_the_worker_is_neither_signalled_nor_looked_into(self, context: ToolContext, level: Level) -> None:
-        """Not its environment, its memory, its descriptors; nor is it traced, stopped or killed."""
+    async def test_other_processes_cannot_be_signaled_or_inspected(self, context: ToolContext, level: Level) -> None:
+        """A script cannot kill or trace another process of the user, or read its environment, memory and
+        descriptors.
+        """
         context = at(context, level)
         with beside() as other:
             code = f"""{TRIES}
@@ -260,28 +264,28 @@ for name in ("environ", "mem", "fd/0", "cwd/x", "root/etc/passwd"):
 libc = ctypes.CDLL(None, use_errno=True)
 if libc.ptrace(16, pid, 0, 0) == 0 and mine: print("ptrace DONE")
 """
-            said = await python(context, code)
+            output = await python(context, code)
             assert other.poll() is None
-        assert "DONE" not in said, said
+        assert "DONE" not in output, output
 
     @pytest.mark.parametrize("level", CONFINED)
-    async def test_no_namespace_gives_rights_back(self, context: ToolContext, level: Level) -> None:
-        """A program that makes itself the superuser of a world of its own would have them."""
+    async def test_namespaces_give_no_rights_back(self, context: ToolContext, level: Level) -> None:
+        """`unshare` fails, because in a new user namespace a program would have the rights of the superuser."""
         context = at(context, level)
-        said = await sh(context, "unshare -Ur true && echo DONE; unshare -m true && echo DONE; true")
-        assert "DONE" not in said.text
+        output = await sh(context, "unshare -Ur true && echo DONE; unshare -m true && echo DONE; true")
+        assert "DONE" not in output.text
 
-    async def test_at_the_highest_level_other_processes_are_not_there(self, context: ToolContext) -> None:
-        """Its own are all that it sees, and they end with it, whatever they do."""
+    async def test_highest_level_hides_other_processes(self, context: ToolContext) -> None:
+        """A command at L3 sees fewer than ten processes, and the processes that it leaves end with it."""
         context = at(context, "L3")
-        said = await sh(context, "ls -d /proc/[0-9]* | wc -l; (setsid sleep 61 &); true")
-        assert int(said.text.split()[0]) < 10
+        output = await sh(context, "ls -d /proc/[0-9]* | wc -l; (setsid sleep 61 &); true")
+        assert int(output.text.split()[0]) < 10
 
     @pytest.mark.parametrize("level", CONFINED)
-    async def test_the_daemon_is_out_of_reach_also_where_orch_lies_below_the_folder(
+    async def test_daemon_is_unreachable_from_a_folder_above_the_orch_home(
         self, context: ToolContext, level: Level, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """An agent in the user's home cannot ask orch for one with more rights; its own home is there all the same."""
+        """The script cannot connect to the control socket, and can write the home of its agent."""
         home = context.cwd / "orch"
         (home / "sessions" / "a").mkdir(parents=True)
         with socket.socket(socket.AF_UNIX) as server:
@@ -294,39 +298,41 @@ os.chdir({str(home)!r})
 tries("ask", lambda: socket.socket(socket.AF_UNIX).connect("control.sock"))
 open(os.path.expanduser("~/own"), "w").write("x")
 """
-            said = await python(context, code)
-        assert "ask refused" in said
+            output = await python(context, code)
+        assert "ask refused" in output
         assert (home / "sessions" / "a" / "scratch" / "own").read_text() == "x"
 
-    async def test_what_orch_keeps_is_not_seen_wherever_its_sessions_are(self, context: ToolContext) -> None:
-        """With a `session_dir` of their own neither they nor orch's home are there, for an agent that works above."""
+    async def test_orch_data_is_hidden_with_a_separate_session_dir(self, context: ToolContext) -> None:
+        """An agent in the folder above them sees neither the orch home nor the sessions of other agents."""
         home, sessions = context.cwd / "orch", context.cwd / "talks"
         (home / "runs" / "daemon").mkdir(parents=True)
         (sessions / "b").mkdir(parents=True)
         (sessions / "b" / "session.jsonl").write_text("another's words")
         context = at(replace(context, folder=sessions / "a", orch_folders=(str(home),)), "L3")
-        said = await sh(context, "find orch talks -mindepth 1 -name '[!.]*' | sort; echo x > ~/own")
-        assert said.text.split()[0] == "talks/a"
-        assert "runs" not in said.text
-        assert "talks/b" not in said.text
+        output = await sh(context, "find orch talks -mindepth 1 -name '[!.]*' | sort; echo x > ~/own")
+        assert output.text.split()[0] == "talks/a"
+        assert "runs" not in output.text
+        assert "talks/b" not in output.text
         assert (sessions / "a" / "scratch" / "own").read_text() == "x\n"
 
 
 class TestRights:
-    """From L1 on, a program has no more rights than an ordinary one."""
+    """Rights of processes from L1 on."""
 
     @pytest.mark.parametrize("level", LEVELS[1:])
-    async def test_there_are_no_capabilities_and_none_to_gain(self, context: ToolContext, level: Level) -> None:
-        """Also for the superuser's programs, and through programs that carry rights."""
+    async def test_no_capabilities_can_be_gained(self, context: ToolContext, level: Level) -> None:
+        """Commands have no capabilities, also as root, and cannot gain any from setuid programs."""
         context = at(context, level)
-        said = await sh(context, "grep -E 'Cap(Eff|Prm|Bnd|Amb)|NoNewPrivs' /proc/self/status")
-        rows = dict(line.split() for line in said.text.splitlines()[:5])
+        output = await sh(context, "grep -E 'Cap(Eff|Prm|Bnd|Amb)|NoNewPrivs' /proc/self/status")
+        rows = dict(line.split() for line in output.text.splitlines()[:5])
         assert int(rows["CapEff:"], 16) == int(rows["CapPrm:"], 16) == int(rows["CapAmb:"], 16) == 0
         assert rows["NoNewPrivs:"] == "1"
 
     @pytest.mark.parametrize("level", LEVELS[1:])
-    async def test_the_worker_itself_keeps_what_it_has(self, context: ToolContext, level: Level) -> None:
-        """A thread gave it up, nobody else did: files, sockets and new processes are there as before."""
+    async def test_worker_itself_stays_unrestricted(self, context: ToolContext, level: Level) -> None:
+        """The worker keeps its capabilities, its files and the network, because only the launching thread is
+        confined.
+        """
         before = capabilities()
         context = at(context, level)
         await sh(context, "true")
@@ -338,24 +344,24 @@ class TestRights:
 
 
 class TestTools:
-    """Every tool that starts a process does so at its level."""
+    """Tools that start processes."""
 
     @pytest.mark.parametrize("level", CONFINED)
-    async def test_jobs_in_the_background_too(self, context: ToolContext, level: Level) -> None:
-        """A job cannot reach more than a command, goes on beside the calls, and ends when it is ended."""
+    async def test_background_jobs_are_sandboxed(self, context: ToolContext, level: Level) -> None:
+        """A job cannot read the secret, runs between calls, and can be ended."""
         context = at(context, level)
         command = "cat ../secret; echo so far; sleep 60"
         started = await bash.run(context, {"command": command, "background": True})
         id = started.text.split()[1].rstrip(".")
         async with asyncio.timeout(20):
-            while "so far" not in (said := (await bg_status.run(context, {"id": id, "wait": 0.01})).text):
+            while "so far" not in (output := (await bg_status.run(context, {"id": id, "wait": 0.01})).text):
                 pass
-        assert "not to be seen" not in said
+        assert "not to be seen" not in output
         assert "ended" in (await bg_kill.run(context, {"id": id})).text
 
     @pytest.mark.parametrize("level", CONFINED)
-    async def test_help_is_there_and_python_in_the_worker_is_not(self, context: ToolContext, level: Level) -> None:
-        """Documentation comes from a process at its level; code in the worker itself cannot be held, and is refused."""
+    async def test_help_is_available_and_run_python_is_refused(self, context: ToolContext, level: Level) -> None:
+        """`py_help` uses a sandboxed process. run_python is available only if its own level is L0."""
         context = at(context, level)
         assert "dump" in (await py_help.run(context, {"topic": "json.dumps"})).text
         assert run_python.missing(context) == "Tool 'run_python' is not available here."
@@ -363,90 +369,91 @@ class TestTools:
         assert run_python.missing(given) == ""
 
     @pytest.mark.parametrize("level", CONFINED)
-    async def test_a_tool_may_have_a_level_of_its_own(self, context: ToolContext, level: Level) -> None:
-        """The others keep theirs."""
+    async def test_tool_can_have_its_own_level(self, context: ToolContext, level: Level) -> None:
+        """The other tools have the level of the agent."""
         context = at(context, level)
         context = replace(context, sandbox=replace(context.sandbox, tools={"bash": "L0"}))
         assert (await sh(context, "cat ../secret")).text.startswith("not to be seen")
         assert "not to be seen" not in await python(context, "print(open('../secret').read())")
 
     @pytest.mark.parametrize("level", CONFINED)
-    async def test_a_command_that_fails_says_where_it_ran(self, context: ToolContext, level: Level) -> None:
-        """A model that reads "permission denied" is told what it cannot reach."""
+    async def test_failed_command_names_its_sandbox(self, context: ToolContext, level: Level) -> None:
+        """The result describes the sandbox, so that the model understands a message such as "permission denied"."""
         context = at(context, level)
         assert f"[sandbox {level}: the network, other" in (await sh(context, "cat ../secret")).text
         assert "sandbox" not in (await sh(context, "true")).text
 
     @pytest.mark.parametrize("level", LEVELS)
-    async def test_what_it_leaves_behind_is_ended(self, context: ToolContext, level: Level) -> None:
-        """A process that left its session ends with the command, at any level; the census finds none."""
+    async def test_leftover_processes_are_ended(self, context: ToolContext, level: Level) -> None:
+        """At every level, processes that have left their session are ended, too."""
         context = at(context, level) if level != "L0" else context
-        said = await sh(context, "(setsid sleep 62 >/dev/null 2>&1 &); echo done")
-        assert said.text.startswith("done\n")
+        output = await sh(context, "(setsid sleep 62 >/dev/null 2>&1 &); echo done")
+        assert output.text.startswith("done\n")
+        assert "sleep 62" not in command_lines()
         for _ in range(5):
             assert (await sh(context, "true")).text == "[exit status 0]"
 
 
 class TestLimits:
-    """Limits hold for each process of a tool, at every level, and for no process of ours."""
+    """Resource limits of the processes of tools."""
 
     @pytest.mark.parametrize("level", LEVELS)
-    async def test_memory_files_and_descriptors(self, context: ToolContext, level: Level) -> None:
-        """What is over a limit fails there, and the tool says so."""
+    async def test_resource_limits_are_enforced_and_reported(self, context: ToolContext, level: Level) -> None:
+        """Memory, file size, descriptors and processor time are limited at every level."""
         limits = ToolLimits(cpu_seconds=50, memory_mb=200, file_mb=1, open_files=30)
         context = (
             at(context, level, limits=limits) if level != "L0" else replace(context, sandbox=SandboxSpec(limits=limits))
         )
-        said = await python(context, "bytearray(400 << 20)")
-        assert "MemoryError" in said
-        said = (await sh(context, "head -c 3000000 /dev/zero > big; stat -c %s big; ulimit -n -t")).text
-        assert "1048576" in said
-        assert "(-n) 30" in said
-        assert "-t) 50" in said
+        output = await python(context, "bytearray(400 << 20)")
+        assert "MemoryError" in output
+        output = (await sh(context, "head -c 3000000 /dev/zero > big; stat -c %s big; ulimit -n -t")).text
+        assert "1048576" in output
+        assert "(-n) 30" in output
+        assert "-t) 50" in output
 
-    async def test_a_program_of_no_end_is_ended_by_its_time(self, context: ToolContext) -> None:
-        """Seconds of processor time, not of the clock."""
+    async def test_cpu_time_limit_ends_an_endless_program(self, context: ToolContext) -> None:
+        """The limit counts seconds of processor time, and a signal ends the program."""
         context = replace(context, sandbox=SandboxSpec(limits=ToolLimits(cpu_seconds=1)))
-        said = await sh(context, "while :; do :; done")
-        assert "signal" in said.text
+        output = await sh(context, "while :; do :; done")
+        assert "signal" in output.text
 
-    async def test_when_memory_runs_out_a_tool_goes_first(self, context: ToolContext) -> None:
-        """The system is told that a command weighs most."""
-        said = await sh(context, "sleep 0.1; cat /proc/self/oom_score_adj; ulimit -c")
-        assert said.text.startswith("1000\n0\n")
+    async def test_commands_have_the_highest_oom_score(self, context: ToolContext) -> None:
+        """If memory is short, the kernel ends commands before the worker."""
+        output = await sh(context, "sleep 0.1; cat /proc/self/oom_score_adj; ulimit -c")
+        assert output.text.startswith("1000\n0\n")
 
 
-async def test_a_level_that_cannot_be_had_runs_nothing(context: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is refused, by name and with the reason, and nothing is run at less."""
+async def test_unavailable_level_runs_nothing(context: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ToolError names the level and the reason."""
     monkeypatch.setattr("orch_worker.sandbox.seccomp.unavailable_reason", lambda: "no filter for this processor")
     monkeypatch.setattr("orch_worker.sandbox.bubblewrap.unavailable_reason", lambda: "")
     for level in CONFINED:
         confined = replace(context, sandbox=SandboxSpec(level))
-        with pytest.raises(ToolError, match=f"sandbox level {level}, which cannot be had here: no filter for this"):
+        with pytest.raises(ToolError, match=f"sandbox level {level}, which is not available here: no filter for this"):
             await sh(confined, "touch made")
     assert not (context.cwd / "made").exists()
 
 
 class TestShell:
-    """From the command line, as a user has it."""
+    """The sandbox options of commands."""
 
-    def test_what_is_required_and_not_there_is_refused(self, shell: Shell) -> None:
-        """Without bubblewrap there is no L3: neither a daemon nor an agent starts that requires it; others do."""
+    def test_required_but_missing_level_is_refused(self, shell: Shell) -> None:
+        """Without bubblewrap, a required L3 is an error for daemon and agent. An optional L3 is a warning."""
         bare = os.pathsep.join(
             path for path in os.environ["PATH"].split(os.pathsep) if not Path(path, "bwrap").exists()
         )
         env = {"PATH": bare}
         refused = shell.run("daemon", "start", "--require-sandbox", "L3", code=1, **env).stderr
-        assert b"level L3 is required, and this machine has L" in refused
+        assert b"level L3 is required, but this machine supports L" in refused
         assert b"no L3: bubblewrap (the program bwrap) is not installed" in refused
         shell.run("daemon", "status", code=3, **env)
         assert b"level L3 is required" in shell.run("spawn", "t", "--require-sandbox", "L3", code=1, **env).stderr
         less = shell.run("spawn", "t", "--sandbox", "L3", "--script", shell.script(), **env)
-        assert b"level L3 cannot be had here (no L3: bubblewrap" in less.stderr
+        assert b"level L3 is not available here (no L3: bubblewrap" in less.stderr
         assert shell.data("daemon", "status")["sandbox_required"] is False
 
-    def test_agents_work_at_the_level_that_was_asked_for(self, shell: Shell, tmp_path: Path) -> None:
-        """What their commands see is what the level lets them see, also after the agent's process was ended."""
+    def test_agents_run_commands_at_the_configured_level(self, shell: Shell, tmp_path: Path) -> None:
+        """The level also applies to the process that replaces a killed one."""
         if why := probe.available_levels().missing.get("L2"):
             pytest.skip(f"no L2 on this machine: {why}")
         (tmp_path / "secret").write_text("not to be seen")
@@ -464,12 +471,12 @@ class TestShell:
 
 
 class TestTrial:
-    """Finding out what the machine has: a level that does not hold is not there."""
+    """The probe of the machine's levels: a level that is not effective is missing."""
 
     @pytest.mark.parametrize(
         ("level", "broken", "instead", "why"),
         [
-            ("L1", "orch_worker.sandbox.landlock.give_up", lambda: None, "it still has rights"),
+            ("L1", "orch_worker.sandbox.landlock.drop_capabilities", lambda: None, "the test process still has rights"),
             ("L2", "orch_worker.sandbox.landlock.restrict", lambda *_, **__: None, "a file elsewhere can be read"),
             ("L2", "orch_worker.sandbox.seccomp.apply_filter", lambda _: None, "a socket can be made"),
             (
@@ -481,10 +488,10 @@ class TestTrial:
             ("L3", "orch_worker.sandbox.bubblewrap.unavailable_reason", lambda: "no bwrap", "no bwrap"),
         ],
     )
-    def test_what_does_not_hold_is_found_out(
+    def test_probe_detects_each_ineffective_part(
         self, level: Level, broken: str, instead: object, why: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Each part is left out in turn, and its level is missing for that very reason; nothing is left behind."""
+        """If one part has no effect, the probe reports its level as missing, with the reason."""
         if level in probe.available_levels().missing:
             pytest.skip(f"no {level} on this machine")
         monkeypatch.setattr(broken, instead)

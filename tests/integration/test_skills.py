@@ -1,4 +1,4 @@
-"""Skills from elsewhere, tried and made: `orch skills` in a shell, with git repositories, zip files and links."""
+"""`orch skills`: installation from folders, git repositories and zip files, tests, and packages."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from integration.command_shell import Shell, ended, opened
 from orch.cli import run
 from orch.resources import skill_install
 from orch.resources.skill_install import install, installed_from, remove
-from orch.resources.skill_package import packed
+from orch.resources.skill_package import write_zip
 from orch.resources.skill_test import trials
-from orch.sessions.findings import examine
+from orch.sessions.findings import check_home
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.resources.skills import SkillSpec
 
@@ -28,7 +28,7 @@ GIT = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": 
 
 
 def put(place: Path, name: str = "fold", body: str = "Fold it.", description: str = "Fold letters.") -> Path:
-    """Write a skill below `place`."""
+    """Write a skill to `place`, and return its folder."""
     (place / name).mkdir(parents=True)
     (place / name / "SKILL.md").write_text(f"---\nname: {name}\ndescription: {description}\n---\n{body}\n")
     return place / name
@@ -41,7 +41,7 @@ def git(folder: Path, *argv: str) -> None:
 
 
 def bare(work: Path) -> Path:
-    """Commit what is in `work` and return a bare repository of it."""
+    """Commit the files in `work`, and return a bare clone of this repository."""
     git(work, "init", "-q", "-b", "main")
     git(work, "add", "-A")
     git(work, "commit", "-qm", "first")
@@ -51,28 +51,28 @@ def bare(work: Path) -> Path:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """Return where a user's own things lie."""
+    """The home, in which the installations are recorded."""
     return tmp_path / "home"
 
 
 @pytest.fixture
 def into(home: Path) -> Path:
-    """Return where skills are installed."""
+    """The folder in which skills are installed."""
     return home / "skills"
 
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
-    """A shell with a folder of its own."""
+    """A shell with a separate folder."""
     with opened(tmp_path) as shell:
         yield shell
 
 
 class TestInstall:
-    """From a folder, a zip file, a repository: checked first, whole or not at all."""
+    """Installation of a skill: the skill is checked first, and installed completely or not at all."""
 
-    def test_from_a_repository(self, tmp_path: Path, home: Path, into: Path) -> None:
-        """By its address, under the name that the skill gives itself; where it is from, and the commit, is kept."""
+    def test_skill_is_installed_from_a_repository(self, tmp_path: Path, home: Path, into: Path) -> None:
+        """The folder has the skill's name, and the home records address, commit and hash."""
         work = tmp_path / "some-clone"
         put(work.parent, work.name)
         (work / "SKILL.md").write_text("---\nname: fold\ndescription: d\n---\nFold.\n")
@@ -84,8 +84,8 @@ class TestInstall:
         assert installed_from(into / "fold", home) == row
         assert (row.source, len(row.commit), row.hash) == (repository.as_uri(), 40, skill.hash)
 
-    def test_one_of_several(self, tmp_path: Path, home: Path, into: Path) -> None:
-        """Whoever asks for none is told which there are; a branch may be named."""
+    def test_one_of_several_skills_is_chosen(self, tmp_path: Path, home: Path, into: Path) -> None:
+        """Without `path`, the error lists the skills. `ref` names a branch."""
         work = tmp_path / "work"
         put(work / "skills", "fold")
         put(work / "skills", "cut")
@@ -93,17 +93,17 @@ class TestInstall:
         with pytest.raises(ConfigError, match=r"2 skills: choose one with --path; there are skills/cut, skills/fold"):
             install(f"{work}.git", into, home)
         assert install(f"{work}.git", into, home, path="skills/cut", ref="later")[0].name == "cut"
-        with pytest.raises(ConfigError, match=r"cannot be had: .*none-such"):
+        with pytest.raises(ConfigError, match=r"cannot download .*none-such"):
             install(f"{work}.git", into, home, path="skills/cut", ref="none-such", force=True)
         assert [path.name for path in into.iterdir()] == ["cut"]
 
-    def test_a_repository_takes_neither_for_ever_nor_all_of_the_disk(
+    def test_repository_clone_is_bounded_in_time_and_size(
         self, tmp_path: Path, home: Path, into: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """What git has started ends with it, and nothing of it stays."""
+        """Above a bound, the processes of git end, and no downloaded file stays."""
         repository = bare(put(tmp_path))
-        monkeypatch.setattr(skill_install, "MOST_CLONED", 100)
-        with pytest.raises(ConfigError, match="it holds more than 0 MiB"):
+        monkeypatch.setattr(skill_install, "MAX_CLONED", 100)
+        with pytest.raises(ConfigError, match="it is larger than 0 MiB"):
             install(repository.as_uri(), into, home)
         (tmp_path / "bin").mkdir()
         (tmp_path / "bin" / "git").write_text("#!/bin/sh\nsleep 50 &\nwait\n")
@@ -114,24 +114,24 @@ class TestInstall:
             install(repository.as_uri(), into, home)
         assert not list(into.iterdir())
 
-    def test_what_is_there_stays_unless_it_is_forced(self, tmp_path: Path, home: Path, into: Path) -> None:
-        """And what cannot be installed leaves it as it was, forced or not."""
+    def test_installed_skill_is_replaced_only_with_force(self, tmp_path: Path, home: Path, into: Path) -> None:
+        """A failed installation does not change the installed skill."""
         first = put(tmp_path / "a")
         second = put(tmp_path / "b", body="Fold it twice.")
         install(str(first), into, home)
-        with pytest.raises(ConfigError, match=r"there is a skill 'fold' in .* already, from .*/a/fold: --force"):
+        with pytest.raises(ConfigError, match=r"already contains a skill 'fold', from .*/a/fold: use --force"):
             install(str(second), into, home)
         install(str(second), into, home, force=True)
         assert "twice" in (into / "fold" / "SKILL.md").read_text()
         (first / "SKILL.md").write_text("no skill\n")
-        with pytest.raises(ConfigError, match="the first line is to be ---"):
+        with pytest.raises(ConfigError, match="the first line must be ---"):
             install(str(first), into, home, force=True)
         assert "twice" in (into / "fold" / "SKILL.md").read_text()
         assert [path.name for path in into.iterdir()] == ["fold"]
 
     @pytest.mark.parametrize("link", ["file", "folder", "the skill", "the way"])
-    def test_nothing_is_reached_by_a_link(self, tmp_path: Path, home: Path, into: Path, link: str) -> None:
-        """In a folder, or in a repository, which can hold one that leads anywhere."""
+    def test_links_in_a_skill_are_refused(self, tmp_path: Path, home: Path, into: Path, link: str) -> None:
+        """Links are refused in the skill and on the path to it, in folders and in repositories."""
         work = tmp_path / "work"
         secret = put(tmp_path / "elsewhere", "secret")
         put(work, "fold")
@@ -147,30 +147,30 @@ class TestInstall:
             (work / "way").symlink_to(secret.parent)
             path = "way/secret"
         for source in (str(work), str(bare(work))):
-            with pytest.raises(ConfigError, match=r"not a regular file|leads out of"):
+            with pytest.raises(ConfigError, match=r"not a regular file|outside"):
                 install(source, into, home, path=path)
         assert list(into.iterdir()) == []
 
-    def test_from_a_zip_file(self, tmp_path: Path, home: Path, into: Path) -> None:
-        """What was packed is what is installed, executable files too; the same skill is the same bytes."""
+    def test_skill_is_installed_from_a_zip_file(self, tmp_path: Path, home: Path, into: Path) -> None:
+        """Installed files have the modes in the zip file. Packing a folder twice gives the same bytes."""
         folder = put(tmp_path / "a")
         (folder / "scripts").mkdir()
         (folder / "scripts" / "fold.sh").write_text("true\n")
         (folder / "scripts" / "fold.sh").chmod(0o755)
-        one = packed(folder, tmp_path / "one.zip")
+        one = write_zip(folder, tmp_path / "one.zip")
         os.utime(folder / "SKILL.md", (1, 1))
-        assert packed(folder, tmp_path / "two.zip").read_bytes() == one.read_bytes()
+        assert write_zip(folder, tmp_path / "two.zip").read_bytes() == one.read_bytes()
         install(str(one), into, home)
         assert (into / "fold" / "scripts" / "fold.sh").stat().st_mode & stat.S_IXUSR
         assert validate(into / "fold") == []
         mine = tmp_path / "mine"
         install(str(one), mine / "skills", mine)
         assert (mine / "skills" / "fold" / "scripts" / "fold.sh").stat().st_mode & stat.S_IXUSR
-        assert list(examine(mine)) == []  # nobody else's, like all that is there
+        assert list(check_home(mine)) == []  # the files are private, like all files of the home
 
     @pytest.mark.parametrize("name", ["../out/SKILL.md", "/tmp/out/SKILL.md", "fold/link"])
-    def test_a_zip_file_does_not_reach_out(self, tmp_path: Path, home: Path, into: Path, name: str) -> None:
-        """Neither by a path nor by a link in it."""
+    def test_zip_file_cannot_write_outside(self, tmp_path: Path, home: Path, into: Path, name: str) -> None:
+        """An entry that is a link, or whose path leads outside, is an error, and nothing is unpacked."""
         with zipfile.ZipFile(tmp_path / "bad.zip", "w") as archive:
             archive.writestr("fold/SKILL.md", "---\nname: fold\ndescription: d\n---\nFold.\n")
             info = zipfile.ZipInfo(name)
@@ -179,10 +179,8 @@ class TestInstall:
         with pytest.raises(ConfigError, match="is a link or lies outside the archive; nothing was unpacked"):
             install(str(tmp_path / "bad.zip"), into, home)
 
-    def test_a_zip_file_that_is_damaged_is_refused_and_nothing_is_left(
-        self, tmp_path: Path, home: Path, into: Path
-    ) -> None:
-        """Whatever the unpacker makes of it: with what it says, not as an accident."""
+    def test_damaged_zip_file_is_refused(self, tmp_path: Path, home: Path, into: Path) -> None:
+        """The error names the file, and nothing is installed."""
         for kind in (zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA):
             bad = tmp_path / "bad.zip"
             with zipfile.ZipFile(bad, "w", kind) as archive:
@@ -195,10 +193,8 @@ class TestInstall:
         assert list(into.iterdir()) == []
 
     @pytest.mark.parametrize("name", ['"a\\0b"', "x" * 300, '".source"', '""'])
-    def test_a_name_that_no_folder_can_have_is_told_as_a_broken_rule(
-        self, tmp_path: Path, home: Path, into: Path, name: str
-    ) -> None:
-        """Also in a zip file whose top is the skill, which has no folder to be called after."""
+    def test_invalid_skill_name_is_a_rule_violation(self, tmp_path: Path, home: Path, into: Path, name: str) -> None:
+        """The ConfigError names the rule, for a folder and for a zip file without a folder."""
         text = f"---\nname: {name}\ndescription: d\n---\nFold.\n"
         folder = put(tmp_path / "a")
         (folder / "SKILL.md").write_text(text)
@@ -209,16 +205,16 @@ class TestInstall:
                 install(str(source), into, home)
         assert list(into.iterdir()) == []
 
-    def test_a_name_that_is_a_path_is_none(self, tmp_path: Path, home: Path, into: Path) -> None:
-        """A skill that calls itself ../../x lies nowhere else for that."""
+    def test_skill_name_that_is_a_path_is_refused(self, tmp_path: Path, home: Path, into: Path) -> None:
+        """A skill named `../../x` is not installed, and no file is written outside the folder of skills."""
         folder = put(tmp_path / "a")
         (folder / "SKILL.md").write_text("---\nname: ../../x\ndescription: d\n---\nFold.\n")
         with pytest.raises(ConfigError, match="has other signs than letters"):
             install(str(folder), into, home)
         assert not (tmp_path / "x").exists()
 
-    def test_what_is_nothing_says_what_would_be_something(self, tmp_path: Path, home: Path, into: Path) -> None:
-        """Not there, empty, and a password in an address, which is told to nobody."""
+    def test_invalid_source_explains_valid_ones(self, tmp_path: Path, home: Path, into: Path) -> None:
+        """The error for an unknown or empty source gives the reason, and no error shows a password of a URL."""
         with pytest.raises(ConfigError, match="neither a folder, nor a zip file, nor the address"):
             install("nowhere", into, home)
         (tmp_path / "empty").mkdir()
@@ -226,20 +222,20 @@ class TestInstall:
             install(str(tmp_path / "empty"), into, home)
         with pytest.raises(ConfigError) as caught:
             install("https://me:hunter2@127.0.0.1:1/x.git", into, home)
-        assert "127.0.0.1:1/x.git cannot be had" in str(caught.value)
+        assert "127.0.0.1:1/x.git" in str(caught.value)
         assert "hunter2" not in str(caught.value)
         with pytest.raises(ConfigError) as caught:
             install("https://me:hun@ter2@127.0.0.1:1/x.git", into, home)
         assert "ter2" not in str(caught.value)
 
-    def test_only_what_was_installed_and_is_as_it_was_is_removed(self, tmp_path: Path, home: Path, into: Path) -> None:
-        """What somebody wrote, or changed, goes when that is forced."""
+    def test_only_unchanged_installed_skills_are_removed(self, tmp_path: Path, home: Path, into: Path) -> None:
+        """`force` also removes changed skills, and skills that orch did not install."""
         put(into, "mine")
         install(str(put(tmp_path / "a")), into, home)
-        with pytest.raises(ConfigError, match=r"'mine' .* was not installed from anywhere"):
+        with pytest.raises(ConfigError, match=r"'mine' .* was not installed by orch"):
             remove("mine", into, home)
         (into / "fold" / "more.md").write_text("more")
-        with pytest.raises(ConfigError, match="was changed since it was installed"):
+        with pytest.raises(ConfigError, match="was changed after the installation"):
             remove("fold", into, home)
         (into / "fold" / "more.md").unlink()
         assert remove("fold", into, home) == into / "fold"
@@ -247,16 +243,18 @@ class TestInstall:
         with pytest.raises(ConfigError, match="is not installed in"):
             remove("../skills/mine", into, home, force=True)
         with pytest.raises(ConfigError, match="is not installed in"):
-            remove("", into, home, force=True)  # as of a variable that is not set
+            remove("", into, home, force=True)  # for example from a variable that is not set
         remove("mine", into, home, force=True)
         assert list(into.iterdir()) == []
 
 
 class TestTrials:
-    """What can be tried of a skill without a model."""
+    """Tests of a skill without a model."""
 
-    def test_everything_that_is_wrong_is_told(self, tmp_path: Path) -> None:
-        """Files that it names, scripts, tests that fail or do not end, prompts that nobody would match with it."""
+    def test_skill_test_reports_every_problem(self, tmp_path: Path) -> None:
+        """The problems are missing files, syntax errors, failing tests, and prompts that do not match the
+        description.
+        """
         folder = put(tmp_path, body="Run scripts/a.py, see [more](references/gone.md) and [this](https://x.example/y).")
         for name, text in {
             "scripts/a.py": "print(1",
@@ -288,8 +286,36 @@ class TestTrials:
         assert len(tried) == 11
         assert not (folder / "here").exists()
 
-    def test_a_test_that_does_not_end_is_ended(self, tmp_path: Path) -> None:
-        """With all that it has started."""
+    def test_tests_beside_the_skill_file_run(self, tmp_path: Path) -> None:
+        """Files named `test_*.py` and `test_*.sh` run. Test functions run with pytest, without the settings of an outer
+        project.
+        """
+        (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
+        folder = put(tmp_path)
+        for name, text in {
+            "test_script.py": "import os; assert os.path.isfile(os.environ['SKILL_DIR'] + '/SKILL.md')",
+            "test_shell.sh": "exit 3",
+            "test_good.py": "def test_sum():\n    assert 1 + 1 == 2\n",
+            "test_wrong.py": "def test_sum():\n    assert 1 + 1 == 3\n",
+            "test_notes.md": "no test",
+            "fold.py": "raise SystemExit(1)",
+            "references/test_x.py": "raise SystemExit(1)",
+        }.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(text)
+        before = sorted(folder.rglob("*"))
+        ran = {each.name: each for each in trials(folder) if each.name not in ("rules", "files")}
+        assert {name: each.outcome for name, each in ran.items()} == {
+            "test_good.py": "passed",
+            "test_script.py": "passed",
+            "test_shell.sh": "failed",
+            "test_wrong.py": "failed",
+        }
+        assert "assert (1 + 1) == 3" in ran["test_wrong.py"].detail
+        assert sorted(folder.rglob("*")) == before
+
+    def test_hanging_skill_test_is_ended(self, tmp_path: Path) -> None:
+        """The processes that the test started end with it."""
         folder = put(tmp_path)
         (folder / "tests").mkdir()
         started = tmp_path / "pid"
@@ -304,20 +330,22 @@ class TestTrials:
 
 @pytest.fixture
 def typed(shell: Shell, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """Runs a command of `orch skills` where the shell is, in this process, and returns what it printed as data."""
+    """A function that runs a command of `orch skills` in this process, in the shell's folder, and returns the printed
+    data.
+    """
     monkeypatch.setenv("ORCH_HOME", str(shell.home))
     monkeypatch.chdir(shell.folder)
 
     def typed(*argv: str, code: int = 0) -> Any:
         assert run(["skills", *argv, "--json"]) == code
-        said = capfd.readouterr()
-        return json.loads(said.out or said.err)
+        output = capfd.readouterr()
+        return json.loads(output.out or output.err)
 
     return typed
 
 
-def test_a_skill_from_a_session_to_another_agent(shell: Shell, typed: Callable[..., Any]) -> None:
-    """What an agent did becomes a skill, is installed from a zip file, read by the next one, and removed."""
+def test_skill_is_made_from_a_session_packed_installed_and_removed(shell: Shell, typed: Callable[..., Any]) -> None:
+    """The steps of an agent become a skill, which another agent reads after the installation."""
     steps = shell.script({"tool": "list_files", "input": {}}, "There are none.")
     shell.run("spawn", "Count pumps", "--tools", "file", "--script", steps, "--name", "a", "--query", "How many pumps?")
     made = shell.data("skills", "package", "count-pumps", "--session", "a", "--description", "Counts pumps.", "--zip")
@@ -329,23 +357,23 @@ def test_a_skill_from_a_session_to_another_agent(shell: Shell, typed: Callable[.
     assert shown["installed"]["source"] == made["path"]
     reading = shell.script({"tool": "read_skill", "input": {"name": "count-pumps"}}, "As before.")
     shell.run("spawn", "Count", "--skills", "count-pumps", "--script", reading, "--name", "b", "--query", "How many?")
-    assert "How it was done" in str(shell.data("show", "b"))
+    assert "# Steps" in str(shell.data("show", "b"))
     typed("remove", "count-pumps")
     assert typed("list") == []
-    assert "there is no skill 'count-pumps'" in typed("show", "count-pumps", code=3)["error"]["message"]
+    assert "no skill named 'count-pumps'" in typed("show", "count-pumps", code=3)["error"]["message"]
 
 
-def test_a_skill_from_a_prompt_or_a_template(shell: Shell, typed: Callable[..., Any]) -> None:
-    """It keeps the rules, its variables are left open, and trying it tells what is missing."""
+def test_skill_is_made_from_a_prompt_or_template(shell: Shell, typed: Callable[..., Any]) -> None:
+    """The skill leaves the variables of the template open, and `test` and `validate` report problems of the skill."""
     (shell.folder / "review.md").write_text("You review {{language}}, and \\{{braces}}.\n")
     folder = Path(typed("package", "review", "--template", "./review.md", "--description", "Reviews code.")["path"])
     text = (folder / "SKILL.md").read_text()
     assert "You review <language>, and {{braces}}." in text
-    assert "What stands for <language> below is to be known from the task" in text
+    assert "Take the values of <language> below from the task" in text
     odd = Path(typed("package", "fold", "--prompt", "x", "--description", "a: #b", "--output", ".orch/skills")["path"])
     assert validate(folder) == validate(odd) == []
     again = typed("package", "review", "--prompt", "x", "--description", "d", code=2)
-    assert "is there already" in again["error"]["message"]
+    assert "already exists" in again["error"]["message"]
     assert [each["outcome"] for each in typed("test", "./review")["trials"]] == ["passed", "passed"]
     (folder / "tests").mkdir()
     (folder / "tests" / "a.py").write_text("raise SystemExit(7)")

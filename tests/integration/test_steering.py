@@ -1,4 +1,4 @@
-"""What is said to an agent while it works, or while it does nothing: heard, and a cancel obeyed, in real processes."""
+"""Steering messages, follow-ups and cancels for busy and idle agents, in real processes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from orch_protocol.core.messages import text_of
 Open = Any
 
 
-async def test_a_working_agent_is_steered_followed_up_and_cancelled(world: Open) -> None:
-    """What is said is heard at its moment, told by events, and recorded; cancelling ends a turn, not an agent."""
+async def test_busy_agent_is_steered_followed_up_and_cancelled(world: Open) -> None:
+    """Steering is delivered before the next step and a follow-up after the turn. A cancel does not end the agent."""
     looking, go_on = asyncio.Event(), asyncio.Event()
 
     async def look() -> str:
@@ -39,13 +39,13 @@ async def test_a_working_agent_is_steered_followed_up_and_cancelled(world: Open)
     assert [event.name for event in seen if event.kind == "tool_call"] == ["look"]
     assert "[Steering]\nbe brief" in [text_of(message) for message in (await agent.show()).messages]
     future = agent.submit("slowly")
-    await agent.cancel()  # right behind the query: it may not have begun
+    await agent.cancel()  # directly after the query, whose turn may not have begun
     assert (await future).stop_reason == "cancelled"
     assert (await agent.state()).status == "idle"
 
 
-async def test_a_hard_cancel_ends_the_process_and_not_the_agent(world: Open) -> None:
-    """The query fails, the next one goes on."""
+async def test_hard_cancel_ends_the_process_and_not_the_agent(world: Open) -> None:
+    """The query raises AgentDiedError, and the next query is answered."""
     called = asyncio.Event()
 
     async def hang() -> None:
@@ -63,8 +63,8 @@ async def test_a_hard_cancel_ends_the_process_and_not_the_agent(world: Open) -> 
     assert (await agent.query("again")).text == "fine"
 
 
-async def test_an_idle_agent_hears_with_its_next_query_and_a_follow_up_is_one(world: Open) -> None:
-    """Nothing that was said is lost because nobody worked."""
+async def test_idle_agent_gets_steering_with_its_next_query(world: Open) -> None:
+    """A follow-up to an idle agent becomes a query, and an empty message is an error."""
     o = await world()
     agent = await o.spawn("work", backend=ScriptedBackend(["one", "two", "three"]))
     await agent.steer("in French")

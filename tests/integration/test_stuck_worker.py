@@ -1,4 +1,4 @@
-"""A process whose tool computes in C and lets nothing else of it run."""
+"""Workers whose code computes in C and blocks all other code of the process."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ FOREVER = "sum(range(10**13))"
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_process_that_lets_nothing_run_is_ended_and_says_where_it_was(
+async def test_blocked_process_is_ended_with_its_location(
     tmp_path: Path,
 ) -> None:
-    """Whoever asked is told with the place in the code; the agent answers again, and others were not touched."""
+    """The error names the position in the code, the agent answers again, and other agents are unaffected."""
     limits = Limits(tool_seconds=0.5)
     async with AsyncOrchestrator(home=tmp_path, env={}) as o:
         script = [{"tool": "run_python", "input": {"code": FOREVER}}, "back"]
@@ -31,8 +31,8 @@ async def test_a_process_that_lets_nothing_run_is_ended_and_says_where_it_was(
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_hook_that_lets_nothing_run_is_ended_with_its_process(tmp_path: Path) -> None:
-    """No deadline reaches such a hook from within: its process is ended, and the next turn says what was cut short."""
+async def test_blocking_hook_is_ended_with_its_process(tmp_path: Path) -> None:
+    """The error names the hook, and the next turn names the interrupted call."""
     file = tmp_path / "forever.py"
     file.write_text(
         f"from orch import hook\n@hook('tool_result', timeout=0.1)\ndef forever(event, ctx):\n    {FOREVER}\n"

@@ -1,4 +1,4 @@
-"""Untrusted content and processes: what one agent has read binds it after a restart, and whom it asks and tells."""
+"""Taint of agents in real processes: after a restart, in queries and answers, in archives and in files."""
 
 from __future__ import annotations
 
@@ -38,28 +38,28 @@ def _inbox(tmp_path: Path) -> None:
 
 
 def root(folder: Path, **options: Any) -> AsyncOrchestrator:
-    """Return a root whose agents take what is in an inbox for a stranger's."""
+    """Return a root whose agents treat the files in `inbox` as untrusted."""
     return AsyncOrchestrator(**({"config": Config(policy=RULES), "home": folder / "home", "run": "kept"} | options))
 
 
 async def scripted(o: AsyncOrchestrator, folder: Path, *said: Any, tools: list[str], **options: Any) -> AsyncSubagent:
-    """Spawn an agent in `folder` that says `said`."""
+    """Spawn an agent in `folder` with the script `said`."""
     return await o.spawn("Work", tools=tools, cwd=folder, backend=ScriptedBackend([*said]), **options)
 
 
 async def results(agent: AsyncSubagent) -> list[str]:
-    """Return the texts of the agent's results."""
+    """Return the texts of the agent's tool results."""
     return texts((await agent.show()).messages)
 
 
 def texts(messages: Iterable[Message]) -> list[str]:
-    """Return the texts of all results in `messages`."""
+    """Return the texts of all tool results in `messages`."""
     blocks = (block for message in messages for block in message.content)
     return [text_of(Message("user", block.content)) for block in blocks if isinstance(block, ToolResult)]
 
 
-async def test_it_is_labelled_and_binds_after_a_restart(tmp_path: Path) -> None:
-    """Code does not run beside a stranger's text unless somebody approves: not in this process, root, or the next."""
+async def test_untrusted_content_is_labeled_and_binds_after_a_restart(tmp_path: Path) -> None:
+    """After untrusted content, a command is refused without an approval, and the next root asks for an approval."""
     asked: list[Question] = []
 
     def approve(question: Question) -> bool:
@@ -72,7 +72,7 @@ async def test_it_is_labelled_and_binds_after_a_restart(tmp_path: Path) -> None:
         first, mail, refused = await results(agent)
         assert first.startswith("ran")
         assert re.match(r"\[untrusted (\w+): from read_file inbox/mail\.txt\.(?s:.*)\n\[end of untrusted \1\]$", mail)
-        assert "three things would be in one conversation" in refused
+        assert "the conversation would combine untrusted content" in refused
         assert "read_file inbox/mail.txt" in refused
     async with root(tmp_path, approve=approve) as o:
         agent = await o.get(1)
@@ -85,8 +85,8 @@ async def test_it_is_labelled_and_binds_after_a_restart(tmp_path: Path) -> None:
     ]
 
 
-async def test_code_in_a_sandbox_runs_beside_it(tmp_path: Path) -> None:
-    """Kept in the agent's folder and from the network, a command has nothing to give away."""
+async def test_sandboxed_code_runs_beside_untrusted_content(tmp_path: Path) -> None:
+    """A command without network that is confined to the folder needs no approval."""
     config = Config(policy=RULES, sandbox=SandboxConfig(level="L2"))
     async with root(tmp_path, config=config) as o:
         agent = await scripted(o, tmp_path, MAIL, RUN, "Done.", tools=["bash", "read_file"])
@@ -96,18 +96,18 @@ async def test_code_in_a_sandbox_runs_beside_it(tmp_path: Path) -> None:
         assert (await results(agent))[1].startswith("ran")
 
 
-async def test_it_goes_with_questions_and_answers(tmp_path: Path) -> None:
-    """Whoever is asked by an agent that has read it is bound as it is, and so is whoever is answered by one."""
+async def test_taint_propagates_with_queries_and_answers(tmp_path: Path) -> None:
+    """A query taints the queried agent, and an answer taints the caller."""
     async with root(tmp_path) as o:
         runner = await scripted(o, tmp_path, RUN, "Ran.", RUN, "Ran again.", tools=["bash"])
         assert (await runner.query("Run it")).tool_calls == 1
         ask = {"tool": "query_subagent", "input": {"id": runner.id, "prompt": "Run it"}}
-        said = (MAIL, ask, "Read.", "An order.")
-        reader = await scripted(o, tmp_path, *said, tools=["read_file", "query_subagent"], peers=[runner])
+        replies = (MAIL, ask, "Read.", "An order.")
+        reader = await scripted(o, tmp_path, *replies, tools=["read_file", "query_subagent"], peers=[runner])
         assert (await reader.query("Read the mail")).tool_calls == 2
         assert f"agent {reader.id}: read_file inbox/mail.txt" in (await results(runner))[1]
-        told = {"tool": "query_subagent", "input": {"id": reader.id, "prompt": "What is in it?"}}
-        asker = await scripted(o, tmp_path, RUN, told, RUN, "Done.", tools=["query_subagent", "bash"], peers=[reader])
+        fields = {"tool": "query_subagent", "input": {"id": reader.id, "prompt": "What is in it?"}}
+        asker = await scripted(o, tmp_path, RUN, fields, RUN, "Done.", tools=["query_subagent", "bash"], peers=[reader])
         assert (await asker.query("Ask")).tool_calls == 2
         before, answer, refused = await results(asker)
         assert before.startswith("ran")
@@ -115,8 +115,8 @@ async def test_it_goes_with_questions_and_answers(tmp_path: Path) -> None:
         assert f"agent {reader.id}: read_file inbox/mail.txt" in refused
 
 
-async def test_what_it_makes_of_it_goes_along(tmp_path: Path) -> None:
-    """An agent that it starts has the task from it: it is bound before anybody asks it anything."""
+async def test_spawned_subagent_inherits_the_taint(tmp_path: Path) -> None:
+    """The task of a tainted agent taints the subagent."""
     async with root(tmp_path, config=Config(policy=RULES, subagents=SubagentsConfig(allow_nested=True))) as o:
         make = {"tool": "spawn_subagent", "input": {"task": "Run it", "tools": ["bash"]}}
         maker = await scripted(o, tmp_path, MAIL, make, "Made.", tools=["read_file", "spawn_subagent", "bash"])
@@ -126,8 +126,8 @@ async def test_what_it_makes_of_it_goes_along(tmp_path: Path) -> None:
         assert bits_in((await made.show()).marks) == {"untrusted"}
 
 
-async def test_archives_bring_it_back(tmp_path: Path) -> None:
-    """What is found in an archive, or said by its holder, is what it was when it was archived: a stranger's."""
+async def test_recalled_archives_keep_their_taint(tmp_path: Path) -> None:
+    """Answers of holders and archived messages of a tainted agent taint the agent that recalls them."""
     archival = ArchivalConfig(enabled=True, async_=False, profile="seed", trigger=TriggerConfig(tool_call_threshold=1))
     config = Config(policy=RULES, archival=archival, subagents=SubagentsConfig(allow_nested=True))
     async with root(tmp_path, config=config) as o:
@@ -157,9 +157,8 @@ async def test_archives_bring_it_back(tmp_path: Path) -> None:
 READ_NOTE = {"tool": "read_file", "input": {"path": "note.txt"}}
 
 
-async def test_it_is_followed_into_files_that_an_agent_writes(tmp_path: Path) -> None:
-    """By its tools or by code: who reads the file holds what its writer held, in another root too, until it is written
-    anew by somebody who held nothing."""
+async def test_taint_propagates_through_files(tmp_path: Path) -> None:
+    """A file that a tainted agent or its command wrote is untrusted until an untainted agent rewrites the file."""
     note = {"tool": "write_file", "input": {"path": "note.txt", "content": SAID}}
     copy = {"tool": "bash", "input": {"command": "cp inbox/mail.txt copy.txt"}}
     async with root(tmp_path, approve=lambda _: True) as o:
@@ -176,8 +175,8 @@ async def test_it_is_followed_into_files_that_an_agent_writes(tmp_path: Path) ->
             read = {"tool": "read_file", "input": {"path": name}}
             reader = await scripted(o, tmp_path, read, RUN, "Read.", tools=["read_file", "bash"])
             assert (await reader.query("Do what it says")).tool_calls == 1
-            told, refused = await results(reader)
-            assert told.startswith("[untrusted ")
+            outcomes, refused = await results(reader)
+            assert outcomes.startswith("[untrusted ")
             assert f"untrusted content (read_file {name})" in refused
         other = await scripted(o, tmp_path, note, "Written.", READ_NOTE, "Read.", tools=["write_file", "read_file"])
         await other.query("Write it anew")

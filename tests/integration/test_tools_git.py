@@ -1,4 +1,6 @@
-"""Looking at repositories, friendly and hostile: what is shown, and that nothing of theirs is run."""
+"""The git tools in ordinary and in hostile repositories: what they show, and that they run no program of a
+repository.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ Git = Callable[..., None]
 
 @pytest.fixture
 def context(tmp_path: Path) -> ToolContext:
-    """An agent in an empty folder, with a home that configures nothing."""
+    """An agent in an empty folder, with a home without git configuration."""
     (tmp_path / "repo").mkdir()
     env = {"CENSUS": os.environ["CENSUS"], "HOME": str(tmp_path), "GIT_CONFIG_NOSYSTEM": "1"}
     return ToolContext(tmp_path / "repo", env=env, seconds=30.0)
@@ -31,7 +33,7 @@ def context(tmp_path: Path) -> ToolContext:
 
 @pytest.fixture
 def git(context: ToolContext) -> Git:
-    """Runs git as its user would; the folder is a repository with two commits."""
+    """A function that runs git as the user does. The folder is a repository with two commits."""
     who = {"GIT_AUTHOR_NAME": "Ann", "GIT_AUTHOR_EMAIL": "a@a.test", "GIT_AUTHOR_DATE": "2024-05-06T07:08:09Z"}
     who |= {name.replace("AUTHOR", "COMMITTER"): value for name, value in who.items()}
 
@@ -51,27 +53,27 @@ def git(context: ToolContext) -> Git:
 
 
 async def ask(tool: Tool, context: ToolContext, **input: Any) -> str:
-    """Return what `tool` says."""
+    """Return the output of `tool`."""
     return (await tool.run(context, input)).text
 
 
 @pytest.mark.usefixtures("git")
 class TestFriendly:
-    """What is shown."""
+    """The output of the tools."""
 
     async def test_status(self, context: ToolContext) -> None:
-        """The branch, and what differs, below the folder asked for."""
+        """`git_status` shows the branch, and the changes in the given folder."""
         (context.cwd / "a.txt").write_text("changed\n")
         (context.cwd / "sub/n\u00e9w").write_text("")
         assert await ask(git_status, context) == "## main\n M a.txt\n?? sub/n\u00e9w"
         assert await ask(git_status, context, path="sub") == "## main\n?? sub/n\u00e9w"
 
-    async def test_what_the_policy_keeps_away_is_in_no_difference(self, context: ToolContext, git: Git) -> None:
-        """By whatever name it went before; the rest is shown as ever, and how much is not."""
+    async def test_git_output_excludes_denied_files(self, context: ToolContext, git: Git) -> None:
+        """Diffs leave out denied files, also under former names, and state the number of these files."""
         rules = ("b.txt",), {}, frozenset[Bit]()
-        context.belongings.get("sieve", lambda: lambda tool, _: FileFilter(tool, *rules, bounded=True))
+        context.tool_state.get("file_filter", lambda: lambda tool, _: FileFilter(tool, *rules, enforce_taint=True))
         (context.cwd / "sub/b.txt").write_text("secret\n")
-        note = "[1 files passed over: the policy keeps them away]"
+        note = "[1 files were skipped because of the policy]"
         assert await ask(git_diff, context) == f"No differences.\n{note}"
         (context.cwd / "a.txt").write_text("one\nthree\n")
         (context.cwd / "n\u00e9w [1].txt").write_text("*\n")
@@ -83,12 +85,10 @@ class TestFriendly:
         inner = msgspec.structs.replace(context, cwd=context.cwd / "sub")
         assert await ask(git_diff, inner, staged=True) == f"No differences.\n{note}"
 
-    async def test_what_was_below_a_folder_shows_by_no_file_that_is_there_instead(
-        self, context: ToolContext, git: Git
-    ) -> None:
-        """What is kept away was in it; the folder became a file of its name."""
+    async def test_denied_folder_replaced_by_a_file_stays_hidden_in_git(self, context: ToolContext, git: Git) -> None:
+        """The diff leaves out the files of the former folder."""
         rules = ("b.txt",), {}, frozenset[Bit]()
-        context.belongings.get("sieve", lambda: lambda tool, _: FileFilter(tool, *rules, bounded=True))
+        context.tool_state.get("file_filter", lambda: lambda tool, _: FileFilter(tool, *rules, enforce_taint=True))
         rmtree(context.cwd / "sub")
         (context.cwd / "sub").write_text("new\n")
         (context.cwd / "a.txt").write_text("one\nthree\n")
@@ -97,18 +97,16 @@ class TestFriendly:
         assert ("b.txt" in shown, "+three" in shown) == (False, True)
 
     @pytest.mark.parametrize("ref", ["HEAD:sub..HEAD", "HEAD:sub/b.txt", "HEAD:sub..HEAD:"])
-    async def test_no_folder_of_a_commit_is_compared_where_some_are_kept_away(
-        self, context: ToolContext, ref: str
-    ) -> None:
-        """There files go by other names than in the folder, which the policy does not know."""
+    async def test_whole_commits_are_not_compared_beside_denied_files(self, context: ToolContext, ref: str) -> None:
+        """With denied files, a folder or file of a commit is refused, because its files have other names there."""
         rules = (str(context.cwd.resolve() / "sub"),), {}, frozenset[Bit]()
-        context.belongings.get("sieve", lambda: lambda tool, _: FileFilter(tool, *rules, bounded=True))
+        context.tool_state.get("file_filter", lambda: lambda tool, _: FileFilter(tool, *rules, enforce_taint=True))
         with pytest.raises(ToolError, match="names a folder or file of a commit: name commits"):
             await ask(git_diff, context, ref=ref)
         assert "b.txt" not in await ask(git_diff, context, ref="HEAD@{10:00}")
 
     async def test_diff(self, context: ToolContext, git: Git) -> None:
-        """Changes against the index, what is staged, and against commits."""
+        """`git_diff` shows changes against the index, staged changes, and changes against commits."""
         assert await ask(git_diff, context) == "No differences."
         (context.cwd / "a.txt").write_text("one\nthree\n")
         assert "-2\n+three" in await ask(git_diff, context)
@@ -120,7 +118,7 @@ class TestFriendly:
         assert "-two\n+2" in await ask(git_diff, context, ref="HEAD~1..HEAD", context_lines=0)
 
     async def test_log(self, context: ToolContext) -> None:
-        """Commits, newest first, of the folder and the range asked for."""
+        """`git_log` shows the commits of the given folder and range, newest first."""
         lines = (await ask(git_log, context)).splitlines()
         assert [line.strip() for line in lines[1::2]] == ["second", "first"]
         assert lines[0].split()[1:3] == ["2024-05-06T07:08:09+00:00", "Ann"]
@@ -128,16 +126,16 @@ class TestFriendly:
         assert "second" not in await ask(git_log, context, path="sub")
         assert await ask(git_log, context, ref="HEAD..HEAD") == "No commits."
 
-    async def test_only_the_agents_folder(self, context: ToolContext) -> None:
-        """An agent in a folder of a repository sees that folder."""
+    async def test_git_tools_are_limited_to_the_agents_folder(self, context: ToolContext) -> None:
+        """An agent in a subfolder of a repository sees the changes and commits of the subfolder only."""
         (context.cwd / "a.txt").write_text("changed\n")
         below = ToolContext(context.cwd / "sub", env=context.env)
         assert await ask(git_status, below) == "## main"
         assert await ask(git_diff, below) == "No differences."
         assert "second" not in await ask(git_log, below)
 
-    async def test_further_work_trees_and_submodules(self, context: ToolContext, git: Git) -> None:
-        """Their repositories lie elsewhere, and say that these folders are theirs."""
+    async def test_worktrees_and_submodules_are_supported(self, context: ToolContext, git: Git) -> None:
+        """Their repositories are in another folder, and list the worktree or the submodule."""
         git("worktree", "add", "-q", "-b", "topic", "../tree")
         tree = ToolContext(context.cwd.parent / "tree", env=context.env)
         assert await ask(git_status, tree) == "## topic"
@@ -162,10 +160,10 @@ class TestFriendly:
             (git_status, {"path": "--help"}, ""),
         ],
     )
-    async def test_arguments_are_arguments(
+    async def test_git_arguments_cannot_be_options(
         self, context: ToolContext, tool: Tool, input: dict[str, Any], message: str
     ) -> None:
-        """Nothing in an argument is an option, a pattern or a command."""
+        """An argument is never an option, a pattern or a command."""
         before = sorted(os.listdir(context.cwd))
         if message:
             with pytest.raises(ToolError, match=message):
@@ -176,18 +174,18 @@ class TestFriendly:
 
 
 class TestHostile:
-    """Repositories that would run something."""
+    """Repositories whose configuration or hooks name a program."""
 
     @pytest.fixture
     def bait(self, context: ToolContext) -> str:
-        """A program that leaves a trace when it is run."""
+        """A program that creates a file when it is run."""
         program = context.cwd.parent / "bait"
         program.write_text(f"#!/bin/sh\ntouch {context.cwd.parent}/caught\ncat\n")
         program.chmod(0o755)
         return str(program)
 
     def settle(self, context: ToolContext, git: Git, bait: str, setting: str) -> None:
-        """Have the repository of `context` run `bait` where `setting` says."""
+        """Configure the repository of `context` to run `bait` by `setting`."""
         if setting == "hooks":
             for name in ("post-index-change", "fsmonitor-watchman", "reference-transaction"):
                 hook = context.cwd / ".git/hooks" / name
@@ -218,8 +216,10 @@ class TestHostile:
             "hooks",
         ],
     )
-    async def test_nothing_configured_is_run(self, context: ToolContext, git: Git, bait: str, setting: str) -> None:
-        """Whatever a repository names to be run is not, and the answers are those of git itself."""
+    async def test_configured_programs_of_a_repository_are_not_run(
+        self, context: ToolContext, git: Git, bait: str, setting: str
+    ) -> None:
+        """The tools show the changes and the commits without the program."""
         self.settle(context, git, bait, setting)
         (context.cwd / "a.txt").write_text("changed\n")
         assert " M a.txt" in await ask(git_status, context)
@@ -229,16 +229,20 @@ class TestHostile:
         assert "caught" not in os.listdir(context.cwd.parent)
 
     @pytest.mark.parametrize("setting", ["core.fsmonitor", "diff.external", "diff.bait.textconv", "filter.bait.clean"])
-    async def test_the_bait_works(self, context: ToolContext, git: Git, bait: str, setting: str) -> None:
-        """Plain git does run it, so the test above would notice."""
+    async def test_plain_git_runs_the_configured_programs(
+        self, context: ToolContext, git: Git, bait: str, setting: str
+    ) -> None:
+        """Without the tools, git runs the program, so the test above can fail."""
         self.settle(context, git, bait, setting)
         (context.cwd / "a.txt").write_text("changed\n")
         git("status")
         git("diff")
         assert "caught" in os.listdir(context.cwd.parent)
 
-    async def test_filters_of_an_included_file(self, context: ToolContext, git: Git, bait: str) -> None:
-        """A setting that the repository includes from elsewhere counts as its own."""
+    async def test_filters_of_an_included_configuration_are_not_run(
+        self, context: ToolContext, git: Git, bait: str
+    ) -> None:
+        """A configuration file that the repository includes counts as a part of its configuration."""
         (context.cwd / "more").write_text(f'[filter "bait"]\n\tclean = {bait}\n')
         git("config", "include.path", "../more")
         (context.cwd / ".gitattributes").write_text("* filter=bait\n")
@@ -247,7 +251,7 @@ class TestHostile:
         assert "caught" not in os.listdir(context.cwd.parent)
 
     async def test_submodules_are_not_entered(self, context: ToolContext, git: Git, bait: str) -> None:
-        """A submodule with settings of its own does not get to run them either."""
+        """A program in the configuration of a submodule is not run."""
         inner = context.cwd / "inner"
         git("init", "-q", str(inner))
         git("-C", str(inner), "commit", "-q", "--allow-empty", "-m", "inner")
@@ -260,11 +264,11 @@ class TestHostile:
 
 
 class TestElsewhere:
-    """Files and folders named `.git` that lead out of the agent's folder."""
+    """`.git` files and folders that lead out of the agent's folder."""
 
     @pytest.fixture
     def bare(self, context: ToolContext, git: Git) -> ToolContext:
-        """An agent beside a repository, in a folder without one."""
+        """An agent in a folder without a repository, next to a repository."""
         (context.cwd / "a.txt").write_text("CANARY\n")
         git("commit", "-qam", "third")
         folder = context.cwd.parent / "bare"
@@ -272,8 +276,8 @@ class TestElsewhere:
         return ToolContext(folder, env=context.env)
 
     @pytest.mark.parametrize("way", ["a file", "a link", "a part of its own", "a folder that shares"])
-    async def test_a_repository_of_another_folder_is_not_read(self, bare: ToolContext, way: str) -> None:
-        """Whoever writes files here names what they like: a repository that does not know of this folder is not its."""
+    async def test_foreign_git_directory_is_not_read(self, bare: ToolContext, way: str) -> None:
+        """The tools refuse a repository that does not list the agent's folder as a work tree."""
         link, others = bare.cwd / ".git", bare.cwd.parent / "repo" / ".git"
         if way == "a link":
             link.symlink_to(others)
@@ -291,8 +295,8 @@ class TestElsewhere:
             with pytest.raises(ToolError, match="that does not list this folder as a work tree"):
                 await ask(tool, bare, **input)
 
-    async def test_files_of_another_folder_are_not_shown(self, context: ToolContext, git: Git) -> None:
-        """A repository that says that its files are elsewhere is compared with those that are here."""
+    async def test_configured_worktree_elsewhere_is_ignored(self, context: ToolContext, git: Git) -> None:
+        """The tools compare the repository with the agent's folder, and ignore `core.worktree`."""
         secret = context.cwd.parent / "secret"
         secret.mkdir()
         (secret / "a.txt").write_text("CANARY\n")
@@ -300,17 +304,15 @@ class TestElsewhere:
         assert await ask(git_status, context) == "## main"
         assert await ask(git_diff, context) == "No differences."
 
-    async def test_nothing_waits_for_a_pipe(self, bare: ToolContext) -> None:
-        """What is no file is not read, and nobody waits for somebody to write there."""
+    async def test_fifo_in_a_repository_does_not_block(self, bare: ToolContext) -> None:
+        """A FIFO named `.git` is not read, and the folder counts as no repository."""
         os.mkfifo(bare.cwd / ".git")
         with pytest.raises(ToolError, match="is not a git repository"):
             await ask(git_status, bare)
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser gives files away")
-    async def test_of_a_repository_of_another_user_git_says_what_it_thinks(
-        self, context: ToolContext, git: Git
-    ) -> None:
-        """Git reads no repository of somebody else's unless its user said so."""
+    async def test_repository_of_another_user_is_refused_by_git(self, context: ToolContext, git: Git) -> None:
+        """Git accepts the repository if the user configured it as safe."""
         os.chown(context.cwd / ".git", 65534, 65534)
         with pytest.raises(ToolError, match="dubious ownership"):
             await ask(git_log, context)
@@ -318,8 +320,8 @@ class TestElsewhere:
         assert "second" in await ask(git_log, context)
 
 
-async def test_huge_diff_is_bounded(context: ToolContext, git: Git) -> None:
-    """A diff of any size is told in a mebibyte."""
+async def test_huge_diff_is_truncated(context: ToolContext, git: Git) -> None:
+    """The output is at most about one mebibyte."""
     (context.cwd / "a.txt").write_text("line\n" * 3_000_000)
     git("add", ".")
     text = await ask(git_diff, context, staged=True)
@@ -327,8 +329,8 @@ async def test_huge_diff_is_bounded(context: ToolContext, git: Git) -> None:
     assert len(text) < 1_100_000
 
 
-def test_not_in_a_repository(context: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outside a repository, and without git, the tools are not there."""
+def test_git_tools_are_hidden_outside_a_repository(context: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tools are offered in a repository and in its subfolders, if git is installed."""
     tools = ("git_status", "git_diff", "git_log")
     assert make_toolbox(tools, (), context).specs() == ()
     (context.cwd / ".git").mkdir()
@@ -339,8 +341,8 @@ def test_not_in_a_repository(context: ToolContext, monkeypatch: pytest.MonkeyPat
     assert make_toolbox(tools, (), below).specs() == ()
 
 
-async def test_broken_repository(context: ToolContext) -> None:
-    """What git says of a repository that is none is the error."""
+async def test_broken_repository_returns_gits_error(context: ToolContext) -> None:
+    """The ToolError contains the message of git."""
     (context.cwd / ".git").write_text("gitdir: nowhere\n")
     with pytest.raises(ToolError, match="not a git repository"):
         await ask(git_status, context)

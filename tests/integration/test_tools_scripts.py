@@ -1,4 +1,4 @@
-"""Python in processes of its own, and what whole agents make of the tools."""
+"""Python in separate processes, and agents that use tools to change files."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from integration.worker_processes import eventually
+from leak_check import command_lines
 from orch import Config, ScriptedBackend, SubagentsConfig, tool
 from orch_protocol.core.messages import Message, ToolResult, text_of
-from orch_worker.session.transcript import read_session
+from orch_worker.session.session_reader import read_session
 from orch_worker.tools.api.base import Tool, ToolContext, ToolError, ToolOutput
 from orch_worker.tools.python.python import py_help, run_python_script
 
@@ -24,12 +26,11 @@ def context(tmp_path: Path) -> ToolContext:
 
 
 async def run(tool: Tool, context: ToolContext, **input: Any) -> ToolOutput:
-    """Run one call of `tool`."""
     return await tool.run(context, input)
 
 
 class TestScript:
-    """run_python_script."""
+    """The tool run_python_script."""
 
     @pytest.mark.parametrize(
         ("code", "text"),
@@ -42,35 +43,35 @@ class TestScript:
             ("import os; os.kill(os.getpid(), 9)", "[signal SIGKILL]"),
         ],
     )
-    async def test_runs_apart(self, context: ToolContext, code: str, text: str) -> None:
-        """A script runs in the agent's folder, with what it says and how it ended as the result."""
+    async def test_script_runs_in_its_own_process(self, context: ToolContext, code: str, text: str) -> None:
+        """A script runs in the agent's folder, and the result has its output and its exit status."""
         (context.cwd / "mine.py").write_text("x = 7\n")
         output = await run(run_python_script, context, code=code)
         assert output.text.endswith(text)
         assert output.is_error == ("[exit status 0]" not in text)
 
-    async def test_endless_script(self, context: ToolContext) -> None:
-        """A script past its time is ended, whatever it is in the middle of."""
+    async def test_endless_script_times_out(self, context: ToolContext) -> None:
+        """The result contains the output before the timeout, even if the script blocks in C code."""
         output = await run(run_python_script, context, code="print('up', flush=True)\nsum(range(10**13))", timeout=0.5)
         assert output.text.startswith("up\n[timed out")
 
 
 class TestHelp:
-    """py_help."""
+    """The tool py_help."""
 
     @pytest.mark.parametrize(
         ("topic", "words"),
         [("json.dumps", "Serialize ``obj``"), ("pathlib.Path.glob", "glob(self, pattern"), ("with", "context manager")],
     )
     async def test_topics(self, context: ToolContext, topic: str, words: str) -> None:
-        """Modules, classes, functions and keywords are documented."""
+        """`py_help` shows the documentation of functions, methods and keywords."""
         output = await run(py_help, context, topic=topic)
         assert words in output.text
         assert "exit status" not in output.text
 
     @pytest.mark.parametrize("topic", ["mine", "nothing.like.it", "mine.x", ""])
-    async def test_folder_is_not_imported(self, context: ToolContext, topic: str) -> None:
-        """What is not installed has no help; above all, files of the folder are not run to find out."""
+    async def test_help_imports_no_file_of_the_folder(self, context: ToolContext, topic: str) -> None:
+        """`py_help` documents installed modules only."""
         (context.cwd / "mine.py").write_text("open('caught', 'w')\n")
         if topic:
             with pytest.raises(ToolError, match="No Python documentation found"):
@@ -90,10 +91,10 @@ def call(tool: str, **input: Any) -> dict[str, Any]:
 
 
 class TestAgents:
-    """Agents with tools that change things."""
+    """Agents with tools that change files."""
 
-    async def test_an_agent_at_work(self, world: Open, tmp_path: Path) -> None:
-        """An agent writes, edits, runs, and says which files it changed; results come in call order."""
+    async def test_agent_writes_edits_and_runs_files(self, world: Open, tmp_path: Path) -> None:
+        """The reply lists the changed files, and results are in the order of the calls."""
         script = [
             call("write_file", path="a/x.py", content="print('one')\n"),
             {
@@ -115,17 +116,19 @@ class TestAgents:
         texts = shown((await agent.state()).folder)
         assert texts[3:] == ["three\n0\n[exit status 1]", "42", "43"]
 
-    async def test_jobs_end_with_their_agent(self, world: Open, tmp_path: Path) -> None:
-        """Killing an agent ends what it runs in the background; the census finds nothing."""
-        script = [call("bash", command="setsid sleep 600 & sleep 600", background=True), "started"]
+    async def test_background_jobs_end_with_a_killed_agent(self, world: Open, tmp_path: Path) -> None:
+        """No process of the job is left, although the orchestrator is still open."""
+        script = [call("bash", command="setsid sleep 607 & sleep 607", background=True), "started"]
         o = await world()
         env = {"PATH": os.environ["PATH"], "CENSUS": os.environ["CENSUS"]}
         agent = await o.spawn("work", tools=["code"], backend=ScriptedBackend(script), cwd=tmp_path, env=env)
         assert (await agent.query("go")).text == "started"
+        await eventually(lambda: command_lines().count("sleep 607") == 2)
         await agent.kill()
+        await eventually(lambda: "sleep 607" not in command_lines())
 
-    async def test_long_results_survive_the_process(self, world: Open, tmp_path: Path) -> None:
-        """What was stashed by one process of an agent is read by the next."""
+    async def test_stored_results_survive_the_process(self, world: Open, tmp_path: Path) -> None:
+        """The next process of the agent reads a result by its handle."""
         script = [
             call("bash", command="seq 1 20000"),
             "first",
@@ -148,8 +151,8 @@ class TestAgents:
         ]
 
     @pytest.mark.parametrize("world", ["zygote"], indirect=True)
-    async def test_a_worker_is_in_the_agents_folder(self, world: Open, tmp_path: Path) -> None:
-        """Code in the worker's own process finds the agent's files by their names."""
+    async def test_run_python_works_in_the_agents_folder(self, world: Open, tmp_path: Path) -> None:
+        """Code in the worker opens the agent's files by relative names."""
         (tmp_path / "x.txt").write_text("found")
         o = await world()
         script = [call("run_python", code="open('x.txt').read()"), "done"]
@@ -157,16 +160,16 @@ class TestAgents:
         await agent.query("go")
         assert shown((await agent.state()).folder) == ["'found'"]
 
-    async def test_prompt_names_what_is_there(self, world: Open, tmp_path: Path) -> None:
-        """Tools that are not available here are not spoken of, and are refused when called all the same."""
+    async def test_unavailable_tool_is_refused(self, world: Open, tmp_path: Path) -> None:
+        """The result of a call of an unavailable tool names the tool, and the call does not count."""
         o = await world()
         script = [call("web_search", query="x"), "done"]
         agent = await o.spawn("look", preset="investigate", backend=ScriptedBackend(script), cwd=tmp_path)
         assert (await agent.query("go")).tool_calls == 0
         assert shown((await agent.state()).folder) == ["Tool 'web_search' is not available here."]
 
-    async def test_functions_of_the_program_keep_their_turn(self, world: Open) -> None:
-        """An exclusive function of the program runs alone, and one that locks a file is alone with that file."""
+    async def test_root_tools_keep_exclusivity_and_locks(self, world: Open) -> None:
+        """An exclusive function runs alone, and functions that lock the same file run one after the other."""
         log: list[str] = []
 
         async def note(what: str) -> str:
@@ -190,8 +193,8 @@ class TestAgents:
         await agent.query("go")
         assert log == ["+a", "-a", "+b", "-b", "+x", "-x", "+./x", "-./x"]
 
-    async def test_function_that_is_not_available(self, world: Open) -> None:
-        """A function of the program that is not available for an agent is none of its tools."""
+    async def test_unavailable_root_tool_is_not_offered(self, world: Open) -> None:
+        """The predicate `available` of the tool decides for each agent."""
 
         @tool(available=lambda context: "GO" in context.env)
         def go() -> str:
@@ -207,8 +210,8 @@ class TestAgents:
         assert seen == ["Tool 'go' is not granted to this agent. Granted: none.", "gone"]
 
     @pytest.mark.parametrize("world", ["fake"], indirect=True)
-    async def test_default_tools_are_what_the_parent_can_grant(self, world: Open, tmp_path: Path) -> None:
-        """A child for which nobody names tools gets those of the default preset that its parent holds."""
+    async def test_default_tools_are_limited_to_the_parents(self, world: Open, tmp_path: Path) -> None:
+        """A subagent has those tools of the default preset that its parent has. A preset with more tools is refused."""
         o = await world(config=Config(subagents=SubagentsConfig(allow_nested=True)))
         tools = ["spawn_subagent", "read_file", "bash"]
         script = [call("spawn_subagent", task="look"), call("spawn_subagent", task="look", preset="work"), "done"]

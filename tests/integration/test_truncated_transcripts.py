@@ -1,4 +1,4 @@
-"""Transcripts that lost acknowledged entries are noticed: by `orch fsck`, and by the agent's next reply."""
+"""Transcripts that lost acknowledged entries: `orch fsck` and the agent's next reply report the loss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ARCHIVING = '[archival]\nenabled = true\nprofile = "seed"\n[archival.trigger]\nt
 
 
 def agent_with_turns(shell: Shell, name: str = "a", turns: int = 3) -> Path:
-    """Return the transcript of an agent that has answered so often and has no process any more."""
+    """Return the transcript of an agent that has answered `turns` queries."""
     id = shell.data("spawn", "t", "--name", name, "--script", shell.script(ECHO))["id"]
     for number in range(turns):
         shell.run("query", name, f"question {number}")
@@ -23,7 +23,7 @@ def agent_with_turns(shell: Shell, name: str = "a", turns: int = 3) -> Path:
 
 
 def findings(shell: Shell) -> list[Any]:
-    """Return what `orch fsck` found."""
+    """Return the findings of `orch fsck`."""
     fsck = shell.start("fsck", "--json")
     found: list[Any] = json.loads(fsck.communicate(timeout=SECONDS)[0])
     assert fsck.returncode == bool(found)
@@ -31,8 +31,8 @@ def findings(shell: Shell) -> list[Any]:
 
 
 @pytest.mark.parametrize("left", [1, 4, 9])
-def test_transcript_cut_at_a_line_boundary_is_noticed(shell: Shell, left: int) -> None:
-    """By fsck, which names the line, and by the next reply, once; then the agent goes on with what is left."""
+def test_transcript_truncated_at_a_line_is_noticed(shell: Shell, left: int) -> None:
+    """`fsck` and the next reply report the loss, the reply only once, and the agent continues with the rest."""
     path = agent_with_turns(shell)
     shell.run("daemon", "stop")
     assert findings(shell) == []
@@ -50,8 +50,8 @@ def test_transcript_cut_at_a_line_boundary_is_noticed(shell: Shell, left: int) -
 
 
 @pytest.mark.parametrize("gone", ["emptied", "removed"])
-def test_transcript_without_content_is_noticed(shell: Shell, gone: str) -> None:
-    """Whether the file is empty or missing."""
+def test_empty_or_missing_transcript_is_noticed(shell: Shell, gone: str) -> None:
+    """`fsck` and the next reply report the loss, and `fsck` has no finding afterwards."""
     path = agent_with_turns(shell)
     shell.run("daemon", "stop")
     if gone == "removed":
@@ -60,12 +60,12 @@ def test_transcript_without_content_is_noticed(shell: Shell, gone: str) -> None:
         path.write_bytes(b"")
     [found] = findings(shell)
     assert (found["kind"], "is empty or missing" in found["what"]) == ("truncated", True)
-    assert "transcript is gone" in shell.data("query", "a", "and now")["warning"]
+    assert "transcript is missing" in shell.data("query", "a", "and now")["warning"]
     assert findings(shell) == []
 
 
 def test_transcript_of_another_agent_in_its_place_is_noticed(shell: Shell) -> None:
-    """By fsck; the agent does not answer from it."""
+    """`fsck` reports the wrong owner, and the agent does not answer from the transcript."""
     path, other = agent_with_turns(shell), agent_with_turns(shell, "b", turns=4)
     shell.run("daemon", "stop")
     path.write_bytes(other.read_bytes())
@@ -75,8 +75,8 @@ def test_transcript_of_another_agent_in_its_place_is_noticed(shell: Shell) -> No
     assert b"is the transcript of agent" in shell.run("query", "a", "and now", code=1).stderr
 
 
-def test_an_older_copy_with_other_entries_is_noticed(shell: Shell) -> None:
-    """It has a line of the acknowledged number, with another checksum."""
+def test_older_copy_with_other_entries_is_noticed(shell: Shell) -> None:
+    """`fsck` and the next reply report that the acknowledged line has another checksum."""
     path = agent_with_turns(shell, turns=1)
     shell.run("daemon", "stop")
     older = path.read_bytes()
@@ -92,8 +92,8 @@ def test_an_older_copy_with_other_entries_is_noticed(shell: Shell) -> None:
     assert "checksum" in shell.data("query", "a", "and now")["warning"]
 
 
-def test_repairing_a_session_accepts_what_is_left(shell: Shell) -> None:
-    """A mended copy of a damaged transcript is no truncated one, nor is a truncated one that somebody has accepted."""
+def test_repair_accepts_a_truncated_transcript(shell: Shell) -> None:
+    """After `session fsck --repair`, a damaged or truncated transcript has no finding and no warning."""
     path = agent_with_turns(shell)
     shell.run("daemon", "stop")
     lines = path.read_bytes().splitlines(keepends=True)
@@ -109,8 +109,8 @@ def test_repairing_a_session_accepts_what_is_left(shell: Shell) -> None:
     assert shell.data("query", "a", "and now")["warning"] == ""
 
 
-def test_rewritten_transcripts_are_no_truncated_ones(shell: Shell) -> None:
-    """Pruned archives, changes between turns, forks and deleted sessions raise no alarm."""
+def test_rewritten_transcripts_raise_no_alarm(shell: Shell) -> None:
+    """Pruning, session changes, forks and deletions cause no finding and no warning."""
     shell.home.mkdir(mode=0o700)
     (shell.home / "config.toml").write_text(ARCHIVING)
     (shell.home / "config.toml").chmod(0o600)

@@ -1,4 +1,4 @@
-"""Real processes: how they end, and that nothing outlives its root."""
+"""Real processes: how they end, and that no process outlives its root."""
 
 from __future__ import annotations
 
@@ -37,32 +37,32 @@ pytestmark = [
 
 
 class TestEnd:
-    """`kill -9` of the root ends everything, whatever it is doing."""
+    """The processes below a root whose program ends."""
 
     COUNT = 20
 
     @pytest.mark.parametrize("what", ["idle", "compute", "stopped"])
-    def test_killed_root_leaves_nothing(self, what: str, root: Launch, ear: Ear) -> None:
-        """Workers that sleep, hold the interpreter in C, or are stopped end with the root, though it had forked."""
+    def test_killed_root_leaves_no_process(self, what: str, root: Launch, ear: Ear) -> None:
+        """Sleeping, computing and stopped workers end, even if the program has forked a child."""
         program, workers, others = root("idle" if what == "stopped" else what, self.COUNT, "fork")
-        told = ear.hear(self.COUNT)
+        report = ear.hear(self.COUNT)
         if what == "stopped":
-            for worker in told:
+            for worker in report:
                 stop(int(worker["pid"]))
         program.kill()
         workers.wait()
         assert len(self.wait_for_one(others)) == 1
 
     def wait_for_one(self, watch: Watch) -> list[int]:
-        """Return the one process of `watch` that stays when the others have ended."""
+        """Return the one process of `watch` that is left after the others have ended."""
         deadline = time.monotonic() + DEADLINE
         while len(left := watch.left()) > 1:
             assert time.monotonic() < deadline, left
             os.sched_yield()
         return left
 
-    def test_lifeline_alone_is_enough(self, root: Launch, ear: Ear) -> None:
-        """Without shim, zygote and death signal a worker still ends with its root."""
+    def test_lifeline_alone_ends_a_worker(self, root: Launch, ear: Ear) -> None:
+        """A worker without a death signal outlives its shim, and ends with the root."""
         program, workers, others = root("lifeline-only", 5)
         ear.hear(5)
         program.send_signal(signal.SIGSTOP)
@@ -72,8 +72,8 @@ class TestEnd:
         program.kill()
         workers.wait()
 
-    def test_chain_alone_is_enough(self, root: Launch, ear: Ear) -> None:
-        """Without lifelines, and with every descriptor leaked to a fork, workers still end with their root."""
+    def test_process_chain_alone_ends_workers(self, root: Launch, ear: Ear) -> None:
+        """The chain of shim and zygote ends workers without lifelines, also with descriptors leaked to a fork."""
         program, workers, others = root("chain-only", 5, "leak")
         ear.hear(5)
         program.kill()
@@ -81,7 +81,7 @@ class TestEnd:
         assert len(self.wait_for_one(others)) == 1
 
     def test_stopped_shim_and_zygote_do_not_keep_workers(self, root: Launch, ear: Ear) -> None:
-        """When shim and zygote are stopped the root's end still reaches everybody."""
+        """When the root is killed, workers, shim and zygote end, although shim and zygote are stopped."""
         program, workers, others = root("idle", 5)
         ear.hear(5)
         for pid in others.left():
@@ -90,8 +90,8 @@ class TestEnd:
         workers.wait()
         others.wait()
 
-    def test_polite_signals_to_everybody_spare_the_processes(self, root: Launch, ear: Ear) -> None:
-        """Shim and zygote leave SIGINT, SIGTERM and SIGHUP to the root; they end with it."""
+    def test_terminal_signals_spare_shim_and_zygote(self, root: Launch, ear: Ear) -> None:
+        """Shim and zygote survive SIGINT, SIGTERM and SIGHUP, which the root handles."""
         program, workers, others = root("idle", 1)
         ear.hear()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -104,16 +104,16 @@ class TestEnd:
         others.wait()
 
     @pytest.mark.parametrize("option", ["sigchld-ignored", "sigchld-blocked"])
-    def test_programs_own_sigchld_does_not_matter(self, option: str, root: Launch) -> None:
-        """Exit codes are right and everything ends where the program ignores or blocks SIGCHLD."""
+    def test_sigchld_handling_of_the_program_does_not_matter(self, option: str, root: Launch) -> None:
+        """Exit codes are correct if the program ignores or blocks SIGCHLD."""
         program, workers, others = root("exit:7", 5, option, "report")
         assert json.loads(program.stdout.readline()) == [7] * 5
         assert program.wait(DEADLINE) == 0
         workers.wait()
         others.wait()
 
-    def test_thread_that_starts_the_launcher_may_end(self, tmp_path: Path, ear: Ear) -> None:
-        """Processes belong to the program, not to the thread that happened to start them."""
+    def test_thread_that_started_the_launcher_may_end(self, tmp_path: Path, ear: Ear) -> None:
+        """Processes belong to the program, and not to the thread that started them."""
         loop = asyncio.new_event_loop()
         launcher = ZygoteLauncher("run", tmp_path, entry=ENTRY)
 
@@ -138,12 +138,10 @@ class TestEnd:
 
 
 class TestFailure:
-    """Shim and zygotes that die, do not come up, or do not answer."""
+    """Shims and zygotes that are killed, cannot start, or do not answer."""
 
-    async def test_killed_zygote_takes_its_workers_and_comes_back(
-        self, launcher: ZygoteLauncher, tmp_path: Path
-    ) -> None:
-        """Workers of a dead zygote end, a launch under way fails, the next one works."""
+    async def test_killed_zygote_is_replaced(self, launcher: ZygoteLauncher, tmp_path: Path) -> None:
+        """The workers of the zygote end, a pending launch fails, and the next launch succeeds."""
         zygote = await zygote_pid(launcher, tmp_path)
         workers = [await launcher.launch(request(tmp_path, "idle")) for _ in range(5)]
         stop(zygote)
@@ -152,12 +150,12 @@ class TestFailure:
         os.kill(zygote, signal.SIGKILL)
         with pytest.raises(LaunchError, match="lean zygote ended"):
             await under_way
-        # 1: a worker that had not yet tied itself to the zygote, and found it gone.
+        # A worker exits with 1 if the zygote ended before the worker was tied to it.
         assert {await ended(worker) for worker in workers} <= {-9, 1, None}
         assert await ended(await launcher.launch(request(tmp_path, "exit:7"))) == 7
 
-    async def test_killed_shim_takes_everything_and_comes_back(self, launcher: ZygoteLauncher, tmp_path: Path) -> None:
-        """Workers of a dead shim end, the next launch starts a new shim and zygote."""
+    async def test_killed_shim_is_replaced_with_its_zygote(self, launcher: ZygoteLauncher, tmp_path: Path) -> None:
+        """The workers below the shim end, and the next launch succeeds."""
         workers = [await launcher.launch(request(tmp_path, "idle")) for _ in range(5)]
         with Watch(below(os.getpid())) as watch:
             os.kill(shim_of(os.getpid()), signal.SIGKILL)
@@ -165,8 +163,8 @@ class TestFailure:
             watch.wait()
         assert await ended(await launcher.launch(request(tmp_path, "exit:7"))) == 7
 
-    async def test_restarts_are_limited(self, tmp_path: Path) -> None:
-        """A zygote that keeps dying is restarted three times a minute, then the launch says so."""
+    async def test_zygote_restarts_are_limited(self, tmp_path: Path) -> None:
+        """After three restarts in a minute a launch raises LaunchError. After the minute it succeeds."""
         now = 0.0
         launcher = ZygoteLauncher("run", tmp_path, entry=ENTRY, clock=lambda: now)
         await launcher.start()
@@ -181,18 +179,16 @@ class TestFailure:
         assert await ended(await launcher.launch(request(tmp_path, "exit:7"))) == 7
         await launcher.stop()
 
-    async def test_template_that_cannot_load_says_why(self, tmp_path: Path) -> None:
-        """An import that fails in the zygote is in the error of the launch."""
+    async def test_import_error_of_the_zygote_is_in_the_launch_error(self, tmp_path: Path) -> None:
+        """The LaunchError names the missing module."""
         launcher = ZygoteLauncher("run", tmp_path, entry="no_such_module:main")
         await launcher.start()
         with pytest.raises(LaunchError, match=r"could not load its template(.|\n)*No module named 'no_such_module'"):
             await launcher.launch(request(tmp_path, "idle"))
         await launcher.stop()
 
-    async def test_interpreter_that_does_not_start_says_why(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A wrong interpreter is an error, not a wait."""
+    async def test_invalid_interpreter_is_an_error(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A missing interpreter, or one that exits at once, raises LaunchError without a wait."""
         monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
         with pytest.raises(LaunchError, match=r"shim process could not be started.*no-python"):
             await ZygoteLauncher("run", tmp_path, entry=ENTRY).start()
@@ -203,21 +199,21 @@ class TestFailure:
             await launcher.launch(request(tmp_path, "idle"))
         await launcher.stop()
 
-    async def test_zygote_that_does_not_answer_is_not_waited_for(self, tmp_path: Path) -> None:
-        """A launch from a stopped zygote fails at its deadline; the zygote's workers are spared."""
+    async def test_stopped_zygote_times_out(self, tmp_path: Path) -> None:
+        """The launch raises LaunchError, and existing workers continue."""
         launcher = ZygoteLauncher("run", tmp_path, entry=ENTRY)
         await launcher.start()
         worker = await launcher.launch(request(tmp_path, "idle"))
         zygote = await zygote_pid(launcher, tmp_path)
         launcher._boot_timeout = 0.1
         stop(zygote)
-        with pytest.raises(LaunchError, match=r"made no worker within 0\.1 s"):
+        with pytest.raises(LaunchError, match=r"started no worker within 0\.1 s"):
             await launcher.launch(request(tmp_path, "idle"))
         assert not worker.ended.done()
         await launcher.stop()
 
     async def test_current_folder_cannot_shadow_modules(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A folder full of modules named like ours and the standard library's is harmless to start from."""
+        """Files in the current folder with the names of imported modules do not affect the launch."""
         for name in ("zmq", "json", "signal", "socket", "msgspec", "orch_worker"):
             (tmp_path / f"{name}.py").write_text("raise SystemExit('shadowed')")
         monkeypatch.chdir(tmp_path)
@@ -228,13 +224,15 @@ class TestFailure:
 
 
 class TestOrphans:
-    """What the tools of workers leave behind."""
+    """Processes that the tools of workers leave behind."""
 
-    async def test_tool_of_a_dead_worker_is_ended(self, launcher: ZygoteLauncher, tmp_path: Path, ear: Ear) -> None:
-        """A detached tool ends soon after its worker, and not before; other workers' tools stay."""
+    async def test_detached_tool_of_a_dead_worker_is_ended(
+        self, launcher: ZygoteLauncher, tmp_path: Path, ear: Ear
+    ) -> None:
+        """The process ends when its worker has ended, and processes of other workers continue."""
         workers = {agent: await launcher.launch(request(tmp_path, "tool", agent, ear=ear)) for agent in ("one", "two")}
-        told = {str(told["agent"]): int(told["orphan"]) for told in [await ear.listen() for _ in workers]}
-        with Watch({told["one"]}) as first, Watch({told["two"]}) as second:
+        report = {str(report["agent"]): int(report["orphan"]) for report in [await ear.listen() for _ in workers]}
+        with Watch({report["one"]}) as first, Watch({report["two"]}) as second:
             assert first.left()
             workers["one"].kill()
             await ended(workers["one"])

@@ -1,4 +1,4 @@
-"""What an agent has at hand, and kill -9: it is told again, with what holds no more."""
+"""The workspace after SIGKILL: its list is restored, and entries that are not current any more are stale."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import signal
 from pathlib import Path
 
 from orch import AsyncOrchestrator, Config, ScriptedBackend, WorkspaceConfig
+from orch.tree.interface.topics import ExitTopic
 
 CODE = "sizes = [1, 2, 3]\ntotal = sum(sizes)"
 
 
-async def test_it_survives_kill_9_but_for_values(home: Path, tmp_path: Path) -> None:
-    """Files that changed meanwhile are stale, and values too: the process that had them is gone."""
+async def test_workspace_survives_kill_9_without_values(home: Path, tmp_path: Path) -> None:
+    """After the kill, changed files and the values of the killed process are stale."""
     (tmp_path / "pump.py").write_text("class Pump:\n    def flow(self): ...\n")
     script = [
         {"tool": "read_file", "input": {"path": "pump.py"}},
@@ -26,18 +27,18 @@ async def test_it_survives_kill_9_but_for_values(home: Path, tmp_path: Path) -> 
             "Look", tools=["read_file", "run_python"], cwd=tmp_path, backend=ScriptedBackend(script), context="none"
         )
         await agent.query("Read it.")
-        told = (await agent.prompt_parts()).render("volatile")
-        assert "- file:pump.py (36 B; read_file, turn 1): class Pump: ... defines Pump, flow" in told
-        assert "- value:total (int; 28 B; run_python, turn 1; from value:sizes): 6" in told
+        text = (await agent.prompt_parts()).render("volatile")
+        assert "- file:pump.py (36 B; read_file, turn 1): class Pump: ... defines Pump, flow" in text
+        assert "- value:total (int; 28 B; run_python, turn 1; from value:sizes): 6" in text
         await agent.workspace.pin("sizes")
-        gone = o.supervisor.waiters.watch(f"gone:{agent.id}:{o.supervisor.tree.agents[agent.id].incarnation}")
+        gone = o.supervisor.waiters.watch(ExitTopic(agent.id, o.supervisor.tree.agents[agent.id].incarnation))
         assert agent.pid is not None
         os.kill(agent.pid, signal.SIGKILL)
         await gone
         (tmp_path / "pump.py").write_text("class Pump: ...\n")
         cold = {each.name: each.stale for each in (await agent.workspace.show()).artifacts}
         await agent.query("And now?")
-        told = (await agent.prompt_parts()).render("volatile")
-    assert "read_file, turn 1) STALE: pump.py has changed since. Was: class Pump" in told
-    assert "run_python, turn 1; pinned) STALE: not bound any more: the process that had it has ended. Was: 3" in told
+        text = (await agent.prompt_parts()).render("volatile")
+    assert "read_file, turn 1) STALE: pump.py has changed since. Was: class Pump" in text
+    assert "run_python, turn 1; pinned) STALE: no longer bound: the process that had it has ended. Was: 3" in text
     assert [name for name, why in cold.items() if not why] == []

@@ -1,4 +1,4 @@
-"""Stands where the daemon's connection would, for tests of the command line."""
+"""A fake connection to the daemon, for tests of the command line."""
 
 from __future__ import annotations
 
@@ -13,24 +13,21 @@ import pytest
 
 from orch.cli import service_verbs
 from orch.cli.agents import agents, controlling_terminal, query, queue, run_once, send, spawn
-from orch.cli.sessions import archive, audit, fsck, import_export, tree
+from orch.cli.sessions import archive, audit, forget, fsck, import_export, tree
 from orch.cli.system import admin
 from orch.client.connection import request
 from orch_protocol.core.messages import Reply, Usage, assistant, user
-from orch_protocol.services.import_export import Imported
-from orch_protocol.services.recall import ArchiveRow, SearchHit
-from orch_protocol.services.registry import SERVICES
-from orch_protocol.services.requests import AgentRow, AskAllResult, Killed, Spawned, Submitted
-from orch_protocol.services.steering_queue import AgentSteered
-from orch_protocol.session.tree import (
-    Branch,
-    CompactionDone,
-    EntryRow,
-    ForkResult,
-    SessionChanged,
-    SessionMetadata,
-    SessionTree,
-)
+from orch_protocol.services.agents.lifecycle import Killed
+from orch_protocol.services.agents.query import AskAllResult, Submitted
+from orch_protocol.services.agents.spawn import Spawned
+from orch_protocol.services.agents.status import AgentRow
+from orch_protocol.services.agents.steering import AgentSteered
+from orch_protocol.services.archives.recall import ArchiveRow, SearchHit
+from orch_protocol.services.dispatch.registry import SERVICES
+from orch_protocol.services.sessions.fork import ForkResult
+from orch_protocol.services.sessions.import_session import Imported
+from orch_protocol.services.sessions.sessions import Branch, EntryRow, SessionChanged, SessionMetadata, SessionTree
+from orch_protocol.session.tree import CompactionDone
 
 __all__ = ["ARCHIVE", "REPLY", "ROW", "SPAWNED", "Desk", "opened"]
 
@@ -100,14 +97,14 @@ ANSWERS: dict[str, Any] = {
 
 
 class Desk:
-    """Stands where the daemon's connection would: answers from a table, remembers what was asked."""
+    """A fake connection to the daemon. It returns answers from a table and records the requests."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.answers = dict(ANSWERS)
         self.closed = False
         self.in_turn: set[str] = set()
-        """Methods whose answer is a list of answers, one a call."""
+        """Methods whose entry in `answers` is a list with one answer per call."""
         self.events: list[dict[str, Any]] = []
         self.silences = 0
 
@@ -146,7 +143,7 @@ class Desk:
 
 
 def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
-    """Return a fake daemon, in an empty home and a clean environment."""
+    """Return a fake connection for all commands, with an empty home and an environment without ORCH_ variables."""
     made = Desk()
     for module in (
         agents,
@@ -154,6 +151,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
         query,
         queue,
         audit,
+        forget,
         import_export,
         fsck,
         service_verbs,

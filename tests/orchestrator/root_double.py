@@ -1,4 +1,4 @@
-"""A root whose agents run on the test's own loop, with what tests need to interfere."""
+"""A root whose agents run on the event loop of the test, with functions that cause faults."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ NEST = ["spawn_subagent", "query_subagent", "collect_subagent", "wait_subagents"
 
 
 class World(AsyncOrchestrator):
-    """An orchestrator whose agents run here, with what tests need to interfere."""
+    """An orchestrator whose agents run on this event loop, with functions that cause faults."""
 
     def __init__(self, home: Path, launcher: FakeLauncher | None = None, **options: Any) -> None:
         self.launcher = launcher or FakeLauncher()
         super().__init__(home=home, env={}, **(fake_world(self.launcher) | options))
 
     def lose(self, lost: Callable[[str], bool]) -> None:
-        """Lose the frames whose kind `lost` says, in both directions."""
+        """Drop the frames, in both directions, for whose kind `lost` returns True."""
         assert self.launcher.board is not None
         self.launcher.board.lose = lambda data: lost(kind_of(data))
 
     def fill_disk(self) -> Callable[[], None]:
-        """Let every write to the journal fail; return what makes room again."""
+        """Make every write to the journal fail. Return a function that undoes this."""
         return fill(self.supervisor._journal.log)
 
     def spoil(self, kind: str) -> None:
-        """Lose the files that frames of that kind refer to."""
+        """Remove the files that frames of the kind `kind` refer to."""
         board = self.launcher.board
         assert board is not None
 
         def spoil(data: bytes) -> bool:
             if kind_of(data) == kind:
-                for file in self.supervisor.workers.board.peers.spool.glob("*/*.spill"):
+                for file in self.supervisor.workers.transport.peers.spool.glob("*/*.spill"):
                     file.unlink()
             return False
 
         board.lose = spoil
 
     def refolded(self) -> Tree:
-        """Return the tree that the journal's file makes."""
+        """Return the tree that results from the entries in the journal's file."""
         path = self.supervisor._journal.log.path
         copy = path.with_name("copy.jsonl")
         copy.write_bytes(path.read_bytes())
@@ -63,33 +63,32 @@ class World(AsyncOrchestrator):
         return Tree(self.config.subagents, journal.entries)
 
     def status(self, agent: AsyncSubagent) -> str:
-        """Return what the agent is now."""
         return self.supervisor.tree.agents[agent.id].status
 
     async def scripted(self, *said: Any, items: Any = (), **options: Any) -> AsyncSubagent:
-        """Spawn an agent that says `said` or `items`."""
+        """Spawn an agent whose scripted model answers with `said` or `items`."""
         return await self.spawn("work", backend=ScriptedBackend(said or items), **options)
 
 
 @asynccontextmanager
 async def opened(home: Path, **options: Any) -> AsyncIterator[World]:
-    """A running orchestrator whose tree, after everything, is the fold of its journal."""
+    """Yield a running orchestrator. At the end, check that its tree equals the tree that results from its journal."""
     world = World(home, **options)
     async with world:
         yield world
         folded, live = world.refolded().agents, world.supervisor.tree.agents
         assert folded.by_id == live.by_id
         assert world.supervisor.waiters._topics == {}
-        assert world.supervisor._turns._prompts.keys() == {node.pending.query_id for node in pending(world)}
+        assert world.supervisor._deadlines._prompts.keys() == {node.pending.query_id for node in pending(world)}
 
 
 def pending(world: World) -> list[Any]:
-    """Return the agents with a query under way."""
+    """Return the agents that have a query in progress."""
     return list(world.supervisor.tree.agents.pending.values())
 
 
 def fill(log: AppendLog) -> Callable[[], None]:
-    """Let every write to `log` fail; return what makes room again."""
+    """Make every write to `log` fail. Return a function that undoes this."""
 
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -104,12 +103,12 @@ def kind_of(data: bytes) -> str:
 
 
 def nesting(**more: Any) -> Config:
-    """Return a configuration that lets agents have agents."""
+    """Return a configuration with which agents may spawn agents."""
     return Config(subagents=SubagentsConfig(allow_nested=True, **more))
 
 
 class Gate:
-    """A tool that says when it was called and returns when it may."""
+    """A tool that counts its calls and returns when the gate is open."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -130,7 +129,7 @@ class Gate:
 
 
 class Slow(FakeLauncher):
-    """A launcher that launches when it may."""
+    """A launcher that waits for `go` before it launches a worker."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +137,7 @@ class Slow(FakeLauncher):
         self.go = asyncio.Event()
 
     async def launch(self, request: LaunchRequest) -> FakeWorker:
-        """Return a worker, when `go` is set."""
+        """Launch a worker as soon as `go` is set."""
         self.asked.set()
         await self.go.wait()
         return await super().launch(request)

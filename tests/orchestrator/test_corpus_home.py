@@ -1,6 +1,6 @@
-"""A whole ORCH_HOME written by an earlier version opens: agents, transcripts, archives, permissions, configuration.
+"""A complete ORCH_HOME of an earlier version opens: agents, transcripts, archives, permissions, configuration.
 
-`tests/corpus/whole_home` was written by real processes: a program's run and a daemon's. It is never written anew.
+Real processes wrote `tests/corpus/whole_home`: a program's run and a daemon's run. Do not regenerate it.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import pytest
 from orch import AsyncOrchestrator, SessionDeletedError
 from orch.config.config import load
 from orch.policy.grants import GrantStore
-from orch.sessions.findings import examine
+from orch.sessions.findings import check_home
 from orch.testing import fake_world
 from orch.tree.journal.journal import read_entries
 from orch_protocol.core.messages import text_of
 from orch_worker.memory.memory_file import FileMemory
 from orch_worker.session.log.record_format import seal_lines, unseal_line
-from orch_worker.session.transcript import read_session
+from orch_worker.session.session_reader import read_session
 from virtual_clock import virtual
 
 CORPUS = Path(__file__).resolve().parents[1] / "corpus" / "whole_home"
 PLACE = b"/tmp/orch-corpus"
-"""The folder in which it was written; a copy names its own folder instead."""
+"""The folder that contained the home when it was written. A copy has its own folder in its place."""
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """Return a copy of the home, whose files name the folder of the copy."""
+    """Return a copy of the home whose files contain the path of the copy."""
     shutil.copytree(CORPUS, tmp_path, dirs_exist_ok=True)
     home = tmp_path / "home"
     for each in (home, *home.rglob("*")):
@@ -42,7 +42,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def relocate(data: bytes, folder: Path) -> bytes:
-    """Return the journal `data` with `folder` in place of the folder in which it was written."""
+    """Return the journal `data` with `folder` in place of PLACE."""
     lines, checksum = [], 0
     for line in data.splitlines():
         sealed = unseal_line(line)
@@ -54,18 +54,18 @@ def relocate(data: bytes, folder: Path) -> bytes:
 
 
 def session_of(home: Path, run: str, name: str) -> Path:
-    """Return the session folder of the agent called `name`."""
+    """Return the session folder of the agent with the name `name`."""
     entries = read_entries(home / "runs" / run / "journal.jsonl")
     return next(Path(spec.folder) for entry in entries if (spec := getattr(entry, "spec", None)) and spec.name == name)
 
 
 def test_fsck_finds_nothing_wrong(home: Path) -> None:
-    """Journals, transcripts and archives are sound."""
-    assert list(examine(home, home / "sessions")) == []
+    """`check_home` reports no problem in journals, transcripts and archives."""
+    assert list(check_home(home, home / "sessions")) == []
 
 
 def test_configuration_permissions_and_memory_are_read(home: Path) -> None:
-    """config.toml, permissions.json and the notes about a folder have the values that were written."""
+    """The values in config.toml, permissions.json and the memory notes of a folder equal the written ones."""
     config = load(home.parent / "project", {}, home=home).config
     assert (config.archival.profile, config.subagents.max_concurrent) == ("seed", 12)
     granted = GrantStore(home).of()
@@ -78,7 +78,7 @@ def test_configuration_permissions_and_memory_are_read(home: Path) -> None:
 
 
 def test_transcripts_are_read(home: Path) -> None:
-    """The conversation of an agent of the program's run, and of one of the daemon's."""
+    """The replies of an agent of the program's run and of an agent of the daemon's run are complete."""
     reader = read_session(session_of(home, "program", "reader"))
     assert [reply.text for reply in reader.replies.values()] == ["The port is 4711.", "Two files.", "Third answer."]
     server = read_session(session_of(home, "daemon", "server"))
@@ -87,7 +87,7 @@ def test_transcripts_are_read(home: Path) -> None:
 
 @virtual
 async def test_program_run_opens_and_continues(home: Path) -> None:
-    """Agents have their status; archives are listed, searched and read; a holder and an agent answer again."""
+    """Agents have their status, archives are listed, searched and read, and a holder and agents answer new queries."""
     async with AsyncOrchestrator(home=home, env={}, run="program", **fake_world()) as o:
         rows = {row.name: row.status for row in await o.agents(all=True)}
         assert rows["reader"] == rows["writer"] == rows["resumed"] == "cold"
@@ -112,7 +112,7 @@ async def test_program_run_opens_and_continues(home: Path) -> None:
 
 @virtual
 async def test_daemon_run_opens_and_continues(home: Path) -> None:
-    """A daemon's journal is a run like any other."""
+    """The journal of a daemon opens like the journal of a program."""
     async with AsyncOrchestrator(home=home, env={}, run="daemon", **fake_world()) as o:
         assert (await (await o.get("server")).query("third?")).text == "Three."
         assert (await o.budget.show()).budget.max_cost_usd == 20.0

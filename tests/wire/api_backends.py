@@ -1,4 +1,4 @@
-"""Conversations with models behind the wire, by each API."""
+"""Conversations with the model server through the backend of each API."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WEATHER = ToolSpec("weather", "Tell the weather.", {"type": "object", "propertie
 
 
 class Talk:
-    """A backend, what it streamed, and how it waited between its attempts."""
+    """A conversation with a backend. It stores the streamed text, the retries and the delays before retries."""
 
     def __init__(self, backend: RemoteBackend) -> None:
         self.backend = backend
@@ -34,30 +34,30 @@ class Talk:
         self.waits.append(seconds)
 
     async def ask(self, text: str = "hi") -> AssistantTurn:
-        """Say `text` and return the response, which is then part of the conversation."""
+        """Send the prompt `text` and return the response. Both become part of the conversation."""
         self.backend.append_user((Text(text),))
         return await self.turn()
 
     async def turn(self) -> AssistantTurn:
-        """Return the next response, which is then part of the conversation."""
+        """Return the next response, which becomes part of the conversation."""
         turn = await self.backend.assistant_turn(self.texts.append)
         self.backend.append_assistant(turn.message)
         return turn
 
     def answer(self, turn: AssistantTurn, *texts: str) -> None:
-        """Answer the calls of `turn`, in order, with `texts` or something of their own."""
+        """Add the results of the calls of `turn` in order. Their texts are `texts`, or default texts."""
         calls = tool_uses(turn.message)
-        said = texts or tuple(f"result of {call.id}" for call in calls)
-        results = [ToolResult(call.id, (Text(text),)) for call, text in zip(calls, said, strict=True)]
+        found = texts or tuple(f"result of {call.id}" for call in calls)
+        results = [ToolResult(call.id, (Text(text),)) for call, text in zip(calls, found, strict=True)]
         self.backend.append_tool_result(results)
 
     def messages(self) -> list[Message]:
-        """Return the conversation."""
+        """Return the messages of the conversation."""
         return list(self.backend.transcript())
 
 
 class Peer(Struct, frozen=True):
-    """One model by one API, and the path its requests go to."""
+    """A model of one API, and the path of its requests."""
 
     provider: str
     model: str
@@ -65,7 +65,7 @@ class Peer(Struct, frozen=True):
     prefix: str = ""
 
     def spec(self, server: ModelServer, **options: Any) -> BackendSpec:
-        """Return the complete spec for this model at `server`."""
+        """Return the complete backend spec of this model, with the address of `server`."""
         given = BackendSpec(self.provider, self.model, {"base_url": server.url + self.prefix, **options})
         return complete(given, models.load(), {}, KEYS)
 

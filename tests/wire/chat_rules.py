@@ -1,4 +1,4 @@
-"""The Chat Completions API: what it accepts, and how it streams an answer."""
+"""The Chat Completions API: the requests that it accepts, and the streams of its answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def error_event(kind: str, message: str) -> bytes:
 
 
 def check(body: dict[str, Any], headers: Mapping[str, str], issued: dict[str, Any]) -> None:
-    """Refuse what the real servers refuse."""
+    """Refuse the requests that the real servers refuse."""
     bearer(headers)
     encodable(body)
     only(body, FIELDS, "body")
@@ -60,14 +60,14 @@ def check(body: dict[str, Any], headers: Mapping[str, str], issued: dict[str, An
             open_calls.append(each["id"])
             need(isinstance(json.loads(each["function"]["arguments"]), dict), f"{where}: arguments must be an object")
         reasoning = next((issued[key] for each in calls if (key := f"reasoning/{each['id']}") in issued), None)
-        told = message.get("reasoning_content")
-        need(told == reasoning, f"{where}: reasoning_content is missing or altered in assistant tool call message")
+        found = message.get("reasoning_content")
+        need(found == reasoning, f"{where}: reasoning_content is missing or altered in assistant tool call message")
     need(not open_calls, f"An assistant message with 'tool_calls' must be followed by tool messages: {open_calls}")
     need(body["messages"][-1]["role"] != "assistant", "the last message must not be the assistant's")
 
 
 def events(answer: Any, body: dict[str, Any], server: Any) -> Iterator[bytes]:
-    """Yield the events of the stream that gives `answer`."""
+    """Yield the events of the stream for `answer`."""
     id = f"chatcmpl-{server.number()}"
     base = {"id": id, "object": "chat.completion.chunk", "created": 1, "model": body["model"]}
 
@@ -91,7 +91,7 @@ def events(answer: Any, body: dict[str, Any], server: Any) -> Iterator[bytes]:
     for index, block in enumerate(calls):
         function = {"name": block["call"], "arguments": ""}
         yield chunk({"tool_calls": [{"index": index, "id": ids[index], "type": "function", "function": function}]})
-    for turn in range(2):  # what parallel calls say comes in turns
+    for turn in range(2):  # parallel calls are streamed in alternating pieces
         for index, text in enumerate(texts):
             for piece in halves(text)[turn : turn + 1]:
                 yield chunk({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
@@ -103,7 +103,7 @@ def events(answer: Any, body: dict[str, Any], server: Any) -> Iterator[bytes]:
 
 
 def whole(answer: Any, body: dict[str, Any], server: Any) -> dict[str, Any]:
-    """Return `answer` as one body, for a request without a stream."""
+    """Return `answer` as one body, for a request without streaming."""
     calls = [
         {
             "id": block.get("id") or f"call_{server.number()}",

@@ -1,4 +1,4 @@
-"""The Messages API: what it accepts, and how it streams an answer."""
+"""The Messages API: the requests that it accepts, and the streams of its answers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def error_event(kind: str, message: str) -> bytes:
 
 
 def check(body: dict[str, Any], headers: Mapping[str, str], issued: dict[str, Any]) -> None:
-    """Refuse what the real server refuses."""
+    """Refuse the requests that the real server refuses."""
     bearer(headers)
     need(headers.get("anthropic-version"), "anthropic-version: header is required")
     encodable(body)
@@ -132,7 +132,7 @@ def _marked(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def events(answer: Any, body: dict[str, Any], server: Any) -> Iterator[bytes]:
-    """Yield the events of the stream that gives `answer`."""
+    """Yield the events of the stream for `answer`."""
     counts = _counts(answer) | {"output_tokens": 1}
     start = _message(body, server) | {"content": [], "stop_reason": None, "stop_sequence": None, "usage": counts}
     yield _event({"type": "message_start", "message": start})
@@ -144,13 +144,13 @@ def events(answer: Any, body: dict[str, Any], server: Any) -> Iterator[bytes]:
             yield _event({"type": "content_block_delta", "index": index, "delta": delta})
         yield _event({"type": "content_block_stop", "index": index})
     end = {"stop_reason": _stop(answer), "stop_sequence": None}
-    told = {"output_tokens": _counts(answer)["output_tokens"]}
-    yield _event({"type": "message_delta", "delta": end, "usage": told})
+    fields = {"output_tokens": _counts(answer)["output_tokens"]}
+    yield _event({"type": "message_delta", "delta": end, "usage": fields})
     yield _event({"type": "message_stop"})
 
 
 def whole(answer: Any, body: dict[str, Any], server: Any) -> dict[str, Any]:
-    """Return `answer` as one body, for a request without a stream."""
+    """Return `answer` as one body, for a request without streaming."""
     content = []
     for block in answer.blocks:
         begun, deltas = _wire_block(block, server)
@@ -182,7 +182,7 @@ def _counts(answer: Any) -> dict[str, int]:
 
 
 def _wire_block(block: dict[str, Any], server: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the block as it begins, and its deltas."""
+    """Return the block as the stream begins it, and the deltas of the block."""
     if "text" in block:
         deltas = [{"type": "text_delta", "text": piece} for piece in halves(block["text"])]
         return {"type": "text", "text": "", "citations": None}, deltas

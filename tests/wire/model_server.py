@@ -1,7 +1,7 @@
-"""A model server on loopback that speaks the Messages, Chat Completions and Responses APIs, strictly and by script.
+"""A strict, scripted model server on the loopback interface for the Messages, Chat Completions and Responses APIs.
 
-It refuses what the real servers refuse, keeps every request as it came, answers what the test says, and can break off
-in all the ways in which real servers do. Nothing leaves this machine.
+The server refuses the requests that real servers refuse, and stores every request. It sends the answers of the test,
+and can end a response in all the ways of real servers. No data leaves this machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
-from wire import chat_rules, messages_rules, responses_rules
+from wire import chat_rules, cloud_rules, messages_rules, responses_rules
 from wire.rules import Refused, check_compatible
 
 How = Literal["eof", "drop", "reset", "error", "garbage", "stall", "pings"]
@@ -28,7 +28,7 @@ APIS: dict[str, Any] = {
 
 
 class Request(Struct):
-    """A request as it came. `refused` is why it was not accepted, if it was not."""
+    """A request as it arrived. `refused` is the reason of a refusal, or None if the request was accepted."""
 
     path: str
     headers: dict[str, str]
@@ -43,13 +43,14 @@ class Request(Struct):
 
 
 class Answer(Struct, kw_only=True):
-    """What the server does with one request.
+    """The reaction of the server to one request.
 
     `blocks` are dicts: `{"text"}`, `{"thinking"}`, `{"redacted"}`, `{"call", "input", "id"?, "raw"?}`, `{"other"}`.
-    `usage` has input, output, cache_read and cache_write. With `status` it is an error of type `kind`. After `after`
-    events (None: all of them) the stream ends as `how` says. `hangup` closes the line before a byte is sent. `gate` is
-    waited for first. `crumbs` sends the stream in pieces of that many bytes. `raw` are bytes to send as the stream
-    instead of what the API's rules make, "pings" sends comments and empty lines until the client is gone.
+    `usage` has input, output, cache_read and cache_write. If `status` is set, the answer is an error of the type
+    `kind`. After `after` events, the stream ends as `how` states; None means all events. If `how` is "pings", the
+    server sends comments and empty lines until the client disconnects. `hangup` closes the connection before the first
+    byte. The server waits for `gate` before it answers. `crumbs` is the size in bytes of the pieces in which the stream
+    is sent. `raw` contains bytes that replace the stream.
     """
 
     blocks: tuple[dict[str, Any], ...] = ()
@@ -68,27 +69,28 @@ class Answer(Struct, kw_only=True):
 
 
 def say(text: str, **more: Any) -> Answer:
-    """Return an answer of text."""
+    """Return an answer with this text."""
     return Answer(blocks=({"text": text},), **more)
 
 
 def call(*calls: dict[str, Any], text: str = "", thinking: str = "", **more: Any) -> Answer:
-    """Return an answer that makes `calls`: dicts with `call`, `input` and perhaps `id`."""
+    """Return an answer with `calls`. Each call is a dict with `call`, `input` and an optional `id`."""
     before = ({"thinking": thinking},) if thinking else ()
     return Answer(blocks=(*before, *(({"text": text},) if text else ()), *calls), **more)
 
 
 def fail(status: int, kind: str = "api_error", message: str = "something happened", **headers: str) -> Answer:
-    """Return an error answer; an underscore in a header's name is a dash."""
+    """Return an error answer. In the names of headers, underscores are replaced by dashes."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return Answer(status=status, kind=kind, message=message, headers=named)
 
 
 class ModelServer:
-    """Answers by `script`, one item a request, then by `otherwise`. Begins with `async with`, at `url`.
+    """A model server. It answers with the items of `script` in order, and then with the results of `otherwise`.
 
-    It streams, and refuses who wants no stream, as our backends never should; with `plain` it answers them, too. A
-    `compatible` one refuses what compatible servers with strict chat templates do.
+    Start it with `async with`. Its address is `url`. The server streams and refuses requests without streaming, because
+    the backends of orch always stream. If `plain` is set, it also answers requests without streaming. If `compatible`
+    is set, it refuses requests that compatible servers with strict chat templates refuse.
     """
 
     def __init__(
@@ -105,23 +107,23 @@ class ModelServer:
         self.requests: list[Request] = []
         self.connections = 0
         self.issued: dict[str, Any] = {}
-        """What was sent that must come back unchanged, by its signature or id."""
+        """Values that must come back unchanged, by their signature or id."""
         self.installed: list[str] = []
-        """The models that it lists as Ollama does."""
+        """The models that the server lists as Ollama does."""
         self.arrived = asyncio.Event()
-        """Set by every request; clear it to wait for the next."""
+        """Set by every request. Clear it to wait for the next request."""
         self._lines: set[asyncio.StreamWriter] = set()
         self._number = 0
 
     @property
     def url(self) -> str:
-        """The address without a path."""
+        """The address of the server without a path."""
         host, port = self._server.sockets[0].getsockname()
         return f"http://{host}:{port}"
 
     @property
     def refused(self) -> list[str]:
-        """Why requests were not accepted."""
+        """The reasons of all refusals."""
         return [request.refused for request in self.requests if request.refused is not None]
 
     async def __aenter__(self) -> ModelServer:
@@ -152,7 +154,7 @@ class ModelServer:
             writer.close()
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Serve one request; return whether the line goes on."""
+        """Serve one request. Return whether the connection stays open."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
         raw = await reader.readexactly(int(headers.get("content-length", "0")))
@@ -162,7 +164,7 @@ class ModelServer:
             return True
         self.requests.append(request)
         self.arrived.set()
-        api = APIS.get(request.path)
+        api = APIS.get(request.path) or cloud_rules.at(request.path)
         if api is None:
             answer = fail(404, "not_found_error", f"no such path: {request.path}")
         else:
@@ -190,9 +192,8 @@ class ModelServer:
         return await self._stream(api, request, answer, writer)
 
     async def _stream(self, api: Any, request: Request, answer: Answer, writer: asyncio.StreamWriter) -> bool:
-        writer.write(
-            _head(200, {"content-type": "text/event-stream", "transfer-encoding": "chunked", **answer.headers})
-        )
+        usual = {"content-type": "text/event-stream", "transfer-encoding": "chunked"} | getattr(api, "headers", {})
+        writer.write(_head(200, usual | answer.headers))
         sent = 0
         events = answer.raw if answer.raw is not None else api.events(answer, request.body, self)
         async for event in _each(events):

@@ -1,4 +1,4 @@
-"""The model server beside programs that know it by its address alone, and a model for it that reads files."""
+"""The model server in a thread, for programs that only know its address, and a model that reads files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILE = re.compile(r"\b[\w-]+\.\w+\b")
 
 
 class Apart:
-    """A ModelServer in a thread of its own, which also answers requests without a stream. Begins with `with`."""
+    """A ModelServer in a thread, which also answers requests without streaming. Start it with `with`."""
 
     def __init__(self, model: Callable[[Request], Answer], *, compatible: bool = False) -> None:
         self.server = ModelServer(otherwise=model, plain=True, compatible=compatible)
@@ -28,7 +28,7 @@ class Apart:
 
     @property
     def env(self) -> dict[str, str]:
-        """The variables by which both SDKs find this server."""
+        """The environment variables with which both SDKs connect to this server."""
         return {
             "ANTHROPIC_API_KEY": "k1",
             "ANTHROPIC_BASE_URL": self.server.url,
@@ -54,9 +54,9 @@ class Apart:
 
 
 def reads_files(request: Request) -> Answer:
-    """Answer as a model that looks: for what a question has in quotes in its archives, else into the files it names.
+    """Answer as a model that searches its archives for quoted text, or reads the files that the question names.
 
-    Then it answers with the first line of each result.
+    After the results, answer with the first line of each result.
     """
     turns = _turns(request.body)
     results = turns[turns.index(None) + 1 :] if None in turns else []
@@ -69,23 +69,23 @@ def reads_files(request: Request) -> Answer:
 
 
 def _turns(body: dict[str, Any]) -> list[str | None]:
-    """Return what was said since the last question, that first; None where the model answered with calls."""
-    said: list[str | None] = []
+    """Return the texts since the last question, beginning with the question. None replaces an answer with calls."""
+    collected: list[str | None] = []
     for item in body.get("messages") or body["input"]:
         role, content, kind = item.get("role"), item.get("content"), item.get("type")
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
         results = [_text(part.get("content")) for part in parts if part.get("type") == "tool_result"]
         if kind == "function_call_output" or role == "tool":
-            said.append(_text(item.get("output") if kind else content))
+            collected.append(_text(item.get("output") if kind else content))
         elif results:
-            said += results
+            collected += results
         elif role == "user" and parts[0]["text"].startswith(HEADING):
-            continue  # what stands behind the conversation is no question
+            continue  # the blocks after the conversation are not a question
         elif role == "user":
-            said = [parts[0]["text"]]
+            collected = [parts[0]["text"]]
         elif item.get("tool_calls") or kind == "function_call" or any(part.get("type") == "tool_use" for part in parts):
-            said = [*said[:1], None]
-    return said
+            collected = [*collected[:1], None]
+    return collected
 
 
 def _text(content: Any) -> str:

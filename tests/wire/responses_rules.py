@@ -1,4 +1,4 @@
-"""The Responses API without stored state: what it accepts, and how it streams an answer."""
+"""The Responses API without stored state: the requests that it accepts, and the streams of its answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def error_event(kind: str, message: str) -> bytes:
 
 
 def check(body: dict[str, Any], headers: Mapping[str, str], issued: dict[str, Any]) -> None:
-    """Refuse what the real server refuses, and whatever would make it keep state."""
+    """Refuse the requests that the real server refuses, and requests that store state on the server."""
     bearer(headers)
     encodable(body)
     only(body, FIELDS, "body")
@@ -54,7 +54,7 @@ def check(body: dict[str, Any], headers: Mapping[str, str], issued: dict[str, An
         need(output or not open_calls, f"No tool output found for function call {open_calls}.")
         need(output or not reasoning, f"{where}: 'reasoning' was provided without its required following item.")
         if kind == "reasoning":
-            same = _said(issued.get(item["id"], {})) == _said(item)
+            same = _with_values(issued.get(item["id"], {})) == _with_values(item)
             need(same, f"{where}: The encrypted content could not be verified.")
         elif kind == "function_call":
             need(ID.fullmatch(item["call_id"]), f"{where}.call_id: invalid")
@@ -71,26 +71,26 @@ def check(body: dict[str, Any], headers: Mapping[str, str], issued: dict[str, An
     need(body["input"][-1].get("role") != "assistant", "the last item must not be the assistant's")
 
 
-def _said(item: dict[str, Any]) -> dict[str, Any]:
-    """Return what `item` says; a key without a value says nothing."""
+def _with_values(item: dict[str, Any]) -> dict[str, Any]:
+    """Return `item` without the keys whose value is None."""
     return {key: value for key, value in item.items() if value is not None}
 
 
 def _check_message(item: dict[str, Any], where: str, issued: dict[str, Any]) -> None:
-    said = item["role"] == "assistant"
-    content = parts(item["content"], "output_text" if said else "input_text")
+    is_reply = item["role"] == "assistant"
+    content = parts(item["content"], "output_text" if is_reply else "input_text")
     need(content, f"{where}.content: must not be empty")
-    kinds = {"output_text", "refusal"} if said else {"input_text", "input_image"}
+    kinds = {"output_text", "refusal"} if is_reply else {"input_text", "input_image"}
     for part in content:
         need(part["type"] in kinds, f"{where}.content[0].type: invalid value {part['type']!r}")
         need(part.get("text") != "", f"{where}.content[0].text: must not be empty")
-    if said:
+    if is_reply:
         phase = issued.get(f"phase/{content[0].get('text')}")
         need(item.get("phase") == phase, f"{where}.phase: {item.get('phase')!r} is not what was sent ({phase!r})")
 
 
 def events(answer: Any, body: dict[str, Any], server: Any) -> Iterator[bytes]:
-    """Yield the events of the stream that gives `answer`."""
+    """Yield the events of the stream for `answer`."""
     response = {"id": f"resp_{server.number()}", "object": "response", "created_at": 1, "model": body["model"]}
     response |= {"output": [], "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "status": "in_progress"}
     yield _event({"type": "response.created", "response": response})
@@ -121,7 +121,7 @@ def events(answer: Any, body: dict[str, Any], server: Any) -> Iterator[bytes]:
 
 
 def whole(answer: Any, body: dict[str, Any], server: Any) -> dict[str, Any]:
-    """Return `answer` as one body, for a request without a stream."""
+    """Return `answer` as one body, for a request without streaming."""
     *_, last = events(answer, body, server)
     response: dict[str, Any] = json.loads(last.partition(b"data: ")[2])["response"]
     return response

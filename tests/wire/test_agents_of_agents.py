@@ -1,4 +1,4 @@
-"""Requests and answers between agents of one program and a model's server."""
+"""Requests of several agents of one program to a model server."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from wire.model_server import ModelServer, Request, call, say
 REPORT = f"{'head ' * 400}the pump is K-77{' tail' * 400}"
 
 
-async def test_what_was_left_out_of_a_long_answer_is_read_under_a_handle(server: ModelServer, tmp_path: Path) -> None:
-    """Whoever asked is not shown all of it, but loses none of it, and pays for no second question."""
+async def test_omitted_part_of_a_long_answer_is_read_under_a_handle(server: ModelServer, tmp_path: Path) -> None:
+    """An agent reads the omitted part of a subagent's long answer with `read_handle`, without a second query."""
 
     def answer(request: Request) -> Any:
         step = sum(message["role"] == "assistant" for message in request.body["messages"])
@@ -46,11 +46,10 @@ async def test_what_was_left_out_of_a_long_answer_is_read_under_a_handle(server:
     assert "the pump is K-77" in found
 
 
-async def test_for_whom_a_key_is_used_is_said_along_with_it(
+async def test_organization_header_is_sent_to_openai_only(
     server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those who are in several organisations name one in the environment, as for the provider's own client; nobody else
-    is told, though that client speaks to others as well."""
+    """`OPENAI_ORG_ID` is sent as a header to OpenAI only, and an empty `OPENAI_PROJECT_ID` is not sent."""
     monkeypatch.setenv("OPENAI_ORG_ID", "org-7")
     env = {"MOONSHOT_API_KEY": "k3", "MOONSHOT_BASE_URL": f"{server.url}/v1"}
     env |= {"ANTHROPIC_API_KEY": "k1", "ANTHROPIC_BASE_URL": server.url, "OPENAI_API_KEY": "k2"}
@@ -63,8 +62,8 @@ async def test_for_whom_a_key_is_used_is_said_along_with_it(
     assert not any("openai-project" in request.headers for request in server.requests)
 
 
-async def test_what_a_header_is_made_of_is_seen_unless_it_is_a_secret(server: ModelServer, tmp_path: Path) -> None:
-    """The name of a team stands in many a file; a token is a key, whichever header it goes in."""
+async def test_header_values_are_redacted_only_if_secret(server: ModelServer, tmp_path: Path) -> None:
+    """In tool results, the name of a team in a header is shown, and a token in a header is redacted like a key."""
     acme = {
         "api": "chat",
         "base_url": f"{server.url}/v1",
@@ -77,7 +76,7 @@ async def test_what_a_header_is_made_of_is_seen_unless_it_is_a_secret(server: Mo
     server.script += [call({"call": "read_file", "input": {"path": "owners"}}), say("Theirs.")]
     async with AsyncOrchestrator("acme:large", home=tmp_path, env=env, launcher=InProcessLauncher) as o:
         await (await o.spawn("Find whose it is", tools=["read_file"], cwd=tmp_path)).query("Whose?")
-    asked, told = server.requests
+    asked, found = server.requests
     assert (asked.headers["x-team"], asked.headers["x-gate"]) == ("platform-team", "gate-0123")
     assert "x-not" not in asked.headers
-    assert "platform-team has [a key]" in str(told.body["messages"])
+    assert "platform-team has [a key]" in str(found.body["messages"])

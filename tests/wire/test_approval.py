@@ -1,4 +1,4 @@
-"""What a grandchild wants is asked at the root; denied there, each conversation of the tree stays whole."""
+"""Approvals of calls of a grandchild: the user of the root decides, and all conversations stay valid."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ DOWN = {"call": "spawn_subagent", "input": {"task": "tidy up", "tools": TOOLS, "
 REMOVE = {"call": "bash", "input": {"command": "rm precious.txt"}}
 
 
-async def test_a_grandchilds_rm_is_denied_at_the_root(server: ModelServer, tmp_path: Path) -> None:
-    """The root is asked once, with the grandchild's context; nothing is removed, each agent hears of it and goes on.
+async def test_call_of_a_grandchild_is_denied_at_the_root(server: ModelServer, tmp_path: Path) -> None:
+    """The user is asked once about the call of the grandchild. A denied call has no effect.
 
-    The server refuses any conversation that is not whole, in this turn and in the next.
+    After the denial, the server accepts the requests of all three agents, in this turn and in the next turn.
     """
     (tmp_path / "precious.txt").write_text("x")
     asked: list[Question] = []
@@ -41,7 +41,7 @@ async def test_a_grandchilds_rm_is_denied_at_the_root(server: ModelServer, tmp_p
             assert question.task == "tidy up"
             assert len({request.path for request in server.requests}) == 1, "all three ask the model of the first"
             denied = server.requests[3].body
-            assert "the user said no" in str(denied)
+            assert "the user denied it" in str(denied)
             assert "Stop and ask" in str(denied)
             server.script += map(say, ["one", "two", "three"])
             below = [await root.get(seq) for seq in range(agent.seq, agent.seq + 3)]

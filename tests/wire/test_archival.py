@@ -1,4 +1,4 @@
-"""Agents that archive, over the wire by each API: what they send is valid, cached, and says who is live."""
+"""Requests of agents with archival, with each API: they are valid, keep the cached prefix, and list live subagents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from orch import ArchivalConfig, AsyncOrchestrator, AsyncSubagent, Config, Subag
 from orch.testing import fake_world
 from orch_protocol.agent.config import SummaryConfig, TriggerConfig
 from orch_worker.conversation.live_subagents import HEADING
-from orch_worker.session.transcript import read_session
+from orch_worker.session.session_reader import read_session
 from wire.model_server import Answer, ModelServer, Request, call, fail, say
 from wire.sent_requests import MARKER, Sent, assert_goes_on, of_agents, taken_apart
 
@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def begin(server: ModelServer, folder: Path) -> AsyncIterator[Begin]:
-    """Opens roots whose models are the server's, with agents on the test's own event loop."""
+    """A function that opens roots. Their models are at `server`, and their agents run on the test's event loop."""
     opened: list[AsyncOrchestrator] = []
 
     async def begin(model: str, archival: ArchivalConfig, **more: Any) -> AsyncOrchestrator:
@@ -67,42 +67,42 @@ async def begin(server: ModelServer, folder: Path) -> AsyncIterator[Begin]:
 
 @pytest.fixture(params=MODELS)
 def model(request: pytest.FixtureRequest) -> str:
-    """A model by each API in turn."""
+    """A model of each API."""
     return MODELS[request.param]
 
 
 def read(*paths: str, **more: Any) -> Answer:
-    """Return an answer that reads files at once."""
+    """Return an answer that reads all files `paths` at the same time."""
     return call(*({"call": "read_file", "input": {"path": path}} for path in paths), **more)
 
 
 async def reader(root: AsyncOrchestrator, folder: Path, *tools: str) -> AsyncSubagent:
-    """Return an agent that may read files."""
+    """Return an agent with the tool `read_file` and with `tools`."""
     return await root.spawn("Read", tools=["read_file", *tools], cwd=folder)
 
 
 class Model:
-    """A model that works as chance has it: calls at once, thoughts, failures; and summaries of all kinds."""
+    """A model with random answers: parallel calls, thinking, failures, and summaries of all kinds."""
 
     def __init__(self, server: ModelServer, *, thinks: bool) -> None:
         self.chance = random.Random(7)
         self.steps = 0
         self.asked: list[str] = []
-        self.meanwhile: list[Callable[[], Any]] = []
+        self.interruptions: list[Callable[[], Any]] = []
         self._server = server
         self._thinks = thinks
         self._tasks: list[asyncio.Task[Any]] = []
 
     def __call__(self, request: Request) -> Answer:
-        """Answer the request."""
+        """Return a random answer to the request."""
         text = request.raw.decode()
         if not request.body.get("tools") or "Call no tools" in text:
             return self._summary("beside" if request.body.get("tools") else "apart")
         usage = {"input": len(text) // 4, "output": 20}
         self.steps += 1
         dice = self.chance.random()
-        if self.meanwhile and dice < 0.3:
-            self._tasks.append(asyncio.ensure_future(self.meanwhile.pop(0)()))
+        if self.interruptions and dice < 0.3:
+            self._tasks.append(asyncio.ensure_future(self.interruptions.pop(0)()))
         if dice < 0.05:
             return fail(529, "overloaded_error", retry_after="0")
         if dice > 0.65:
@@ -129,12 +129,13 @@ class Model:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("behind", [True, False], ids=["behind the reply", "before the reply"])
-async def test_a_long_conversation_stays_valid(
+async def test_long_conversation_with_archival_stays_valid(
     server: ModelServer, begin: Begin, model: str, behind: bool, folder: Path
 ) -> None:
-    """Parallel calls, thoughts, failures, steering, cancelled turns, phases, eras, summaries: nothing is refused.
+    """The server accepts every request of a long conversation with archival.
 
-    Each request is the one before and more, but for what was archived, and nothing in front of that changes.
+    The conversation contains parallel calls, thinking, failures, steering, cancelled turns, phases, eras and summaries.
+    Each request extends the previous one. Only archived parts are replaced.
     """
     root = await begin(model, msgspec.structs.replace(TIGHT, async_=behind))
     agent = await reader(root, folder)
@@ -142,9 +143,9 @@ async def test_a_long_conversation_stays_valid(
     cut = 0
     for number in range(64):
         if number % 9 == 4:
-            works.meanwhile.append(lambda: agent.steer("Be quick."))
+            works.interruptions.append(lambda: agent.steer("Be quick."))
         if number % 13 == 6:
-            works.meanwhile.append(agent.cancel)
+            works.interruptions.append(agent.cancel)
         reply = await agent.query(f"Look into part {number}.", timeout=PATIENT)
         cut += reply.stop_reason == "cancelled"
     assert server.refused == []
@@ -155,15 +156,15 @@ async def test_a_long_conversation_stays_valid(
     assert len(gone) > 10
     assert cut
     assert {"beside", "apart"} & set(works.asked)
-    assert any(row.summarised for row in rows)
-    assert not all(row.summarised for row in rows if row.kind != "era")
+    assert any(row.summarized for row in rows)
+    assert not all(row.summarized for row in rows if row.kind != "era")
     assert len(max((each.raw for each in sent), key=len)) < 40_000
     for each in sent:
-        assert_told(each)
+        assert_block_placement(each)
 
 
-async def test_the_block_is_the_last_of_a_request(server: ModelServer, begin: Begin, model: str, folder: Path) -> None:
-    """Behind everything that is cached, whoever spoke last, and in no transcript."""
+async def test_archive_block_ends_each_request(server: ModelServer, begin: Begin, model: str, folder: Path) -> None:
+    """After a turn was archived, the live-subagents block ends each request, and is not in the transcript."""
     root = await begin(model, SEED)
     agent = await reader(root, folder)
     server.script += [read("one.txt", "two.txt"), say("4711"), say(SUMMARY), read("one.txt"), say("again"), say("bye")]
@@ -174,17 +175,17 @@ async def test_the_block_is_the_last_of_a_request(server: ModelServer, begin: Be
     sent = of_agents(server.requests)
     assert [bool(each.tail) for each in sent] == [False, False, True, True, True]
     for each in sent:
-        assert_told(each)
+        assert_block_placement(each)
     assert f"- id: {reply.archived_to} | task: Archive: Which port?" in sent[-1].tail
     folder_of = Path((await agent.state()).folder)
     assert HEADING not in (folder_of / "session.jsonl").read_text()
     assert not any(HEADING in repr(message) for message in read_session(folder_of).messages)
 
 
-async def test_what_stands_before_an_archived_turn_stays(
+async def test_prefix_before_an_archived_turn_is_unchanged(
     server: ModelServer, begin: Begin, model: str, folder: Path
 ) -> None:
-    """Byte for byte in the body of the request, cache markers aside; and what was said stays at the end of its stub."""
+    """Archiving a turn leaves everything before the turn unchanged, and its record contains the reply."""
     root = await begin(model, msgspec.structs.replace(SEED, summary=SummaryConfig(model="openai:gpt-4o")))
     agent = await reader(root, folder)
     server.script += [say("Good day."), read("one.txt", "two.txt", text="Hm."), say("It is 4711."), say(SUMMARY)]
@@ -200,8 +201,8 @@ async def test_what_stands_before_an_archived_turn_stays(
     assert len(after.pieces) == asked + 3
 
 
-async def test_the_block_in_the_system_text(server: ModelServer, begin: Begin, model: str, folder: Path) -> None:
-    """With placement "system" it is there, and nowhere else."""
+async def test_archive_block_in_the_system_text(server: ModelServer, begin: Begin, model: str, folder: Path) -> None:
+    """With the placement `system`, the live-subagents block is at the end of the system text, and there is no tail."""
     root = await begin(model, msgspec.structs.replace(SEED, placement="system"))
     agent = await reader(root, folder)
     turn = [read("one.txt", "two.txt"), say("4711"), say(SUMMARY)]
@@ -214,12 +215,14 @@ async def test_the_block_in_the_system_text(server: ModelServer, begin: Begin, m
     assert sent[-1].system.startswith(sent[0].system)
     assert sent[-1].system.endswith(f"- id: {reply.archived_to} | task: Archive: Which port?")
     assert sent[-1].tail == ""
-    # Asked beside the conversation, a summary finds it in the cache.
+    # The summary request has the same system text, so that the conversation is read from the cache.
     assert taken_apart(server.requests[-1]).system == sent[-1].system
 
 
-async def test_switched_off_not_a_byte_is_another(server: ModelServer, begin: Begin, model: str, folder: Path) -> None:
-    """However archival is configured: while it is off, requests are those of an agent without it."""
+async def test_disabled_archival_does_not_change_requests(
+    server: ModelServer, begin: Begin, model: str, folder: Path
+) -> None:
+    """If archival is disabled, its other settings do not change a byte of the requests."""
     bodies: list[list[bytes]] = []
     for archival in (ArchivalConfig(), msgspec.structs.replace(SEED, enabled=False, placement="system")):
         server.requests.clear()
@@ -227,7 +230,7 @@ async def test_switched_off_not_a_byte_is_another(server: ModelServer, begin: Be
         agent = await reader(await begin(model, archival), folder)
         for prompt in ("Which port?", "Thanks"):
             await agent.query(prompt)
-        # The ids of calls are the server's, a number more each time.
+        # The server numbers the ids of calls. Both conversations need the same ids.
         bodies.append([request.raw for request in server.requests])
         server._number = 0
     assert server.refused == []
@@ -235,10 +238,8 @@ async def test_switched_off_not_a_byte_is_another(server: ModelServer, begin: Be
     assert not any(b"archive" in body for body in bodies[0])
 
 
-async def test_whether_it_pays_is_reckoned_by_the_models_prices(
-    server: ModelServer, begin: Begin, folder: Path
-) -> None:
-    """Where cached tokens are dear, a turn goes that stays where they are cheap."""
+async def test_archival_decision_depends_on_the_models_prices(server: ModelServer, begin: Begin, folder: Path) -> None:
+    """The same turn is archived for a model with expensive cache reads, and kept for a model with cheap cache reads."""
     gone = {}
     for name in ("anthropic:claude-haiku-4-5", "openai:gpt-4"):
         root = await begin(name, ArchivalConfig(enabled=True, async_=False))
@@ -250,8 +251,10 @@ async def test_whether_it_pays_is_reckoned_by_the_models_prices(
     assert gone == {"anthropic:claude-haiku-4-5": False, "openai:gpt-4": True}
 
 
-async def test_children_are_named_too(server: ModelServer, begin: Begin, model: str, folder: Path) -> None:
-    """Agents that it has spawned stand before its archives, as long as they can be asked."""
+async def test_subagents_are_listed_before_archives(
+    server: ModelServer, begin: Begin, model: str, folder: Path
+) -> None:
+    """The live-subagents block lists a subagent before the archives, until the subagent is killed."""
     root = await begin(model, SEED)
     agent = await reader(root, folder, "spawn_subagent")
     spawning = {"call": "spawn_subagent", "input": {"task": "Count the pumps", "tools": ["read_file"]}}
@@ -270,8 +273,10 @@ async def test_children_are_named_too(server: ModelServer, begin: Begin, model: 
     assert reply.archived_to in tails[5]
 
 
-async def test_a_holder_on_the_wire(server: ModelServer, begin: Begin, model: str, folder: Path) -> None:
-    """It is told that it is a witness, shown the entries as text, offered no tools; its citations come back."""
+async def test_holder_receives_numbered_text_and_no_tools(
+    server: ModelServer, begin: Begin, model: str, folder: Path
+) -> None:
+    """A holder gets the archived messages as numbered entries, without tools, and its answer cites the entries."""
     root = await begin(model, SEED)
     agent = await reader(root, folder)
     thinking = "" if "gpt-4o" in model else "Both at once."
@@ -285,7 +290,7 @@ async def test_a_holder_on_the_wire(server: ModelServer, begin: Begin, model: st
     first, second = server.requests[-2:]
     assert "tools" not in first.body
     sent, more = taken_apart(first), taken_apart(second)
-    assert "It was about: Which port?" in sent.system
+    assert "The topic: Which port?" in sent.system
     assert "[entry 12]" in sent.system
     texts = "\n".join(sent.pieces)
     for entry in range(1, 5):
@@ -297,8 +302,8 @@ async def test_a_holder_on_the_wire(server: ModelServer, begin: Begin, model: st
     assert sent.tail == ""
 
 
-async def test_an_agent_asks_its_holder(server: ModelServer, begin: Begin, model: str, folder: Path) -> None:
-    """By the tool that archival gives it; the answer is in its next request."""
+async def test_agent_asks_its_holder(server: ModelServer, begin: Begin, model: str, folder: Path) -> None:
+    """An agent queries a holder with a tool that archival grants, and the next request contains the answer."""
     root = await begin(model, SEED)
     agent = await reader(root, folder)
     server.script += [read("one.txt", "two.txt"), say("It is 4711."), say(SUMMARY)]
@@ -321,10 +326,10 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-async def test_a_summary_that_fails_leaves_the_receipt(
+async def test_failed_summary_leaves_the_receipt(
     server: ModelServer, begin: Begin, model: str, folder: Path, failure: str
 ) -> None:
-    """And the conversation goes on as if none had been asked for."""
+    """If the request for a summary fails, the record stays a receipt, and the conversation continues."""
     summary = SummaryConfig(timeout_seconds=0.05)
     root = await begin(model, msgspec.structs.replace(SEED, async_=True, summary=summary))
     agent = await reader(root, folder)
@@ -341,14 +346,16 @@ async def test_a_summary_that_fails_leaves_the_receipt(
         assert (await agent.query(prompt, timeout=PATIENT)).text == "as ever"
     assert server.refused == []
     (row,) = await root.archives.list()
-    assert not row.summarised
+    assert not row.summarized
     last = of_agents(server.requests)[-1]
     assert "Tools: read_file x2" in "".join(last.pieces)
     assert last.holders == [row.id]
 
 
-def assert_told(sent: Sent) -> None:
-    """Assert that the block is told as long as there are archives, once, and behind all that is marked to be cached."""
+def assert_block_placement(sent: Sent) -> None:
+    """Assert that the live-subagents block is in a request exactly once if there are archives, after all cached
+    content.
+    """
     messages, _, system = sent.raw.partition(b'"system":[')
     assert sent.raw.count(HEADING.encode()) == bool(sent.tail)
     assert bool(sent.tail) == bool(sent.holders)
@@ -358,7 +365,7 @@ def assert_told(sent: Sent) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait until `condition` holds."""
+    """Wait until `condition` is true."""
     async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110  # it happens beside the test
+        while not condition():  # noqa: ASYNC110  # another task makes it true
             await asyncio.sleep(0.01)

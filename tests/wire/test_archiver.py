@@ -1,4 +1,4 @@
-"""The archiver in plain loops over the real SDKs: what it leaves is a conversation that the servers take."""
+"""`Archiver` in plain loops with the real SDKs: the server accepts the conversations that the archiver returns."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ TURNS = 14
 
 
 class Worker:
-    """A model that calls tools as chance has it, several at once, with thoughts and words before them."""
+    """A model with random turns: several parallel calls, with thinking and text before them."""
 
     def __init__(self) -> None:
         self.chance = random.Random(11)
         self.left = 0
 
     def __call__(self, _: Request) -> Answer:
-        """Go on with the turn, or begin the next."""
+        """Return the next response of the turn, or the first response of the next turn."""
         chance = self.chance
         if self.left == 0:
             self.left = chance.choice([1, 2, 3, 9])
@@ -49,7 +49,7 @@ class Worker:
 
 
 def result(input: Any) -> str:
-    """Return what the one tool answers."""
+    """Return the result of a call of `read_file`."""
     return f"{input}\n" + "a line of the file\n" * 60
 
 
@@ -65,11 +65,11 @@ class Blocks:
         self.tools = [{"name": "read_file", "description": "Read.", "input_schema": PARAMETERS}]
 
     def prompt(self, text: str) -> Any:
-        """Return what a person says."""
+        """Return a user message."""
         return {"role": "user", "content": text}
 
     def step(self, request: list[Any], tools: list[Any]) -> tuple[list[Any], list[Any]]:
-        """Return what a response adds to the conversation, and then the results of its calls."""
+        """Request a response. Return its messages, and the messages with the results of its calls."""
         reply = self.client.messages.create(model="m", max_tokens=1000, messages=request, tools=[*self.tools, *tools])
         results = [
             {"type": "tool_result", "tool_use_id": block.id, "content": result(block.input)}
@@ -92,11 +92,11 @@ class Chat:
         self.tools = [{"type": "function", "function": function}]
 
     def prompt(self, text: str) -> Any:
-        """Return what a person says."""
+        """Return a user message."""
         return {"role": "user", "content": text}
 
     def step(self, request: list[Any], tools: list[Any]) -> tuple[list[Any], list[Any]]:
-        """Return what a response adds to the conversation, and then the results of its calls."""
+        """Request a response. Return its messages, and the messages with the results of its calls."""
         reply = self.client.chat.completions.create(model="m", messages=request, tools=[*self.tools, *tools])
         message = reply.choices[0].message
         results = [
@@ -107,7 +107,7 @@ class Chat:
 
 
 class Items(Chat):
-    """A loop over the Responses API, with nothing kept by the server."""
+    """A loop over the Responses API. The server stores nothing."""
 
     format = "responses"
     store: Any = False
@@ -118,7 +118,7 @@ class Items(Chat):
         self.tools = [{"type": "function", "strict": False, **function}]
 
     def step(self, request: list[Any], tools: list[Any]) -> tuple[list[Any], list[Any]]:
-        """Return what a response adds to the conversation, and then the results of its calls."""
+        """Request a response. Return its items, and the items with the results of its calls."""
         reply = self.client.responses.create(
             model="m",
             input=request,
@@ -139,7 +139,7 @@ LOOPS: tuple[Callable[[dict[str, str]], Any], ...] = (Blocks, Chat, Items)
 
 @pytest.fixture
 def apart() -> Iterator[Apart]:
-    """A server with a model that works."""
+    """A model server in a thread, with the model `Worker`."""
     with Apart(Worker()) as running:
         yield running
 
@@ -147,10 +147,13 @@ def apart() -> Iterator[Apart]:
 @pytest.mark.parametrize("dumped", [False, True], ids=["objects", "data"])
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
-def test_servers_take_what_the_archiver_leaves(
+def test_servers_accept_archiver_output(
     loop: Callable[[dict[str, str]], Any], config: str, dumped: bool, apart: Apart, tmp_path: Path
 ) -> None:
-    """Folded before every request, with objects of the SDK in it or data, each one is taken, and nothing is lost."""
+    """The server accepts a conversation that is folded before each request, and `unfold` returns all messages.
+
+    The conversation consists of objects of the SDK or of plain data.
+    """
     talk = loop(apart.env)
     live: list[Any] = []
     whole: list[Any] = []
@@ -161,10 +164,10 @@ def test_servers_take_what_the_archiver_leaves(
                 whole += new
                 live = archiver.fold([*live, *new])
                 assert plain(archiver.unfold(live)) == plain(whole)
-                said, new = talk.step(archiver.request(live), archiver.tools())
-                said = plain(said) if dumped else said
-                whole += said
-                live += said
+                found, new = talk.step(archiver.request(live), archiver.tools())
+                found = plain(found) if dumped else found
+                whole += found
+                live += found
         kinds = {record.kind for record in archiver.archives()}
     assert apart.server.refused == []
     assert kinds >= {"tight": {"turn", "phase", "era"}, "phases": {"phase"}, "seed": {"turn"}}.get(config, {"turn"})
@@ -172,16 +175,14 @@ def test_servers_take_what_the_archiver_leaves(
 
 
 class CompatibleItems(Items):
-    """The same loop with a server that knows no `store`."""
+    """A loop over the Responses API of a server that does not accept `store`."""
 
     store = openai.omit
 
 
 @pytest.mark.parametrize("loop", [Chat, CompatibleItems], ids=["chat", "responses"])
-def test_compatible_servers_take_what_the_archiver_leaves(
-    loop: Callable[[dict[str, str]], Any], tmp_path: Path
-) -> None:
-    """No system message follows the first one: neither the block of live subagents nor one of the caller's."""
+def test_compatible_servers_accept_archiver_output(loop: Callable[[dict[str, str]], Any], tmp_path: Path) -> None:
+    """The archiver sends later system messages as user messages, which compatible servers accept."""
     late = [
         {"role": "system", "content": "Be brief."},
         {"role": "developer", "content": [{"type": "text", "text": "Use metres."}]},
@@ -196,8 +197,8 @@ def test_compatible_servers_take_what_the_archiver_leaves(
                 new = [*late[number : number + 1], talk.prompt(f"Look into part {number}. " + "Please. " * 20)]
                 while new:
                     live = archiver.fold([*live, *new])
-                    said, new = talk.step(archiver.request(live), archiver.tools())
-                    live += said
+                    found, new = talk.step(archiver.request(live), archiver.tools())
+                    live += found
         assert apart.server.refused == []
         raw = b"".join(request.raw for request in apart.server.requests)
         assert HEADING.encode() in raw
@@ -205,7 +206,7 @@ def test_compatible_servers_take_what_the_archiver_leaves(
 
 
 def plain(messages: Sequence[Any]) -> list[Any]:
-    """Return `messages` as data."""
+    """Return `messages` as plain data."""
     if isinstance(messages, (list, tuple)):
         return [plain(each) for each in messages]
     if hasattr(messages, "model_dump"):

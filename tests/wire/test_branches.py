@@ -1,6 +1,6 @@
-"""What a model is asked after its conversation went back: exactly what is on the path, by every API, in real processes.
+"""Requests after a move to another entry, with each API and real processes: they contain the messages on the path.
 
-The server refuses any conversation that is not whole.
+The server refuses incomplete conversations.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from orch import AsyncOrchestrator, AsyncSubagent
-from orch_protocol.session.tree import EntryRow
+from orch_protocol.services.sessions.sessions import EntryRow
 from wire.each_api import each_model
 from wire.model_server import ModelServer, call, fail, say
 from wire.test_end_to_end import folder, read, root
@@ -20,27 +20,31 @@ __all__ = ["folder", "root"]
 
 
 def conversation(server: ModelServer) -> str:
-    """Return everything that the last request said, as text."""
+    """Return the messages of the last request as text."""
     body: dict[str, Any] = server.requests[-1].body
     return str(body.get("messages") or body.get("input"))
 
 
 def order(text: str, *parts: str) -> bool:
-    """Whether `parts` stand in `text`, one behind the other."""
+    """Return whether `text` contains `parts` in this order."""
     places = [text.find(part) for part in parts]
     return -1 not in places and places == sorted(places)
 
 
 async def messages(agent: AsyncSubagent) -> list[EntryRow]:
-    """Return the messages on the path."""
+    """Return the message entries on the current path."""
     return [row for row in (await agent.session.tree()).entries if row.type == "message" and row.on_path]
 
 
 @each_model
-async def test_the_next_request_is_the_path(
+async def test_next_request_after_a_move_is_the_path(
     server: ModelServer, root: AsyncOrchestrator, folder: Path, model: str
 ) -> None:
-    """Behind a question, in the middle of a turn, on the branch that was left, at the beginning; after kill -9 too."""
+    """The request after a move contains exactly the messages on the new path.
+
+    The targets are: before a question, between a call and its result with a kill -9 after the move, another branch, and
+    the beginning.
+    """
     server.script += [
         call(read("one.txt"), read("two.txt")),
         say("Both read."),
@@ -58,12 +62,12 @@ async def test_the_next_request_is_the_path(
     assert "To the left." not in sent
     assert "Where to?" not in sent
 
-    # Between a call and its results: these are said to be lost, and nothing that no provider takes is sent.
+    # The target is a call without its results. The server refuses a request that is not valid.
     call_row = next(row for row in await messages(agent) if row.head.startswith("read_file"))
     await agent.session.checkout(call_row.id, summary="Both files were read in vain.")
     pid = agent.pid
     assert pid is not None
-    os.kill(pid, signal.SIGKILL)  # right after it was acknowledged
+    os.kill(pid, signal.SIGKILL)  # right after the checkout was acknowledged
     server.script.append(say("Then not."))
     assert (await agent.query("Never mind.")).text == "Then not."
     assert agent.pid != pid
@@ -89,10 +93,13 @@ async def test_the_next_request_is_the_path(
 
 
 @each_model
-async def test_a_model_writes_what_came_of_what_is_left(
+async def test_model_summarizes_the_abandoned_branch(
     server: ModelServer, root: AsyncOrchestrator, folder: Path, model: str
 ) -> None:
-    """It is shown what is left, and no tools; what it writes is in the next request; a refusal is no reason to stay."""
+    """The model gets only the abandoned part of the branch, without tools, and the next request contains its summary.
+
+    If the model refuses, the move succeeds with a summary that was made without a model.
+    """
     server.script += [
         say("To the left."),
         say("To the right."),

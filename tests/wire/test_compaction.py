@@ -1,4 +1,4 @@
-"""A conversation that outgrows its model, over the wire: it is compacted, and the turn goes on to its answer."""
+"""Conversations that become too long for their model: they are compacted, and the turn completes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HISTORY = [message for n in range(8) for message in (user(f"question {n}"), assi
 
 
 def orchestrator(server: ModelServer, model: str, home: Path, **config: Any) -> AsyncOrchestrator:
-    """Return an orchestrator whose agents ask `model` at `server`."""
+    """Return an orchestrator whose agents use `model` at `server`."""
     return AsyncOrchestrator(
         model,
         home=home,
@@ -32,10 +32,11 @@ def orchestrator(server: ModelServer, model: str, home: Path, **config: Any) -> 
 
 
 @pytest.mark.parametrize("model", MODELS)
-async def test_a_request_that_is_too_long_leads_to_one_compaction_and_the_answer(
-    server: ModelServer, model: str, tmp_path: Path
-) -> None:
-    """In the middle of a turn: the steps so far stay valid, a model is asked for the notes, the turn ends as asked."""
+async def test_context_overflow_is_compacted_once_and_answered(server: ModelServer, model: str, tmp_path: Path) -> None:
+    """If a request is refused as too long, the conversation is compacted and the turn completes.
+
+    The model writes the summary, and the finished steps of the turn stay in the conversation.
+    """
     (tmp_path / "one.txt").write_text("the port is 4711\n" * 20)
     read = {"call": "read_file", "input": {"path": "one.txt"}}
     server.script += [call(read), TOO_LONG, say("Eight questions were answered."), say("It is 4711.")]
@@ -48,7 +49,7 @@ async def test_a_request_that_is_too_long_leads_to_one_compaction_and_the_answer
     assert (reply.text, reply.tool_calls) == ("It is 4711.", 1)
     refused, asked, again = (str(request.body) for request in server.requests[1:])
     assert "answer 0" in refused
-    assert "keep the notes" in asked
+    assert "write notes for an agent" in asked
     assert "answer 0" in asked
     assert "answer 0" not in again
     assert "Eight questions were answered." in again
@@ -60,8 +61,8 @@ async def test_a_request_that_is_too_long_leads_to_one_compaction_and_the_answer
 
 
 @pytest.mark.parametrize("model", MODELS[:1])
-async def test_a_request_that_is_too_long_again_is_an_error(server: ModelServer, model: str, tmp_path: Path) -> None:
-    """Nobody compacts in a circle: one compaction a request, and the error says what is wrong."""
+async def test_repeated_context_overflow_is_an_error(server: ModelServer, model: str, tmp_path: Path) -> None:
+    """If the request after a compaction is also too long, the query fails, and the next query is answered."""
     server.script += [TOO_LONG, say("notes"), TOO_LONG]
     async with orchestrator(server, model, tmp_path / "home") as o:
         agent = await o.spawn("Read", preset="minimal", cwd=tmp_path, history=HISTORY)
@@ -71,8 +72,8 @@ async def test_a_request_that_is_too_long_again_is_an_error(server: ModelServer,
         assert (await agent.query("And now?")).text == "done"
 
 
-async def test_switched_off_it_is_an_error_at_once(server: ModelServer, tmp_path: Path) -> None:
-    """With the mode off nothing is compacted."""
+async def test_context_overflow_without_compaction_is_an_error(server: ModelServer, tmp_path: Path) -> None:
+    """With the mode `off`, a request that is too long is an error, and no other request is sent."""
     server.script.append(TOO_LONG)
     async with orchestrator(server, MODELS[0], tmp_path / "home", mode="off") as o:
         agent = await o.spawn("Read", preset="minimal", cwd=tmp_path, history=HISTORY)
@@ -82,15 +83,15 @@ async def test_switched_off_it_is_an_error_at_once(server: ModelServer, tmp_path
 
 
 @pytest.mark.parametrize("model", ["anthropic:claude-haiku-4-5", "openai:gpt-4o"])
-async def test_a_session_that_is_over_the_window_already_is_rescued(
+async def test_oversized_session_is_compacted_before_its_first_request(
     server: ModelServer, model: str, tmp_path: Path
 ) -> None:
-    """Its first request fits: nothing is ever sent that the provider would refuse, and the notes are of all of it."""
+    """A session that exceeds the context window is summarized in several requests that fit, before its first answer."""
     sizes: list[int] = []
 
     def answer(request: Request) -> Any:
         sizes.append(len(request.raw))
-        return say("notes so far") if "keep the notes" in str(request.body) else say("ready")
+        return say("notes so far") if "write notes for an agent" in str(request.body) else say("ready")
 
     server.otherwise = answer
     long = [

@@ -1,4 +1,4 @@
-"""Agents in processes of their own that talk to a model over the wire: the whole way, and back after kill -9."""
+"""Agents in separate processes with the model server: whole turns, the choice of the model, and kill -9."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read(path: str) -> dict[str, Any]:
 
 
 def environment(server: ModelServer) -> dict[str, str]:
-    """Return what a user's environment says of the models at `server`."""
+    """Return the environment of a user whose models are at `server`."""
     return {
         "ANTHROPIC_API_KEY": "k1",
         "ANTHROPIC_BASE_URL": server.url,
@@ -39,7 +39,7 @@ def environment(server: ModelServer) -> dict[str, str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder to ask about."""
+    """A folder with two files."""
     for name in ("one", "two"):
         (tmp_path / f"{name}.txt").write_text(f"this is {name}\n")
     return tmp_path
@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def root(server: ModelServer, tmp_path: Path) -> AsyncIterator[AsyncOrchestrator]:
-    """A root with real processes whose model is the server's."""
+    """A root with real processes and a model at `server`. No process may be left after the test."""
     before = set(psutil.Process().children(recursive=True))
     async with AsyncOrchestrator(MODEL, home=tmp_path / "home", env=environment(server)) as root:
         yield root
@@ -55,10 +55,13 @@ async def root(server: ModelServer, tmp_path: Path) -> AsyncIterator[AsyncOrches
     assert not psutil.wait_procs(left, timeout=5)[1]
 
 
-async def test_an_agent_in_its_own_process(server: ModelServer, root: AsyncOrchestrator, folder: Path) -> None:
-    """A prompt goes out, parallel calls come back and are answered at once, through a failure; then kill -9 and on.
+async def test_agent_process_is_killed_and_continues(
+    server: ModelServer, root: AsyncOrchestrator, folder: Path
+) -> None:
+    """An agent whose process is killed during a turn continues with its conversation.
 
-    The server refuses any conversation that is not whole, so what it answers after the death was valid.
+    The turn before the kill has parallel calls and a failed request. The server refuses incomplete conversations, so an
+    answer after the kill means that the conversation is complete.
     """
     stuck = Answer(gate=asyncio.Event())
     server.script += [
@@ -105,10 +108,12 @@ async def test_an_agent_in_its_own_process(server: ModelServer, root: AsyncOrche
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("model", [MODEL, "openai:gpt-6-luna"])
-async def test_two_hundred_steps(server: ModelServer, root: AsyncOrchestrator, folder: Path, model: str) -> None:
-    """With parallel calls all along, a steer, a cancel and kill -9 in the middle no request is ever refused.
+async def test_two_hundred_steps_with_interruptions_are_accepted(
+    server: ModelServer, root: AsyncOrchestrator, folder: Path, model: str
+) -> None:
+    """The server accepts 200 requests with parallel calls, steering, a cancelled turn and kill -9.
 
-    What was said meanwhile, and that the turn was cancelled and cut short, is in the conversation from then on.
+    The steering message and the later prompts are in all requests after they were sent.
     """
     stuck, reached = Answer(gate=asyncio.Event()), {step: asyncio.Event() for step in (50, 90, 140)}
 
@@ -147,8 +152,13 @@ async def test_two_hundred_steps(server: ModelServer, root: AsyncOrchestrator, f
     assert server.requests[-1].raw.count(b"this is one") == 197
 
 
-async def test_other_models_beside_it(server: ModelServer, root: AsyncOrchestrator, folder: Path) -> None:
-    """Agents of one root may have other models, by other APIs, each in its process; a wrong key is told by name."""
+async def test_agents_of_one_root_use_different_models(
+    server: ModelServer, root: AsyncOrchestrator, folder: Path
+) -> None:
+    """Agents of one root use models of different APIs.
+
+    A refused key is an error that names its variable, and no process has a key in its environment.
+    """
 
     def by_api(request: Request) -> Answer:
         return say(f"by {request.path}")
@@ -166,8 +176,8 @@ async def test_other_models_beside_it(server: ModelServer, root: AsyncOrchestrat
 
 
 @pytest.mark.parametrize("how", ["fake", "in_process"])
-async def test_inside_this_process(server: ModelServer, folder: Path, how: str) -> None:
-    """Without a process of its own an agent talks to its model just the same, and leaves no connection behind."""
+async def test_in_process_agent_uses_its_model(server: ModelServer, folder: Path, how: str) -> None:
+    """An agent in the process of the root gets its answers from its model."""
     where = fake_world(FakeLauncher()) if how == "fake" else {"launcher": InProcessLauncher}
     async with AsyncOrchestrator(MODEL, home=folder / "home", env=environment(server), **where) as root:
         agent = await root.spawn("x", cwd=folder)
@@ -176,17 +186,20 @@ async def test_inside_this_process(server: ModelServer, folder: Path, how: str) 
 
 
 class TestChoosing:
-    """Which model answers."""
+    """The choice of the model."""
 
-    async def test_a_missing_key_is_told_at_spawn(self, tmp_path: Path) -> None:
-        """Without a key there is no agent, and the error names the variable."""
+    async def test_missing_key_is_reported_at_spawn(self, tmp_path: Path) -> None:
+        """The error of `spawn` names the variable of the missing key, and no agent is created."""
         async with AsyncOrchestrator(MODEL, home=tmp_path, env={}, **fake_world()) as root:
             with pytest.raises(ConfigError, match="set ANTHROPIC_API_KEY"):
                 await root.spawn("x")
             assert await root.agents(all=True) == []
 
-    async def test_local_is_the_first_candidate_that_is_here(self, server: ModelServer, tmp_path: Path) -> None:
-        """By the server's list and one's own candidates, for the configured model and for a child's; else an error."""
+    async def test_local_resolves_to_the_first_available_candidate(self, server: ModelServer, tmp_path: Path) -> None:
+        """The model `local` is the first configured candidate that the local server lists.
+
+        If the server lists none of the candidates, `spawn` is an error that names both lists.
+        """
         (tmp_path / "models.json").write_text('{"providers": {"ollama": {"candidates": ["big", "small"]}}}')
         server.installed = ["tiny:1b", "small:3b"]
         env = {"OLLAMA_HOST": server.url.removeprefix("http://")}
@@ -199,30 +212,32 @@ class TestChoosing:
                 await root.spawn("y")
             assert len(await root.agents(all=True)) == 1
 
-    async def test_a_key_is_enough(
+    async def test_key_alone_selects_the_providers_default_model(
         self, server: ModelServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """With a key and no model configured, the provider's default answers, and one line says so."""
+        """Without a configured model, a key selects the default model of its provider, and one notice is printed."""
         async with AsyncOrchestrator(home=tmp_path, env=environment(server), **fake_world()) as root:
             agent = await root.spawn("x")
             await root.spawn("y")
             assert (await agent.state()).model == MODEL
             assert (await agent.query("hi")).text == "done"
-        said = capsys.readouterr().err.splitlines()
-        assert [line for line in said if "no model is configured" in line] == [said[0]]
-        assert MODEL in said[0]
+        errors = capsys.readouterr().err.splitlines()
+        assert [line for line in errors if "no model configured" in line] == [errors[0]]
+        assert MODEL in errors[0]
 
-    async def test_neither_key_nor_model(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """Without either the offline backend answers; one line says how to get a model, and not over an error."""
+    async def test_offline_backend_is_used_without_key_and_model(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Without a key and a model, agents use offline search, and the first successful spawn prints a notice."""
         async with AsyncOrchestrator(home=tmp_path, env={}, **fake_world()) as root:
             with pytest.raises(ToolNotGrantedError, match="nonsense"):
                 await root.spawn("x", tools=["nonsense"])
             assert capsys.readouterr().err == ""
             assert (await (await root.spawn("x")).state()).model == "extractive"
-        assert "offline extractive backend" in capsys.readouterr().err
+        assert "offline search" in capsys.readouterr().err
 
-    async def test_a_provider_of_ones_own(self, server: ModelServer, tmp_path: Path) -> None:
-        """A provider that only $ORCH_HOME/models.json knows is asked like the others."""
+    async def test_custom_provider_from_models_json_is_used(self, server: ModelServer, tmp_path: Path) -> None:
+        """A provider that only $ORCH_HOME/models.json defines is used with its key."""
         own = '{"providers": {"acme": {"api": "chat", "base_url": "URL/v1", "keys": ["ACME_API_KEY"]}}}'
         (tmp_path / "models.json").write_text(own.replace("URL", server.url))
         env = {"ACME_API_KEY": "k"}
@@ -231,20 +246,23 @@ class TestChoosing:
         assert (reply.text, reply.usage.cost_known) == ("done", False)
         assert server.requests[0].headers["authorization"] == "Bearer k"
 
-    async def test_children_have_their_parents_model(self, server: ModelServer, tmp_path: Path) -> None:
-        """A subagent that is spawned without a model has that of its parent, at the same address."""
+    async def test_children_inherit_their_parents_model(self, server: ModelServer, tmp_path: Path) -> None:
+        """An agent that another agent spawns uses the model of its parent."""
         config = Config(subagents=SubagentsConfig(allow_nested=True))
         spawning = {"call": "spawn_subagent", "input": {"task": "help", "tools": ["read_file"]}}
         server.script += [call(spawning), say("done")]
         async with AsyncOrchestrator(
-            "openai:gpt-4o", config=config, home=tmp_path, env=environment(server), **fake_world()
+            MODEL, config=config, home=tmp_path, env=environment(server), **fake_world()
         ) as root:
-            agent = await root.spawn("x", tools=["spawn_subagent", "read_file"])
+            agent = await root.spawn("x", model="openai:gpt-4o", tools=["spawn_subagent", "read_file"])
             await agent.query("go")
             assert [row.model for row in await root.agents()] == 2 * ["openai:gpt-4o"]
 
-    async def test_an_agent_asks_another_model(self, server: ModelServer, tmp_path: Path) -> None:
-        """By its own API, with the prompt alone; what it used and cost is the agent's, and nothing else is asked."""
+    async def test_chat_tool_asks_another_model(self, server: ModelServer, tmp_path: Path) -> None:
+        """The tool `chat` sends only its prompt to another model, and its usage counts for the agent.
+
+        A model that the configuration does not allow is refused.
+        """
         question = {"call": "chat", "input": {"prompt": "Is 7 prime?", "model": "openai:gpt-4o"}}
         refused = {"call": "chat", "input": {"prompt": "?", "model": "openai:gpt-6-luna"}}
         more = {"input": 1000, "output": 1}
@@ -264,11 +282,11 @@ class TestChoosing:
         results = server.requests[2].body["messages"][-1]["content"]
         assert [result["content"][0]["text"].partition(".")[0] for result in results] == [
             "Yes",
-            "'openai:gpt-6-luna' is no model that agents may ask",
+            "'openai:gpt-6-luna' is not a model that agents may query",
         ]
 
-    async def test_the_sdks_are_loaded_ahead(self, server: ModelServer, tmp_path: Path) -> None:
-        """With a model configured, its SDK is loaded while nobody waits for it; without one it is not."""
+    async def test_sdk_of_the_configured_model_is_preloaded(self, server: ModelServer, tmp_path: Path) -> None:
+        """The SDK is loaded in advance only for a configured model with a key."""
         for model, env, warmed in ((MODEL, environment(server), ["sdk"]), (MODEL, {}, []), ("extractive:", {}, [])):
             launcher = FakeLauncher()
             async with AsyncOrchestrator(model, home=tmp_path, env=env, **fake_world(launcher)):

@@ -1,4 +1,4 @@
-"""The example extensions, as a user would install them: by the command line, with real processes and the real SDKs."""
+"""The example extensions, installed as a user installs them, with real processes and the real SDKs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXAMPLES = ROOT / "examples" / "extensions"
 
 @pytest.fixture
 async def shell(server: ModelServer, tmp_path: Path) -> AsyncIterator[Shell]:
-    """A shell whose models are at the server, in a folder with a note."""
+    """A shell whose models are at `server`, in a folder with a note that contains secrets."""
     with opened(tmp_path) as shell:
         shell.env |= environment(server) | {"ORCH_MODEL": MODEL, "TMPDIR": str(tmp_path)}
         (shell.folder / "note.txt").write_text("user pump, password: hunter2, 123-45-6789\n")
@@ -29,18 +29,18 @@ async def shell(server: ModelServer, tmp_path: Path) -> AsyncIterator[Shell]:
 
 
 async def typed(shell: Shell, *argv: str, **options: Any) -> str:
-    """Return what a command prints."""
+    """Return the output of a command."""
     done = await asyncio.to_thread(shell.run, *argv, **options)
     return done.stdout.decode()
 
 
 def installed(shell: Shell, name: str) -> None:
-    """Put an example where a user's own extensions lie."""
+    """Install an example in the home of the shell."""
     shutil.copytree(EXAMPLES / name, shell.home / "extensions" / name)
 
 
-async def test_redactor(server: ModelServer, shell: Shell) -> None:
-    """What patterns name never reaches the model or the disk, and a tool of the extension says how much it was."""
+async def test_redactor_extension_removes_matches(server: ModelServer, shell: Shell) -> None:
+    """The extension removes secrets from requests and stored files, and its tool returns their number."""
     installed(shell, "redactor")
     server.script += [call(read("note.txt")), call({"call": "count_redactions", "input": {}}), say("Done.")]
     assert await typed(shell, "run", "Read the note") == "Done.\n"
@@ -52,19 +52,19 @@ async def test_redactor(server: ModelServer, shell: Shell) -> None:
     assert b"hunter2" not in kept
 
 
-async def test_prompt_pack(server: ModelServer, shell: Shell) -> None:
-    """Its texts are in the system text of every request; once it is disabled they are not."""
+async def test_prompt_pack_extension_adds_system_text(server: ModelServer, shell: Shell) -> None:
+    """The extension adds its text to the system text until it is disabled."""
     installed(shell, "prompt_pack")
     server.script += [say("Fine."), say("Fine.")]
     await typed(shell, "run", "Hello")
     await typed(shell, "extensions", "disable", "prompt_pack")
     await typed(shell, "run", "Hello")
-    told = ["the answer first" in json.dumps(request.body["system"]) for request in server.requests]
-    assert told == [True, False]
+    listed = ["the answer first" in json.dumps(request.body["system"]) for request in server.requests]
+    assert listed == [True, False]
 
 
-async def test_cost_guard(server: ModelServer, shell: Shell) -> None:
-    """Agents of one run share what they may spend: the one that comes when it is spent asks no model."""
+async def test_cost_guard_extension_shares_a_limit(server: ModelServer, shell: Shell) -> None:
+    """When all agents together have reached the limit, agents send no more requests."""
     installed(shell, "cost_guard")
     server.otherwise = lambda _: say("Fine.", usage={"input": 10_000, "output": 1000})
     shell.env |= {"COST_GUARD_USD": "0.03", "ORCH_ENVIRONMENT__PASS": "CENSUS,COST_GUARD_USD"}
@@ -73,8 +73,8 @@ async def test_cost_guard(server: ModelServer, shell: Shell) -> None:
     assert len(server.requests) == 1
 
 
-async def test_a_projects_runs_once_it_is_trusted(server: ModelServer, shell: Shell) -> None:
-    """Until then it does nothing, and running says nothing of it; afterwards it acts in every agent, at any depth."""
+async def test_project_extension_runs_once_trusted(server: ModelServer, shell: Shell) -> None:
+    """The hooks of a project's extension run only after the user trusted it, and then in agents at any depth."""
     shutil.copytree(EXAMPLES / "redactor", shell.folder / ".orch" / "extensions" / "redactor")
     spawning = {"call": "spawn_subagent", "input": {"task": "help", "tools": ["read_file"], "query": "read it"}}
     for trusted in (False, True):
@@ -88,8 +88,11 @@ async def test_a_projects_runs_once_it_is_trusted(server: ModelServer, shell: Sh
         assert ("hunter2" not in seen) is trusted
 
 
-async def test_todo(server: ModelServer, shell: Shell) -> None:
-    """Its command lists marks without a model, and lets one work them off; its key and widget are in the catalog."""
+async def test_todo_extension_adds_command_key_and_widget(server: ModelServer, shell: Shell) -> None:
+    """The command of the extension lists marks without a model, or lets the agent work on them.
+
+    The key and the widget of the extension are in the catalog.
+    """
     installed(shell, "todo")
     marked = f"{'todo'.upper()} open valve 7"
     (shell.folder / "pump.py").write_text(f"x = 1\n# {marked}\n")
@@ -108,8 +111,8 @@ async def test_todo(server: ModelServer, shell: Shell) -> None:
     assert "keys:          f6: /todo" in shown
 
 
-async def test_a_daemon_hears_that_a_catalog_has_changed(server: ModelServer, shell: Shell) -> None:
-    """Disabling an extension takes its templates from sessions that somebody looks at, and says so as an event."""
+async def test_daemon_reports_a_changed_catalog(server: ModelServer, shell: Shell) -> None:
+    """Disabling an extension emits `catalog_changed` and removes its templates from open sessions."""
     installed(shell, "todo")
     (shell.home / "extensions" / "todo" / "prompts").mkdir()
     (shell.home / "extensions" / "todo" / "prompts" / "plan.md").write_text("Plan {{text}}.")

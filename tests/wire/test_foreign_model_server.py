@@ -1,6 +1,7 @@
-"""The same backends against a model server that others wrote (aimock, from npm): what both of us understand is so.
+"""The backends with a model server of another project (aimock, from npm), which checks our reading of the APIs.
 
-`make external` installs it (npm needed) and runs these tests; elsewhere AIMOCK may hold the path of its `llmock`.
+`make external` installs aimock (this needs npm) and runs these tests. Alternatively, the variable AIMOCK contains the
+path of its program `llmock`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ pytestmark = [
 
 
 def calling(id: str, city: str) -> dict[str, Any]:
-    """Return a block that asks for the weather."""
+    """Return a block that calls the tool `weather`."""
     return {"type": "toolCall", "id": id, "name": "weather", "arguments": {"city": city}}
 
 
@@ -58,7 +59,7 @@ FIXTURES: list[dict[str, Any]] = [
 
 
 class Server:
-    """A running aimock."""
+    """The address of a running aimock."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -66,7 +67,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def aimock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One server for all tests here."""
+    """One running aimock for all tests of this module."""
     folder = tmp_path_factory.mktemp("aimock")
     (folder / "script.json").write_text(json.dumps({"fixtures": FIXTURES}))
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -99,15 +100,15 @@ def _until_up(port: int) -> None:
 
 @pytest.fixture(params=PEERS)
 async def talk(request: pytest.FixtureRequest, aimock: Server) -> AsyncIterator[Talk]:
-    """A conversation by each API in turn."""
+    """A conversation with a model of each API."""
     peer: Peer = PEERS[request.param]
     talk = peer.talk(aimock)  # type: ignore[arg-type]
     yield talk
     await talk.backend.close()
 
 
-async def test_parallel_calls_make_a_round_trip(talk: Talk) -> None:
-    """Two calls come, are answered, and the answer to them comes."""
+async def test_parallel_calls_are_answered(talk: Talk) -> None:
+    """Two parallel calls arrive, and the server answers the request that contains their results."""
     turn = await talk.ask("How is the weather?")
     assert turn.stop_reason == "tool_use"
     assert [use.input for use in tool_uses(turn.message)] == [{"city": "Paris"}, {"city": "Oslo"}]
@@ -116,23 +117,23 @@ async def test_parallel_calls_make_a_round_trip(talk: Talk) -> None:
     assert text_of((await talk.turn()).message) == "Paris 20C, Oslo 5C."
 
 
-async def test_rate_limit(talk: Talk) -> None:
-    """A rate limit is one, and the wait it names is the wait."""
+async def test_rate_limit_is_reported_with_its_wait(talk: Talk) -> None:
+    """A rate limit raises RateLimitError, and the delay before the retry is the one that the server requests."""
     talk.backend.policy = RetryPolicy(refusals=2)
     with pytest.raises(RateLimitError, match="Slow down"):
         await talk.ask("limited")
     assert talk.waits == [3.0]
 
 
-async def test_cut_stream(talk: Talk) -> None:
-    """A stream that breaks off is asked for again, and then an error."""
+async def test_cut_stream_is_retried_then_an_error(talk: Talk) -> None:
+    """A stream that breaks off is retried, and is an error after the last attempt."""
     talk.backend.policy = RetryPolicy(attempts=2)
     with pytest.raises(BackendError):
         await talk.ask("cut")
     assert len(talk.retries) == 1
 
 
-async def test_cut_response(talk: Talk) -> None:
-    """A response that reached its limit says so."""
+async def test_cut_response_has_stop_reason_max_tokens(talk: Talk) -> None:
+    """A response that reached its token limit has the stop reason `max_tokens`."""
     turn = await talk.ask("short")
     assert (text_of(turn.message), turn.stop_reason) == ("so far", "max_tokens")

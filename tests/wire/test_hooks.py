@@ -1,4 +1,4 @@
-"""Hooks of real processes, by each API: their effects in what the model is sent, at any depth, and their failures."""
+"""Hooks in real processes with each API: their effects on requests at any depth, and their failures."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def watch(event, ctx):
 
 
 class House:
-    """A folder with a file of hooks, and roots whose agents all run with them."""
+    """A folder with a file of hooks, and roots whose agents load these hooks."""
 
     def __init__(self, server: ModelServer, folder: Path) -> None:
         self.server, self.folder = server, folder
@@ -53,20 +53,20 @@ class House:
         self.file.write_text(HOOKS)
 
     def root(self, *names: str, **options: Any) -> AsyncOrchestrator:
-        """Return a root whose agents load `names` of the file, all of it without any."""
+        """Return a root whose agents load the hooks `names` of the file. Without names, they load the whole file."""
         load = tuple(f"{self.file}:{name}" for name in names) or (str(self.file),)
         hooks = HooksConfig(load=() if names == ("",) else load)
         config = Config(MODEL, hooks=hooks, subagents=SubagentsConfig(allow_nested=True))
         return AsyncOrchestrator(config=config, home=self.folder / "home", env=environment(self.server), **options)
 
     def sent(self, number: int = -1) -> str:
-        """Return the body of a request that the model got."""
+        """Return the body of the request `number` as text."""
         return json.dumps(self.server.requests[number].body)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with two files."""
+    """A folder with two files that contain secrets."""
     for name in ("one", "two"):
         (tmp_path / f"{name}.txt").write_text(f"{name} is a secret\n")
     return tmp_path
@@ -74,13 +74,16 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def house(server: ModelServer, folder: Path) -> AsyncIterator[House]:
-    """A house without a root so far."""
+    """A House without a root. The server must not refuse a request."""
     yield House(server, folder)
     assert server.refused == []
 
 
-async def test_effects_reach_the_model_and_the_record(house: House) -> None:
-    """A result is redacted before it is kept, a call is blocked, messages and system text are a request's own."""
+async def test_hook_effects_reach_model_and_record(house: House) -> None:
+    """Hooks redact a result before it is recorded, and block a call.
+
+    Hooks can also add messages and system text to one request.
+    """
     async with house.root() as root:
         for number, model in enumerate(MODELS):
             house.server.script += [call(read("one.txt"), read("two.txt")), say("Done.")]
@@ -99,8 +102,8 @@ async def test_effects_reach_the_model_and_the_record(house: House) -> None:
     assert b"a secret" not in kept
 
 
-async def test_children_are_under_the_same_hooks(house: House) -> None:
-    """What an agent spawns runs with the hooks of its root, in its own process."""
+async def test_children_have_the_hooks_of_their_root(house: House) -> None:
+    """The hooks of a root also run in the processes of subagents."""
     spawning = {"call": "spawn_subagent", "input": {"task": "help", "tools": ["read_file"], "query": "read one.txt"}}
     house.server.script += [call(spawning), call(read("one.txt")), say("Read."), say("Done.")]
     async with house.root("redact", "remind") as root:
@@ -110,10 +113,10 @@ async def test_children_are_under_the_same_hooks(house: House) -> None:
     assert "one is a *****" in house.sent(2)
 
 
-async def test_a_hook_that_fails_everywhere_kills_nothing(house: House) -> None:
-    """With hooks that raise at each stage a turn has its end, each call its result, and the next turn works."""
+async def test_failing_hooks_end_no_agent(house: House) -> None:
+    """If hooks raise at each stage, calls get error results, the turn ends, and the next turn works."""
     at = {kind: [name for name, stage in STAGES.items() if kind in stage.kinds] for kind in ("observe", "transform")}
-    at["control"] = ["tool_call", "tool_result", "steering_received"]  # elsewhere a guard that fails ends the turn
+    at["control"] = ["tool_call", "tool_result", "steering_received"]  # elsewhere, a failing guard ends the turn
     text = "from orch import hook\n"
     for kind, stages in at.items():
         text += f"@hook(*{stages!r}, kind={kind!r})\ndef {kind}(event, ctx):\n    raise ValueError('broken')\n"
@@ -130,8 +133,8 @@ async def test_a_hook_that_fails_everywhere_kills_nothing(house: House) -> None:
 ENDS = ("before_turn", "context", "before_provider_request", "after_provider_response", "tool_call", "before_output")
 
 
-async def test_an_aborted_turn_leaves_a_conversation_that_goes_on(house: House) -> None:
-    """Wherever a hook ends a turn, its message is the reply, and the turn after it is accepted by the model."""
+async def test_aborted_turn_leaves_a_valid_conversation(house: House) -> None:
+    """A hook can abort the turn at each of six stages. The reply is its message, and the next turn works."""
     async with house.root("") as root:
         agents = [await root.spawn("Read", model=each, tools=["read_file"], cwd=house.folder) for each in MODELS]
         for agent, stage in product(agents, ENDS):

@@ -1,4 +1,4 @@
-"""Conversations from elsewhere go on with a model that refuses whatever is not whole."""
+"""Imported conversations of other programs, continued with a server that refuses incomplete conversations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODELS = ["anthropic:claude-sonnet-5-5", "openai:gpt-6-luna", "openai:gpt-4o"]
 
 
 def typed() -> list[dict[str, Any]]:
-    """Return messages of typed blocks that end in the middle of two calls."""
+    """Return messages of typed blocks with two calls. Only the second call has a result."""
     use = {"type": "tool_use", "name": "look", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "t2", "content": "late"}
     return [
@@ -32,7 +32,7 @@ def typed() -> list[dict[str, Any]]:
 
 
 def cut(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a session as it is when it ended with a call under way."""
+    """Return a session that ends after the first result of two parallel calls."""
     return lines[:6]
 
 
@@ -48,7 +48,7 @@ SESSIONS = {
 
 
 def signed(server: ModelServer, path: Path) -> Path:
-    """Let what the file at `path` has as signed by a provider be signed by `server`."""
+    """Let `server` accept the signed content of the file at `path`, and return `path`."""
     path.write_text(path.read_text().replace("c2ln", sign("Hm.")))
     server.issued |= {sign("Hm."): "Hm.", HIDDEN["data"]: HIDDEN}
     return path
@@ -56,8 +56,10 @@ def signed(server: ModelServer, path: Path) -> Path:
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", SESSIONS)
-async def test_one_more_question(server: ModelServer, tmp_path: Path, name: str, model: str) -> None:
-    """Whatever the conversation was recorded with, each API takes it with one more question."""
+async def test_imported_conversation_accepts_a_further_question(
+    server: ModelServer, tmp_path: Path, name: str, model: str
+) -> None:
+    """The server accepts a question after an imported conversation of each format, with each API."""
     path = signed(server, dump_lines(tmp_path / "session.jsonl", SESSIONS[name]()))
     async with AsyncOrchestrator(model, home=tmp_path / "home", env=environment(server), **fake_world()) as root:
         agent = await root.sessions.import_(path, tools=[])
@@ -68,8 +70,11 @@ async def test_one_more_question(server: ModelServer, tmp_path: Path, name: str,
         assert "Task:" not in sent
 
 
-async def test_what_a_provider_signed_returns_to_it_alone(server: ModelServer, tmp_path: Path) -> None:
-    """Thinking with its signature, and pictures, go to the provider they came from as they were."""
+async def test_signed_content_returns_to_its_provider_only(server: ModelServer, tmp_path: Path) -> None:
+    """Signed thinking and images are sent to the provider that signed the thinking.
+
+    Another provider does not get the signature.
+    """
     path = signed(server, dump_lines(tmp_path / "session.jsonl", pi_tree()[:8]))
     async with AsyncOrchestrator(MODELS[0], home=tmp_path / "home", env=environment(server), **fake_world()) as root:
         agent = await root.sessions.import_(path, tools=[])

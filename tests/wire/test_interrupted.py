@@ -1,4 +1,4 @@
-"""After a turn that somebody ended, or that broke off: the next request is whole, and tells the model what happened."""
+"""Requests after an interrupted turn: they are complete, and tell the model what happened."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from wire.model_server import ModelServer, call, say
 from wire.test_end_to_end import MODEL, environment, read
 
 PIECES = {"anthropic:claude-sonnet-5-5": 4, "openai:gpt-4o": 2, "openai:gpt-6-luna": 4}
-"""How many events of a stream, by model, hold text of it and not its end."""
+"""The number of events of a stream, by model, that contain a part of the text but not the end of the stream."""
 STOP_AND_ASK = "Stop and ask what to do instead"
 
 
 class Halted:
-    """An agent in the middle of a turn: it has read a file and called `gate` twice, which does not return."""
+    """An agent in the middle of a turn. It has read a file, and waits for two calls of `gate`."""
 
     def __init__(self, server: ModelServer, root: AsyncOrchestrator, agent: AsyncSubagent, gate: Gate) -> None:
         self.server, self.root, self.agent, self._gate = server, root, agent, gate
 
     async def begin(self) -> asyncio.Task[object]:
-        """Let it begin a turn and return that when it has halted."""
+        """Start a turn, and return its task when both calls of `gate` are running."""
         self._gate.called.clear()
         halting = {"call": "gate", "input": {}}
         self.server.script += [call(read("one.txt")), call(halting, halting)]
@@ -43,13 +43,13 @@ class Halted:
         return turn
 
     async def sent_next(self) -> tuple[str, str]:
-        """Ask it again; return the whole conversation that its model got then, and what it was told last."""
+        """Query the agent again. Return all messages of its request as text, and the last message."""
         self.server.script.append(say("here"))
         assert (await self.agent.query("And now?")).text == "here"
         assert self.server.refused == []
         body = self.server.requests[-1].body
-        said = body.get("messages") or body["input"]
-        return json.dumps(said), json.dumps(said[-1])
+        messages = body.get("messages") or body["input"]
+        return json.dumps(messages), json.dumps(messages[-1])
 
 
 Make = Callable[[str], Awaitable[Halted]]
@@ -57,7 +57,7 @@ Make = Callable[[str], Awaitable[Halted]]
 
 @pytest.fixture
 async def make(server: ModelServer, tmp_path: Path) -> AsyncIterator[Make]:
-    """Makes agents with a process of their own, by model. An old call in their history has no result."""
+    """A function that spawns agents in separate processes. Their history contains an old call without a result."""
     (tmp_path / "one.txt").write_text("this is one\n")
     gates: list[Gate] = []
     stale = [user("long ago"), assistant("I look."), user("never mind")]
@@ -77,8 +77,11 @@ async def make(server: ModelServer, tmp_path: Path) -> AsyncIterator[Make]:
 
 
 @each_model
-async def test_a_cancelled_turn_is_told_of(make: Make, model: str) -> None:
-    """What was done has its result, what was not says so and to stop; the next prompt says who ended it."""
+async def test_cancelled_turn_is_reported_to_the_model(make: Make, model: str) -> None:
+    """Finished calls have their results, and the results of other calls say that the call was interrupted.
+
+    The next prompt says that the user interrupted the turn.
+    """
     halted = await make(model)
     turn = await halted.begin()
     await halted.agent.cancel()
@@ -94,8 +97,8 @@ async def test_a_cancelled_turn_is_told_of(make: Make, model: str) -> None:
 
 
 @each_model
-async def test_it_is_told_once(make: Make, model: str) -> None:
-    """The turn after the next one begins with its prompt alone."""
+async def test_interruption_is_reported_once(make: Make, model: str) -> None:
+    """The second prompt after an interrupted turn does not mention the interruption."""
     halted = await make(model)
     turn = await halted.begin()
     await halted.agent.cancel()
@@ -106,8 +109,8 @@ async def test_it_is_told_once(make: Make, model: str) -> None:
 
 
 @each_model
-async def test_a_hard_cancel_is_told_of_as_the_users(make: Make, model: str) -> None:
-    """Also when its process ended with the turn, the agent knows that it was the user who ended it."""
+async def test_hard_cancel_is_reported_as_the_users(make: Make, model: str) -> None:
+    """The next prompt says that the user interrupted the turn, although the process ended too."""
     halted = await make(model)
     turn = await halted.begin()
     await halted.agent.cancel(hard=True)
@@ -119,8 +122,8 @@ async def test_a_hard_cancel_is_told_of_as_the_users(make: Make, model: str) -> 
 
 
 @each_model
-async def test_a_death_is_not_told_of_as_the_users(make: Make, model: str) -> None:
-    """A turn that broke off by itself is no interruption: nobody need be asked about it."""
+async def test_death_is_not_reported_as_the_users(make: Make, model: str) -> None:
+    """After kill -9, the next prompt says that the process ended, and does not mention the user."""
     halted = await make(model)
     turn = await halted.begin()
     pid = halted.agent.pid
@@ -139,7 +142,7 @@ async def test_a_death_is_not_told_of_as_the_users(make: Make, model: str) -> No
 async def test_text_streamed_before_a_cancel_is_in_the_next_request(
     server: ModelServer, tmp_path: Path, model: str
 ) -> None:
-    """The user has read it, and may refer to it; it is in the reply, too."""
+    """Text that was streamed before a cancel is in the reply, the next request and the transcript."""
     heard = asyncio.Event()
     server.script += [say("Once upon a time", after=PIECES[model], how="stall"), say("there was a pump.")]
     async with AsyncOrchestrator(home=tmp_path / model, env=environment(server), **fake_world()) as root:

@@ -1,4 +1,4 @@
-"""A key is planted, everything is done that uses keys, and then it is looked for wherever one could have been left."""
+"""API keys do not leak. The tests use a known key in many ways, and search for it in all places."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ PRY = "env; cat /proc/$PPID/environ /proc/$PPID/cmdline; tr '\\0' ' ' < /proc/se
 
 
 def environments() -> list[bytes]:
-    """Return what the system tells of each process below this one: environment and arguments."""
-    told = []
+    """Return the environment and the arguments of each process below this process."""
+    collected = []
     for process in psutil.Process().children(recursive=True):
         for name in ("environ", "cmdline"):
             try:
-                told.append(Path(f"/proc/{process.pid}/{name}").read_bytes())
+                collected.append(Path(f"/proc/{process.pid}/{name}").read_bytes())
             except OSError:
-                continue  # gone, or hidden even from us
-    return told
+                continue  # the process ended, or its data is not readable
+    return collected
 
 
 def written(folder: Path) -> list[Path]:
@@ -35,15 +35,17 @@ def written(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("provider", ["good", "refused"])
-async def test_a_planted_key_is_found_nowhere(
+async def test_planted_key_is_found_nowhere(
     provider: str,
     server: ModelServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """In no environment, argument, transcript, journal, archive, log or error, nor in what was printed; the model's
-    server alone has seen it. So also where the server refuses it, and answers with what it was sent."""
+    """The key is in no environment, argument, transcript, journal, archive, log, error or output.
+
+    This is also true if the server repeats the key in a refusal.
+    """
     monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
     monkeypatch.setenv("ANTHROPIC_BASE_URL", server.url)
     refusal = fail(401, "authentication_error", f"invalid x-api-key: {KEY}")
@@ -57,33 +59,35 @@ async def test_a_planted_key_is_found_nowhere(
     ]
     server.script += script if provider == "good" else [refusal]
     config = Config(archival=ArchivalConfig(enabled=True))
-    told = [str(tmp_path)]
+    found = [str(tmp_path)]
     async with AsyncOrchestrator(MODEL, home=tmp_path / "home", run="r", config=config) as root:
         agent = await root.spawn("Look for keys", tools=["bash", "run_python", "read_file"], cwd=tmp_path)
         seen = environments()
         try:
-            told.append(repr(await agent.query("Which?")))
+            found.append(repr(await agent.query("Which?")))
         except OrchError as error:
             assert provider == "refused"
-            told += [str(error), repr(error), repr(error.__cause__)]
+            found += [str(error), repr(error), repr(error.__cause__)]
         seen += environments()
-        told += [repr(await agent.state()), repr(await root.agents(all=True))]
+        found += [repr(await agent.state()), repr(await root.agents(all=True))]
     captured = capfd.readouterr()
-    told += [captured.out, captured.err]
+    found += [captured.out, captured.err]
     assert any(KEY in value for request in server.requests for value in request.headers.values())
     assert len(seen) >= 6
     assert [text for text in seen if KEY.encode() in text] == []
-    assert [text for text in told if KEY in text] == []
+    assert [text for text in found if KEY in text] == []
     files = written(tmp_path)
     assert {"session.jsonl", "journal.jsonl", "processes.log"} <= {path.name for path in files}
     assert [path for path in files if KEY.encode() in path.read_bytes()] == []
 
 
-async def test_a_key_that_lies_in_a_file_is_not_told_on(
+async def test_key_in_a_project_file_is_redacted(
     server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A project may hold the very key that its agents work with: whatever tool comes upon it, by a command, a job in
-    the background, a file, a search, code or an error, neither the model nor the session folder gets it."""
+    """The key is redacted in results of commands, background jobs, reads, searches and Python code.
+
+    Requests, events, replies and stored files do not contain the key.
+    """
     monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
     monkeypatch.setenv("ANTHROPIC_BASE_URL", server.url)
     project = tmp_path / "project"
@@ -98,13 +102,13 @@ async def test_a_key_that_lies_in_a_file_is_not_told_on(
     ]
     wait = {"call": "bg_status", "input": {"id": "job_1", "wait": 20}}
     server.script += [*map(call, looks), call(wait), say("Seen.")]
-    told: list[str] = []
+    collected: list[str] = []
     async with AsyncOrchestrator(MODEL, home=tmp_path / "home", run="r") as root:
         agent = await root.spawn("Look", tools=["code", "file", "python"], cwd=project)
-        told.append(repr(await agent.query("Where is it?", on_event=lambda event: told.append(repr(event)))))
-    told += [str(request.body) for request in server.requests]
-    assert [text for text in told if KEY in text] == []
-    assert told[-1].count("[a key]") > len(looks)
+        collected.append(repr(await agent.query("Where is it?", on_event=lambda event: collected.append(repr(event)))))
+    collected += [str(request.body) for request in server.requests]
+    assert [text for text in collected if KEY in text] == []
+    assert collected[-1].count("[a key]") > len(looks)
     assert [path for path in written(tmp_path / "home") if KEY.encode() in path.read_bytes()] == []
 
 

@@ -1,4 +1,4 @@
-"""What a model is really sent of values under handles: the marker, the part that it asks for, and never the whole."""
+"""Values under handles in requests: the model gets a marker and the parts that it reads, never the whole value."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def last_result(request: Request) -> str:
 
 
 def root(server: ModelServer, home: Path, **config: Any) -> AsyncOrchestrator:
-    """Return a root whose model is the server's."""
+    """Return a root whose model is at `server`."""
     env = {"ANTHROPIC_API_KEY": "k1", "ANTHROPIC_BASE_URL": server.url, "PATH": os.environ["PATH"]}
     return AsyncOrchestrator(MODEL, home=home, env=env, config=Config(model=MODEL, **config))
 
 
-async def test_the_request_holds_the_marker_and_the_part_that_was_read(server: ModelServer, tmp_path: Path) -> None:
-    """A table is a marker in the request, a page of it is a page, and no request ever holds all of it."""
+async def test_request_holds_marker_and_pages_of_a_value(server: ModelServer, tmp_path: Path) -> None:
+    """Requests contain the marker of a table and the parts that the model reads, but never the whole table."""
     server.script += [
         call(python(ROWS)),
         call(read(op="slice", lines="1500:1502")),
@@ -59,9 +59,11 @@ async def test_the_request_holds_the_marker_and_the_part_that_was_read(server: M
     assert server.refused == []
 
 
-async def test_a_value_goes_from_child_to_parent_past_every_model(server: ModelServer, tmp_path: Path) -> None:
-    """The parent has the child's rows under a handle of its own and reads them, though no reply said a word of them; a
-    name that the child has not bound costs the value, not the answer."""
+async def test_value_moves_from_child_to_parent_outside_messages(server: ModelServer, tmp_path: Path) -> None:
+    """A parent reads the value that its child returns under a handle, and no message contains the whole value.
+
+    If the returned name is not bound, the parent gets the answer with a notice and no value.
+    """
 
     def answer(request: Request) -> Any:
         text = request.raw.decode()
@@ -85,12 +87,12 @@ async def test_a_value_goes_from_child_to_parent_past_every_model(server: ModelS
         assert (await parent.query("Begin")).text == "Seen."
         assert (await parent.value("h_001"))[777:779] == ["row 777", "row 778"]
     parents = [each for each in server.requests if b'"query_subagent"' in each.raw]
-    theirs = [last_result(each) for each in parents if b"tool_result" in each.raw]
-    asked, page, length, again = theirs[1:]
+    results = [last_result(each) for each in parents if b"tool_result" in each.raw]
+    asked, page, length, again = results[1:]
     assert "It is made." in asked
     assert "[.h_001: list, 2,000 items" in asked
     assert page == "[1999] 'row 1999'\n[items 1,999 to 2,000 of 2,000]"
     assert length == "2000"
     assert "It is made." in again
-    assert "[No value of 'nothing' was returned: no name 'nothing' is bound; bound are rows]" in again
+    assert "[No value of 'nothing' was returned: no variable 'nothing'; variables: rows]" in again
     assert not any(b"row 777" in request.raw for request in server.requests)

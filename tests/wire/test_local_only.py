@@ -1,6 +1,6 @@
-"""What is for a local model goes to a server of this machine, or nowhere: read on the wire, with two servers.
+"""Content for local models is sent to a server on this machine or not at all.
 
-Both listen on loopback. The one that stands for a provider elsewhere is called by an address that counts as elsewhere.
+The tests inspect the requests to two servers on loopback. The address of the remote provider counts as remote.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ Begin = Callable[..., Any]
 
 
 def mine(call: PolicyCall, config: PolicyConfig) -> Verdict:  # noqa: ARG001
-    """Say that what is in `mine.txt` is for local models."""
+    """Restrict the content of `mine.txt` to local models."""
     return Verdict(model="local" if any(path.endswith("/mine.txt") for path in call.paths) else "any")
 
 
 def saw(server: ModelServer) -> list[bool]:
-    """Return of each request to `server` whether it held the secret."""
+    """Return whether the secret is in the request, for each request to `server`."""
     return [SECRET.encode() in request.raw for request in server.requests]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a file that is nobody else's business."""
+    """A folder with a file for local models only, and a file for all models."""
     (tmp_path / "mine.txt").write_text(f"the code is {SECRET}\n")
     (tmp_path / "open.txt").write_text("the weather is fine\n")
     return tmp_path
@@ -57,7 +57,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def far() -> AsyncIterator[ModelServer]:
-    """A provider elsewhere, which never sees the secret and refuses nothing."""
+    """The server of a remote provider. It must not get the secret and must refuse nothing."""
     async with ModelServer() as server:
         yield server
     assert not any(saw(server))
@@ -66,7 +66,7 @@ async def far() -> AsyncIterator[ModelServer]:
 
 @pytest.fixture
 async def here() -> AsyncIterator[ModelServer]:
-    """A server of this machine with a model, which refuses nothing."""
+    """The server of a local model on this machine. It must refuse nothing."""
     async with ModelServer() as server:
         server.installed = ["qwen3:8b"]
         yield server
@@ -75,7 +75,7 @@ async def here() -> AsyncIterator[ModelServer]:
 
 @pytest.fixture
 def begin(far: ModelServer, here: ModelServer, folder: Path) -> Begin:
-    """Makes roots whose model is elsewhere."""
+    """A function that creates roots whose model is remote."""
 
     def begin(model: str = MODELS[0], **more: Any) -> AsyncOrchestrator:
         elsewhere = far.url.replace("127.0.0.1", "0.0.0.0")
@@ -94,12 +94,12 @@ def begin(far: ModelServer, here: ModelServer, folder: Path) -> Begin:
 
 
 @pytest.mark.parametrize(("model", "world"), [(MODELS[0], dict), *((model, fake_world) for model in MODELS[1:])])
-async def test_the_next_request_goes_to_the_local_model_and_all_after_it(
+async def test_local_only_conversation_switches_to_the_local_model(
     begin: Begin, far: ModelServer, here: ModelServer, folder: Path, model: str, world: Callable[[], Any]
 ) -> None:
-    """From the call on, each request of the conversation goes here: in this turn, the next one, and after a revival.
+    """After a local-only call, the local model answers in this turn, in the next turn and after a revival.
 
-    In processes of their own, and without.
+    The tests run with and without separate processes.
     """
     far.script += [call(read("open.txt")), call(read("mine.txt"))]
     here.script += map(say, ["I know it.", "Still.", "Ever."])
@@ -114,11 +114,13 @@ async def test_the_next_request_goes_to_the_local_model_and_all_after_it(
     assert [request.body["model"] for request in here.requests] == ["qwen3:8b"] * 3
 
 
-async def test_what_was_chosen_before_takes_nothing_away(
+async def test_session_changes_keep_a_conversation_local(
     begin: Begin, far: ModelServer, here: ModelServer, folder: Path
 ) -> None:
-    """A conversation that is bound to this machine stays here: where it goes back, with another level of thinking, in a
-    later root; and no model elsewhere can be chosen for it."""
+    """After local-only content, the local model answers even after a checkout and in a later root.
+
+    Selecting a remote model is an error.
+    """
     far.script += [say("Fine."), call(read("mine.txt"))]
     here.otherwise = lambda _: say("I know it.")
     async with begin(run="r", **fake_world()) as root:
@@ -129,7 +131,7 @@ async def test_what_was_chosen_before_takes_nothing_away(
         await agent.set_thinking("low")
         await agent.set_model(MODELS[0])
         assert (await agent.query("Which code?")).local
-        with pytest.raises(ConfigError, match="this conversation is for local models alone"):
+        with pytest.raises(ConfigError, match="only local models may be used in this conversation"):
             await agent.set_model(MODELS[2])
         await agent.session.checkout(asked)
         assert (await agent.query("And now?")).text == "I know it."
@@ -141,23 +143,23 @@ async def test_what_was_chosen_before_takes_nothing_away(
     assert far.requests[1].body["output_config"] == {"effort": "low"}
 
 
-async def test_without_a_local_model_the_call_is_refused(
+async def test_local_only_call_without_a_local_model_is_refused(
     begin: Begin, far: ModelServer, here: ModelServer, folder: Path
 ) -> None:
-    """Nothing is read, the model hears why, and the conversation goes on where it was."""
+    """Without a local model, the call does not run, and the model gets the reason."""
     here.installed = []
     far.script += [call(read("mine.txt")), say("I may not.")]
     async with begin(**fake_world()) as root:
         agent = await root.spawn("Look", tools=["read_file"], cwd=folder)
         reply = await agent.query("Which code?")
         assert (reply.text, reply.tool_calls, reply.local) == ("I may not.", 0, False)
-        assert "is for a model on this machine, and there is none" in str(far.requests[1].body)
+        assert "only a local model may read the result, and no local model is available" in str(far.requests[1].body)
 
 
-async def test_a_local_server_elsewhere_is_none(
+async def test_local_provider_on_another_machine_is_not_local(
     begin: Begin, far: ModelServer, here: ModelServer, folder: Path
 ) -> None:
-    """Where `local` leads to another machine the call is refused."""
+    """If the local provider is on another machine, the call is refused, and the other machine gets no request."""
     far.script += [call(read("mine.txt")), say("I may not.")]
     root = begin(**fake_world())
     root._env = {**root._env, "OLLAMA_HOST": here.url.replace("127.0.0.1", "0.0.0.0")}
@@ -167,10 +169,10 @@ async def test_a_local_server_elsewhere_is_none(
     assert here.requests == []
 
 
-async def test_a_local_model_that_is_gone_is_not_gone_around(
+async def test_unreachable_local_model_is_an_error(
     begin: Begin, far: ModelServer, here: ModelServer, folder: Path
 ) -> None:
-    """Once the conversation stays here, a server that does not answer is an error, and never another model's work."""
+    """If the local model fails, the query fails, and no other model is used."""
     far.script += [call(read("mine.txt"))]
     here.script += [say("I know it.")]
     async with begin(**fake_world()) as root:
@@ -182,10 +184,10 @@ async def test_a_local_model_that_is_gone_is_not_gone_around(
     assert len(far.requests) == 1
 
 
-async def test_what_a_child_answers_takes_its_parent_along(
+async def test_local_only_answer_of_a_child_switches_its_parent(
     begin: Begin, far: ModelServer, here: ModelServer, folder: Path
 ) -> None:
-    """A parent that is told what is for local models goes on with one, before its next request."""
+    """After a local-only answer of a child, the next request of the parent is sent to the local model."""
     down = {"call": "spawn_subagent", "input": {"task": "look", "tools": ["read_file"], "query": "Which code?"}}
     far.script += [call(down), call(read("mine.txt"))]
     here.script += [say(f"It is {SECRET}."), say("My child knows it.")]
@@ -196,10 +198,10 @@ async def test_what_a_child_answers_takes_its_parent_along(
     assert saw(here) == [True, True]
 
 
-async def test_what_a_child_answers_is_withheld_where_its_parent_cannot_follow(
+async def test_local_only_answer_is_withheld_without_a_local_model(
     begin: Begin, far: ModelServer, here: ModelServer, folder: Path
 ) -> None:
-    """When there is no local model any more, the parent hears that there was an answer, and not which."""
+    """Without a local model, the parent gets a notice in place of the answer."""
     down = {"call": "spawn_subagent", "input": {"task": "look", "tools": ["read_file"], "query": "Which code?"}}
 
     def last(_: Request) -> Any:
@@ -211,13 +213,13 @@ async def test_what_a_child_answers_is_withheld_where_its_parent_cannot_follow(
     async with begin(**fake_world()) as root:
         agent = await root.spawn("Ask", tools=["read_file", *NEST], cwd=folder)
         assert (await agent.query("Which code?")).text == "It will not say."
-    assert "Withheld: what spawn_subagent brought" in str(far.requests[2].body)
+    assert "Withheld: only a local model may read the result of spawn_subagent" in str(far.requests[2].body)
 
 
-async def test_what_is_told_to_others_stays_here_too(
+async def test_local_only_content_makes_its_receivers_local(
     begin: Begin, far: ModelServer, here: ModelServer, folder: Path
 ) -> None:
-    """Agents that are spawned or asked by one that stays here do so themselves, also one that was elsewhere before."""
+    """Agents that get local-only content in a task or a prompt use the local model."""
     new = {
         "call": "spawn_subagent",
         "input": {"task": f"think of {SECRET}", "tools": [], "query": f"What of {SECRET}?"},
@@ -233,8 +235,10 @@ async def test_what_is_told_to_others_stays_here_too(
         assert [row.model for row in await root.agents()] == ["ollama:qwen3:8b"] * 3
 
 
-async def test_what_is_archived_stays_here(begin: Begin, far: ModelServer, here: ModelServer, folder: Path) -> None:
-    """Summaries are asked of the local model, also where another is configured, and holders answer by it."""
+async def test_local_only_archives_are_summarized_and_answered_locally(
+    begin: Begin, far: ModelServer, here: ModelServer, folder: Path
+) -> None:
+    """The local model summarizes local-only archives, even if a remote model is configured for summaries."""
     archival = ArchivalConfig(
         enabled=True,
         async_=False,
@@ -255,10 +259,8 @@ async def test_what_is_archived_stays_here(begin: Begin, far: ModelServer, here:
     assert (len(far.requests), len(here.requests)) == (1, 3)
 
 
-async def test_holders_that_were_there_before_stay_here_too(
-    begin: Begin, far: ModelServer, here: ModelServer, folder: Path
-) -> None:
-    """What an agent archived before it was told anything private is answered for here from then on."""
+async def test_earlier_holders_become_local(begin: Begin, far: ModelServer, here: ModelServer, folder: Path) -> None:
+    """When an agent becomes local-only, the holders of its earlier archives do too."""
     archival = ArchivalConfig(enabled=True, async_=False, profile="seed", trigger=SEED.trigger)
     config = Config(subagents=SubagentsConfig(allow_nested=True), archival=archival)
     far.script += [call(read("open.txt")), say("Fine.")]
@@ -276,10 +278,10 @@ async def test_holders_that_were_there_before_stay_here_too(
     assert len(here.requests) >= 2
 
 
-async def test_other_models_are_not_asked_from_a_conversation_that_stays_here(
+async def test_chat_tool_of_a_local_only_conversation_asks_local_models(
     begin: Begin, far: ModelServer, here: ModelServer, folder: Path
 ) -> None:
-    """`chat` asks local models alone from there."""
+    """In a local-only conversation, `chat` refuses remote models and uses the local model."""
     away = {"call": "chat", "input": {"prompt": f"What of {SECRET}?", "model": MODELS[1]}}
     own = {"call": "chat", "input": {"prompt": f"What of {SECRET}?"}}
     far.script += [call(read("mine.txt"))]
@@ -287,14 +289,17 @@ async def test_other_models_are_not_asked_from_a_conversation_that_stays_here(
     async with begin(**fake_world()) as root:
         agent = await root.spawn("Look", tools=["read_file", "chat"], cwd=folder)
         assert (await agent.query("Which code?")).text == "Done."
-    assert "this conversation is for local models alone" in str(here.requests[1].body)
+    assert "only local models may be used in this conversation" in str(here.requests[1].body)
     assert len(far.requests) == 1
 
 
-async def test_a_person_may_let_it_go_where_that_is_configured(
+async def test_no_local_model_ask_lets_the_user_decide(
     begin: Begin, far: ModelServer, here: ModelServer, folder: Path
 ) -> None:
-    """With `without_local = "ask"` and no local model, the question says so; a no keeps it, as everywhere."""
+    """The question says that a remote model would read the result of the call.
+
+    If the user denies the call, the remote model does not get the result.
+    """
     here.installed = []
     asked: list[Question] = []
 
@@ -306,13 +311,13 @@ async def test_a_person_may_let_it_go_where_that_is_configured(
     config = Config(policy=PolicyConfig(no_local_model="ask"))
     async with begin(config=config, approve=approve, **fake_world()) as root:
         await (await root.spawn("Look", tools=["read_file"], cwd=folder)).query("Which code?")
-    assert "a yes lets it go to one that is elsewhere" in asked[0].reason
+    assert "if you approve, a remote model reads the result" in asked[0].reason
 
 
-async def test_errors_and_lists_tell_nothing_to_who_is_elsewhere(
+async def test_errors_and_lists_hide_local_only_text_from_remote_models(
     begin: Begin, far: ModelServer, here: ModelServer, folder: Path
 ) -> None:
-    """What an error quotes, what an agent works on, and what it is for are told to people, not to a model elsewhere."""
+    """A remote model sees neither local-only errors nor local-only tasks of other agents. The user sees both."""
     task = {"task": f"think of {SECRET}", "tools": [], "query": f"What of {SECRET}?"}
     spawn = {"call": "spawn_subagent", "input": task}
     ask = {"call": "query_subagent", "input": {"id": "kid", "prompt": "Which code?"}}
@@ -326,14 +331,17 @@ async def test_errors_and_lists_tell_nothing_to_who_is_elsewhere(
         here.script.append(fail(400, "invalid_request_error", f"not {SECRET}!"))
         assert (await agent.query("Which code?")).text == "It failed."
         assert any(SECRET in row.task for row in await root.agents())
-    assert "what there is to say of it is for local models alone" in str(far.requests[2].body)
-    assert "(for local models alone)" in str(far.requests[3].body)
+    assert "only local models may see its details" in str(far.requests[2].body)
+    assert "(only for local models)" in str(far.requests[3].body)
 
 
-async def test_a_model_that_was_chosen_before_does_not_take_over_what_stays_here(
+async def test_remote_model_selected_before_does_not_answer_local_only_content(
     begin: Begin, far: ModelServer, here: ModelServer, folder: Path
 ) -> None:
-    """It was to answer the next question, and that is for local models alone; nor does it where somebody goes back."""
+    """A remote model that was selected earlier does not answer local-only content, even after a checkout.
+
+    It can also not be selected again.
+    """
     old = {"call": "query_subagent", "input": {"id": "old", "prompt": f"And of {SECRET}?"}}
     far.script += [say("ready"), call(read("mine.txt"))]
     here.script += [call(old), say("well"), say("All think.")]
@@ -346,7 +354,7 @@ async def test_a_model_that_was_chosen_before_does_not_take_over_what_stays_here
         await child.set_model(MODELS[1])
         chosen = (await child.session.tree()).leaf
         assert (await agent.query("Ask around")).text == "All think."
-        with pytest.raises(OrchError, match="for local models alone"):
+        with pytest.raises(OrchError, match="only local models may be used"):
             await child.set_model(MODELS[1])
         for place in (before, chosen):
             await child.session.checkout(place)

@@ -1,4 +1,4 @@
-"""An answer of 30 MB: it is stored whole, shown in part, and what follows it costs no more than after any other."""
+"""An answer of 30 MB: it is stored completely and shown in part, and later requests have the usual size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wire.model_server import Answer, ModelServer, Request, say
 from wire.test_summaries import SUMMARY, environment
 
 LONG = "All work and no play. " * 1_400_000
-MOST_REQUESTS = 8
+MAX_REQUESTS = 8
 CONFIGS = {
     "compaction": Config(),
     "archival": Config(archival=ArchivalConfig(enabled=True, async_=False)),
@@ -20,16 +20,19 @@ CONFIGS = {
 
 
 def answers(request: Request) -> Answer:
-    """Answer as the agent's model, or as the one that is asked for a summary."""
-    said = str(request.body)
-    return say(SUMMARY if "You compress a finished piece" in said else "Short.")
+    """Answer a request of the agent, or a request for a summary."""
+    found = str(request.body)
+    return say(SUMMARY if "You compress a finished piece" in found else "Short.")
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-async def test_a_thirty_megabyte_answer_is_stored_and_costs_few_requests(
+async def test_thirty_megabyte_answer_is_stored_with_few_requests(
     server: ModelServer, tmp_path: Path, config: str
 ) -> None:
-    """The reply is cut, the transcript is not, and the next queries need a bounded number of requests."""
+    """The reply is cut, but the transcript contains the whole answer.
+
+    Later queries need few requests, and all requests are small.
+    """
     server.script.append(say(LONG))
     server.otherwise = answers
     async with AsyncOrchestrator(
@@ -45,7 +48,7 @@ async def test_a_thirty_megabyte_answer_is_stored_and_costs_few_requests(
         assert reply.whole
         for _ in range(2):
             assert (await agent.query("And now?")).text == "Short."
-    assert len(server.requests) <= MOST_REQUESTS
+    assert len(server.requests) <= MAX_REQUESTS
     assert all(len(request.raw) < 1_000_000 for request in server.requests)
     stored = b"".join(path.read_bytes() for path in (tmp_path / "home").rglob("*.jsonl"))
     assert len(stored) > len(LONG)

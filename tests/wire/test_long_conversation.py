@@ -1,4 +1,4 @@
-"""A long conversation, with everything that can happen in one: it stays valid for every API."""
+"""A long random conversation with failures and restarts: it stays valid for every API."""
 
 from __future__ import annotations
 
@@ -14,22 +14,28 @@ from agent_doubles import assert_valid
 from orch_protocol.agent.spec import Limits
 from orch_protocol.core.messages import Message, ToolUse
 from orch_worker.agent.turn import CancelToken
-from orch_worker.session.transcript import Transcript, read_session
+from orch_worker.session.session_reader import read_session
+from orch_worker.session.transcript import Transcript
 from orch_worker.tools.api.base import tool
 from wire.api_backends import KIMI, PEERS, Talk
 from wire.model_server import Answer, ModelServer, Request, call, fail, say
 
 STEPS = 200
-EVERYBODY = PEERS | {"kimi": KIMI}
+ALL_PEERS = PEERS | {"kimi": KIMI}
 HALF = Message("assistant", (ToolUse("half_1", "look", {"n": 1}), ToolUse("half_2", "look", {"n": 2})))
 
 
-@pytest.mark.parametrize("name", EVERYBODY)
-async def test_two_hundred_steps(server: ModelServer, begin: Callable[..., Talk], name: str, tmp_path: Path) -> None:
-    """Parallel calls, errors, broken streams, cut responses, cancelled turns and deaths: no request is ever refused."""
-    peer, chance = EVERYBODY[name], random.Random(name)
+@pytest.mark.parametrize("name", ALL_PEERS)
+async def test_two_hundred_steps_with_failures_are_accepted(
+    server: ModelServer, begin: Callable[..., Talk], name: str, tmp_path: Path
+) -> None:
+    """The server accepts 200 requests with parallel calls, errors, broken streams and truncated responses.
+
+    The turns can also be cancelled, and the transcript is opened again several times.
+    """
+    peer, chance = ALL_PEERS[name], random.Random(name)
     brake: list[CancelToken] = []
-    thoughts = ("",) if name == "chat" else ("", "Hm.")  # which that API does not show
+    thoughts = ("",) if name == "chat" else ("", "Hm.")  # this API does not send reasoning
     cuts = 0
 
     @tool
@@ -38,7 +44,7 @@ async def test_two_hundred_steps(server: ModelServer, begin: Callable[..., Talk]
         if n % 11 == 0:
             raise ValueError("nothing there")
         if n % 17 == 0:
-            brake[0].pull()
+            brake[0].cancel()
         return f"seen {n}"
 
     def answer(_: Request) -> Answer:
@@ -56,7 +62,7 @@ async def test_two_hundred_steps(server: ModelServer, begin: Callable[..., Talk]
 
     server.otherwise = answer
     while len(server.requests) < STEPS:
-        # Each life reads what the one before it wrote down, up to the very message at which it ended.
+        # Each pass continues with the messages that the previous pass stored, like a new process after a death.
         transcript = Transcript.open(tmp_path, agent="a", cwd=str(tmp_path))
         turns = Turns(begin(peer).backend, look)
         turns.backend.load(transcript.session.messages)
@@ -68,7 +74,7 @@ async def test_two_hundred_steps(server: ModelServer, begin: Callable[..., Talk]
             cuts += reply.stop_reason in ("cancelled", "max_turns", "max_tokens")
             turns.brake = CancelToken()
         if chance.random() < 0.5:
-            transcript.message(HALF, "q")  # it died after the calls were on record, and before their results
+            transcript.message(HALF, "q")  # as if the process had ended between the calls and their results
         transcript.close()
     assert server.refused == []
     assert cuts > 5

@@ -1,4 +1,4 @@
-"""Responses of broken and hostile servers, read by the real SDKs: each ends in an answer or in a readable error."""
+"""Responses of broken and hostile servers with the real SDKs: each leads to an answer or a readable error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Begin = Callable[..., Talk]
 
 
 def stream(*events: Any) -> tuple[bytes, ...]:
-    """Return events as a server sends them; bytes are sent as they are."""
+    """Return `events` as a server sends them. Bytes are sent unchanged."""
     kinds = (event.get("type") if isinstance(event, dict) else None for event in events)
     return tuple(
         event if isinstance(event, bytes) else sse(event, kind if isinstance(kind, str) else "message_delta")
@@ -156,10 +156,10 @@ UNREADABLE = ("KeyError", "TypeError", "AttributeError", "IndexError", "object h
 @pytest.mark.parametrize(
     ("api", "number"), [(api, number) for api in MALFORMED for number in range(len(MALFORMED[api]))]
 )
-async def test_a_malformed_stream_is_asked_for_again_or_a_readable_error(
+async def test_malformed_stream_is_retried_or_a_readable_error(
     server: ModelServer, begin: Begin, api: str, number: int
 ) -> None:
-    """Whatever a server streams, the next attempt is answered, or the error is a BackendError with a readable text."""
+    """A malformed stream is retried or raises BackendError. The error does not show an internal Python error."""
     server.script += [Answer(raw=MALFORMED[api][number]), say("well")]
     talk = begin(PEERS[api])
     try:
@@ -174,60 +174,60 @@ async def test_a_malformed_stream_is_asked_for_again_or_a_readable_error(
     assert server.refused == []
 
 
-async def test_an_event_for_an_unknown_block_is_named(server: ModelServer, begin: Begin) -> None:
-    """The error says which event is wrong and where it came from."""
+async def test_event_for_an_unknown_block_is_named(server: ModelServer, begin: Begin) -> None:
+    """The error for an event of an unknown block contains the event, the block and the server."""
     server.script += [Answer(raw=MALFORMED["messages"][0]), say("well")]
     talk = begin(MESSAGES)
     await talk.ask()
-    said = str(talk.retries[0].error)
-    assert f"{server.url} sent a malformed response" in said
-    assert "content_block_delta for block 7, which was not started" in said
+    error_text = str(talk.retries[0].error)
+    assert f"{server.url} sent a malformed response" in error_text
+    assert "content_block_delta for block 7, which was not started" in error_text
 
 
 class TestRedirects:
-    """A model client follows redirects within one origin only."""
+    """Redirects are followed only within one origin."""
 
     @pytest.mark.parametrize("status", [301, 302, 307, 308])
-    async def test_a_redirect_to_another_origin_is_not_followed(
+    async def test_redirect_to_another_origin_is_not_followed(
         self, server: ModelServer, talk: Talk, peer: Peer, status: int
     ) -> None:
-        """The error names both origins and the setting; the other server hears nothing, not even the key."""
+        """The error names both origins and the setting, and the other server gets no request."""
         async with ModelServer() as other:
             server.script.append(fail(status, location=f"{other.url}{peer.path}"))
             with pytest.raises(BackendError) as caught:
                 await talk.ask()
             assert (other.connections, len(server.requests)) == (0, 1)
-            said = str(caught.value)
-            assert f"{server.url} redirects to {other.url}" in said
-            assert f"set {peer.provider.upper()}_BASE_URL" in said
+            error_text = str(caught.value)
+            assert f"{server.url} redirects to {other.url}" in error_text
+            assert f"set {peer.provider.upper()}_BASE_URL" in error_text
 
-    async def test_a_redirect_within_one_origin_is_followed(self, server: ModelServer, talk: Talk, peer: Peer) -> None:
-        """A server may move its own paths."""
+    async def test_redirect_within_an_origin_is_followed(self, server: ModelServer, talk: Talk, peer: Peer) -> None:
+        """A redirect to another path of the same server leads to the answer."""
         server.script += [fail(307, location=peer.path), say("moved")]
         assert text_of((await talk.ask()).message) == "moved"
 
 
 class TestLimits:
-    """One response is bounded, as a whole and by event, after decompression."""
+    """Limits for the size of a response and of each event, counted after decompression."""
 
-    async def test_a_response_that_is_too_large_is_given_up(self, server: ModelServer, talk: Talk) -> None:
-        """It is not asked for again: the next one would cost as much."""
+    async def test_oversized_response_is_aborted(self, server: ModelServer, talk: Talk) -> None:
+        """A response that exceeds the limit is an error without a retry."""
         talk.backend.limits = ResponseLimits(response=100_000)
         server.script.append(say("x" * 200_000))
         with pytest.raises(BackendError, match="a response of more than 100,000 bytes"):
             await talk.ask()
         assert talk.retries == []
 
-    async def test_an_event_that_is_too_large_is_given_up(self, server: ModelServer, talk: Talk) -> None:
-        """A line without an end is not collected in memory."""
+    async def test_oversized_event_is_aborted(self, server: ModelServer, talk: Talk) -> None:
+        """An event that exceeds the limit is an error without a retry, even if its line never ends."""
         talk.backend.limits = ResponseLimits(event=100_000)
         server.script.append(Answer(raw=(b"data: ", *(b"x" * 10_000 for _ in range(20)))))
         with pytest.raises(BackendError, match="a server-sent event of more than 100,000 bytes"):
             await talk.ask()
         assert talk.retries == []
 
-    async def test_many_small_events_are_no_large_one(self, server: ModelServer, begin: Begin) -> None:
-        """Events are told apart however they are cut into pieces."""
+    async def test_many_small_events_are_not_an_oversized_one(self, server: ModelServer, begin: Begin) -> None:
+        """The limit counts each event separately, even if the stream arrives in pieces of three bytes."""
         talk = begin(CHAT)
         talk.backend.limits = ResponseLimits(event=2_000)
         server.script.append(say("", crumbs=3))
@@ -235,22 +235,22 @@ class TestLimits:
         await talk.ask()
         assert talk.retries == []
 
-    async def test_an_error_page_that_is_too_large_is_given_up(self, server: ModelServer, talk: Talk) -> None:
-        """Bodies of errors are bounded too."""
+    async def test_oversized_error_page_is_aborted(self, server: ModelServer, talk: Talk) -> None:
+        """The limit for responses is also the limit for the bodies of error responses."""
         talk.backend.limits = ResponseLimits(response=100_000)
         server.script.append(fail(400, "invalid_request_error", "x" * 200_000))
         with pytest.raises(BackendError, match="more than 100,000 bytes"):
             await talk.ask()
 
-    async def test_a_compressed_stream_is_read(self, server: ModelServer, begin: Begin) -> None:
-        """A server may compress what it streams."""
+    async def test_compressed_stream_is_read(self, server: ModelServer, begin: Begin) -> None:
+        """A stream with gzip compression becomes the same answer as an uncompressed stream."""
         events = stream(chunk({"content": "hello"}), chunk({}, "stop"), b"data: [DONE]\n\n")
         packed = gzip.compress(b"".join(events))
         server.script.append(Answer(raw=(packed[:20], packed[20:]), headers={"content-encoding": "gzip"}))
         assert text_of((await begin(CHAT).ask()).message) == "hello"
 
-    async def test_a_compressed_bomb_takes_no_memory(self, server: ModelServer, talk: Talk) -> None:
-        """Half a megabyte that unpacks to half a gigabyte is unpacked up to the limit, in small steps."""
+    async def test_compressed_bomb_uses_bounded_memory(self, server: ModelServer, talk: Talk) -> None:
+        """Half a megabyte that decompresses to half a gigabyte is decompressed in small steps, only up to the limit."""
         bomb = gzip.compress(b"data: " + b"\0" * (1 << 29), 9)
         server.script.append(Answer(raw=(bomb,), headers={"content-encoding": "gzip"}))
         talk.backend.limits = ResponseLimits(event=1 << 20)
@@ -263,35 +263,35 @@ class TestLimits:
             tracemalloc.stop()
 
     @pytest.mark.parametrize("encoding", ["gzip", "br"])
-    async def test_a_body_that_is_not_what_it_says(self, server: ModelServer, begin: Begin, encoding: str) -> None:
-        """An encoding that is wrong, or was not asked for, is an error that says so."""
+    async def test_wrong_content_encoding_is_an_error(self, server: ModelServer, begin: Begin, encoding: str) -> None:
+        """A stream with a wrong or unrequested encoding is retried, and the error names the encoding."""
         server.script += [Answer(raw=(b"data: {}\n\n",), headers={"content-encoding": encoding}), say("well")]
         talk = begin(CHAT)
         assert text_of((await talk.ask()).message) == "well"
         assert encoding in str(talk.retries[0].error)
 
-    async def test_a_thirty_megabyte_answer_is_read(self, server: ModelServer, begin: Begin) -> None:
-        """What is below the limit arrives whole."""
+    async def test_thirty_megabyte_answer_is_read(self, server: ModelServer, begin: Begin) -> None:
+        """An answer of 30 MB does not exceed the default limits."""
         server.script.append(say("x" * 30_000_000))
         assert len(text_of((await begin(CHAT).ask()).message)) == 30_000_000
 
 
 class TestContent:
-    """Keep-alive messages are no progress."""
+    """Deadlines for content. Keep-alive messages are not content."""
 
     @pytest.mark.parametrize("after", [0, 2])
-    async def test_pings_do_not_keep_a_request_alive(self, server: ModelServer, talk: Talk, after: int) -> None:
-        """Comments, empty lines and ping events count for the connection, not for the answer."""
+    async def test_pings_do_not_extend_the_content_deadline(self, server: ModelServer, talk: Talk, after: int) -> None:
+        """A stream that sends only comments, empty lines and ping events times out and is retried."""
         talk.backend.deadlines = Deadlines(first=60.0, idle=60.0, content=0.3)
         server.script += [say("half", after=after, how="pings"), say("whole")]
         assert text_of((await talk.ask()).message) == "whole"
         assert isinstance(talk.retries[0].error, BackendTimeoutError)
         assert "sent no content for 0.3 s (first_content_seconds" in str(talk.retries[0].error)
 
-    async def test_empty_chunks_are_no_content(self, begin: Begin) -> None:
-        """A chunk that adds nothing is a ping under another name."""
+    async def test_empty_chunks_do_not_extend_the_content_deadline(self, begin: Begin) -> None:
+        """A chunk without new content is not counted as progress."""
         talk = begin(CHAT)
-        reading = talk.backend._dialect.reading("openai")
+        reading = talk.backend._api.new_reader("openai")
         for empty in ({"choices": []}, chunk({}), chunk({"role": "assistant", "content": ""}), {"object": "x"}):
             reading.feed(empty)
         assert reading.progress == 0
@@ -302,15 +302,19 @@ class TestContent:
         ("model", "content", "thinking"),
         [(CHAT, 300.0, 0.0), (KIMI, 1800.0, 0.0), (MESSAGES, 1800.0, 0.0), (RESPONSES, 1800.0, 1800.0)],
     )
-    async def test_reasoning_models_have_longer(
+    async def test_reasoning_models_have_a_longer_content_deadline(
         self, begin: Begin, model: Peer, content: float, thinking: float
     ) -> None:
-        """The deadline for content is one of the model; while it reasons, the Responses API sends nothing at all."""
+        """Models that reason have a longer deadline for content.
+
+        Models with the Responses API also have a longer deadline for thinking, because this API sends nothing while a
+        model reasons.
+        """
         deadlines = begin(model).backend.deadlines
         assert (deadlines.content, deadlines.thinking) == (content, thinking)
 
-    async def test_the_deadline_can_be_set(self, begin: Begin) -> None:
-        """It is an option of a model, as its prices are."""
+    async def test_content_deadline_is_a_model_option(self, begin: Begin) -> None:
+        """The option `first_content_seconds` of a model sets its deadline for content."""
         assert begin(CHAT, first_content_seconds=5.0).backend.deadlines.content == 5.0
 
 
@@ -323,23 +327,26 @@ ABSURD: list[Any] = [
 
 
 def usage_stream(peer: Peer, input: Any, output: Any) -> Answer:
-    """Return an answer whose reported usage is `input` and `output`."""
+    """Return an answer that reports `input` and `output` as its usage."""
     if peer == MESSAGES:
         ended = STOP | {"usage": {"input_tokens": input, "output_tokens": output}}
         return Answer(raw=stream(start({}), block(0, TEXT), delta(0, type="text_delta", text="hello"), ended, END))
-    told = {"prompt_tokens": input, "completion_tokens": output, "input_tokens": input, "output_tokens": output}
+    fields = {"prompt_tokens": input, "completion_tokens": output, "input_tokens": input, "output_tokens": output}
     if peer == CHAT:
-        return Answer(raw=stream(chunk({"content": "hello"}), chunk({}, "stop"), {"choices": [], "usage": told}))
-    said = item({"type": "message", "content": [{"type": "output_text", "text": "hello"}]})
-    ended = {"type": "response.completed", "response": {"status": "completed", "usage": told}}
-    return Answer(raw=stream(said, ended))
+        return Answer(raw=stream(chunk({"content": "hello"}), chunk({}, "stop"), {"choices": [], "usage": fields}))
+    found = item({"type": "message", "content": [{"type": "output_text", "text": "hello"}]})
+    ended = {"type": "response.completed", "response": {"status": "completed", "usage": fields}}
+    return Answer(raw=stream(found, ended))
 
 
 @pytest.mark.parametrize("value", ABSURD, ids=lambda value: f"{value!r:.20}")
-async def test_absurd_usage_neither_refunds_nor_exhausts_a_budget(
+async def test_absurd_usage_is_clamped_and_marked(
     server: ModelServer, talk: Talk, peer: Peer, value: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is charged is within 0 and the window, is marked as an estimate, and is warned about once."""
+    """Absurd numbers are limited to the range from 0 to the context window, and other values are estimated.
+
+    The cost is marked as unknown, and one warning is printed.
+    """
     server.script += [usage_stream(peer, value, value), usage_stream(peer, value, value)]
     turn = await talk.ask()
     window = models.load().look_up(peer.provider, peer.model).context
@@ -361,7 +368,7 @@ async def test_absurd_usage_neither_refunds_nor_exhausts_a_budget(
 
 
 async def test_missing_usage_is_estimated(server: ModelServer, begin: Begin) -> None:
-    """A server that reports nothing uses tokens all the same."""
+    """If the server reports no usage, the tokens are estimated and the cost is marked as unknown."""
     server.script.append(Answer(raw=stream(chunk({"content": "hello"}), chunk({}, "stop"), b"data: [DONE]\n\n")))
     usage = (await begin(CHAT).ask()).usage
     assert usage.input_tokens > 10
@@ -370,32 +377,32 @@ async def test_missing_usage_is_estimated(server: ModelServer, begin: Begin) -> 
 
 
 @pytest.mark.parametrize("cached", [-5, HUGE, "5", True, 1.5, [], {}])
-async def test_absurd_counts_of_cached_tokens_are_within_the_request(
-    server: ModelServer, begin: Begin, cached: Any
-) -> None:
-    """More tokens from the cache than were sent make no request cheaper than nothing."""
-    told = {"prompt_tokens": 100, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": cached}}
-    server.script.append(Answer(raw=stream(chunk({"content": "x"}), chunk({}, "stop"), {"choices": [], "usage": told})))
+async def test_absurd_cached_token_counts_are_clamped(server: ModelServer, begin: Begin, cached: Any) -> None:
+    """Input tokens and cached tokens are never negative, and their sum is the reported number of tokens."""
+    fields = {"prompt_tokens": 100, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": cached}}
+    server.script.append(
+        Answer(raw=stream(chunk({"content": "x"}), chunk({}, "stop"), {"choices": [], "usage": fields}))
+    )
     usage = (await begin(CHAT).ask()).usage
     assert usage.input_tokens + usage.cache_read_tokens == 100
     assert min(usage.input_tokens, usage.cache_read_tokens) >= 0
     assert not usage.cost_known
 
 
-async def test_absurd_usage_of_a_failed_attempt_is_bounded(server: ModelServer, begin: Begin) -> None:
-    """What an attempt that broke off reported is clamped as well."""
+async def test_absurd_usage_of_a_failed_attempt_is_clamped(server: ModelServer, begin: Begin) -> None:
+    """Absurd usage of a failed attempt is limited before it is added to the next response."""
     broken = stream(start({"input_tokens": HUGE, "output_tokens": -HUGE}), block(0, TEXT))
     server.script += [Answer(raw=broken), say("well")]
     talk = begin(MESSAGES)
-    talk.backend.most = BudgetAmounts(tokens=10_000_000.0)
+    talk.backend.reserved = BudgetAmounts(tokens=10_000_000.0)
     usage = (await talk.ask()).usage
     window = talk.backend.model.context
     assert 0 <= usage.input_tokens <= 2 * window
     assert 0 <= usage.output_tokens <= window
 
 
-async def test_a_budget_survives_absurd_usage(server: ModelServer, tmp_path: Path) -> None:
-    """What is spent of a budget only grows, by no more than a full window, and the agent goes on."""
+async def test_budget_survives_absurd_usage(server: ModelServer, tmp_path: Path) -> None:
+    """With absurd usage, each turn adds a small positive amount to the spent budget, and the agent continues."""
     async with AsyncOrchestrator(MODEL, home=tmp_path, env=environment(server), **fake_world()) as root:
         for value in ABSURD:
             answer = usage_stream(MESSAGES, value, value)
@@ -414,11 +421,11 @@ async def test_a_budget_survives_absurd_usage(server: ModelServer, tmp_path: Pat
 
 
 class TestCompatibleServers:
-    """Servers that speak OpenAI's API and refuse what their chat templates do not know."""
+    """Servers that implement the APIs of OpenAI, and refuse fields and messages that they do not support."""
 
     @pytest.mark.parametrize("peer", [CHAT, RESPONSES, KIMI], ids=["chat", "responses", "kimi"])
-    async def test_they_take_every_request(self, peer: Peer) -> None:
-        """No field that only OpenAI knows is sent, and no system message after the first."""
+    async def test_compatible_servers_accept_every_request(self, peer: Peer) -> None:
+        """Requests contain no field that only OpenAI accepts, and no system message after the first message."""
         async with ModelServer(compatible=True) as server:
             talk = peer.talk(server)
             server.script += [call({"call": "weather", "input": {}}), say("ok")]
@@ -442,9 +449,9 @@ class TestCompatibleServers:
         ],
     )
     @pytest.mark.parametrize("peer", [CHAT, RESPONSES], ids=["chat", "responses"])
-    async def test_only_openai_gets_its_own_fields(self, begin: Begin, peer: Peer, url: str, own: bool) -> None:
-        """Whether a server is OpenAI itself is told by its host."""
+    async def test_openai_only_fields_depend_on_the_host(self, begin: Begin, peer: Peer, url: str, own: bool) -> None:
+        """Only requests to hosts of OpenAI contain `store` and `prompt_cache_key`."""
         talk = begin(peer, base_url=url)
         talk.backend.append_user((Text("hi"),))
-        body = talk.backend._dialect.request(talk.backend._ask())
+        body = talk.backend._api.request(talk.backend._make_request())
         assert {"store", "prompt_cache_key"} <= set(body) if own else not {"store", "prompt_cache_key"} & set(body)

@@ -1,4 +1,4 @@
-"""What one session notes stands in the model requests of a later one, over the wire."""
+"""Memory in requests: the notes of one session are in the requests of later sessions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODELS = ["anthropic:claude-sonnet-5-5", "openai:gpt-5.2"]
 
 
 def orchestrator(server: ModelServer, model: str, home: Path, **memory: object) -> AsyncOrchestrator:
-    """Return an orchestrator whose agents ask `model` at `server`, and remember."""
+    """Return an orchestrator with memory, whose agents use `model` at `server`."""
     return AsyncOrchestrator(
         model,
         home=home,
@@ -29,10 +29,8 @@ def orchestrator(server: ModelServer, model: str, home: Path, **memory: object) 
 
 
 @pytest.mark.parametrize("model", MODELS)
-async def test_what_is_noted_is_told_to_the_agents_of_a_later_root(
-    server: ModelServer, model: str, tmp_path: Path
-) -> None:
-    """Behind everything that is cached, in the end of each request; agents elsewhere hear nothing of it."""
+async def test_notes_are_in_requests_of_a_later_root(server: ModelServer, model: str, tmp_path: Path) -> None:
+    """A later agent in the same project gets the notes. An agent in another folder does not get them."""
     server.script += [call({"call": "remember", "input": {"text": "The port is 4711."}}), say("Noted.")]
     (tmp_path / "project").mkdir()
     async with orchestrator(server, model, tmp_path / "home") as o:
@@ -41,20 +39,21 @@ async def test_what_is_noted_is_told_to_the_agents_of_a_later_root(
     async with orchestrator(server, model, tmp_path / "home") as o:
         other = await o.spawn("Look", tools=[], cwd=tmp_path / "project")
         await other.query("Which port is it?")
-        told = str(server.requests[-1].body)
+        found = str(server.requests[-1].body)
         elsewhere = await o.spawn("Look", tools=[], cwd=tmp_path)
         await elsewhere.query("Which port is it?")
     assert server.refused == []
-    assert "# Memory" in told
-    assert "The port is 4711." in told
+    assert "# Memory" in found
+    assert "The port is 4711." in found
     assert "4711" not in str(server.requests[-1].body)
 
 
 @pytest.mark.parametrize("model", MODELS)
-async def test_what_is_worth_knowing_is_written_down_before_a_compaction(
-    server: ModelServer, model: str, tmp_path: Path
-) -> None:
-    """With the summary, in one request; a later session is told it, and the summary holds no word of that."""
+async def test_memory_is_extracted_during_a_compaction(server: ModelServer, model: str, tmp_path: Path) -> None:
+    """The request for a summary also asks for notes.
+
+    The summary does not contain the notes, and later agents get them.
+    """
     server.script += [TOO_LONG, say("Done: eight answers.\n\nRemember:\n- The valve is made by Ohm."), say("Fine.")]
     async with orchestrator(server, model, tmp_path / "home") as o:
         agent = await o.spawn("Answer", tools=[], cwd=tmp_path, history=HISTORY)
@@ -68,8 +67,8 @@ async def test_what_is_worth_knowing_is_written_down_before_a_compaction(
     assert server.refused == []
 
 
-async def test_switched_off_nobody_is_asked_to_remember(server: ModelServer, tmp_path: Path) -> None:
-    """By default there is neither note nor tool, and a compaction asks for a summary alone."""
+async def test_memory_is_off_by_default(server: ModelServer, tmp_path: Path) -> None:
+    """Requests contain no notes and no tool for notes, and a compaction asks only for the summary."""
     history = [message for n in range(8) for message in (user(f"q{n}"), assistant(f"a{n} " + "x" * 400))]
     server.script += [fail(400, "invalid_request_error", "prompt is too long"), say("notes"), say("Fine.")]
     async with AsyncOrchestrator(

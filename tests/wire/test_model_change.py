@@ -1,4 +1,4 @@
-"""Another model goes on with a conversation, and thinks more or less: read on the wire, by each API."""
+"""Changes of the model and the thinking level during a conversation, with each API."""
 
 from __future__ import annotations
 
@@ -17,30 +17,33 @@ from wire.test_end_to_end import MODEL, environment, folder, read, root
 __all__ = ["folder", "root"]
 
 TOKENS, RESPONSES, CHAT = "anthropic:claude-haiku-4-5", "openai:gpt-6-luna", "openai:o3-mini"
-SAID = ("model", "thinking", "output_config", "reasoning", "reasoning_effort")
+FIELDS = ("model", "thinking", "output_config", "reasoning", "reasoning_effort")
 
 
 def asked(server: ModelServer) -> dict[str, Any]:
-    """Return whom the last request was for, and what it says of thinking."""
+    """Return the model of the last request and its thinking parameters."""
     body = server.requests[-1].body
-    return {key: body[key] for key in SAID if key in body}
+    return {key: body[key] for key in FIELDS if key in body}
 
 
 def thinks(level: str) -> dict[str, Any]:
-    """Return what a request to the root's model says of a level of thinking."""
+    """Return the thinking parameters of a request to the root's model with this level."""
     return {"thinking": {"type": "adaptive"}, "output_config": {"effort": level}}
 
 
 async def changes(agent: AsyncSubagent) -> list[str]:
-    """Return what is on record of models and thinking, on all branches."""
+    """Return the recorded changes of model and thinking level, on all branches."""
     kinds = ("model_change", "thinking_level_change")
     return [row.head for row in (await agent.session.tree()).entries if row.type in kinds]
 
 
-async def test_a_model_and_a_level_are_on_record_and_hold_for_the_next_request(
+async def test_model_and_level_changes_apply_to_the_next_request(
     server: ModelServer, root: AsyncOrchestrator, folder: Path
 ) -> None:
-    """In the same process, after kill -9, in a copy; and on a branch what was there."""
+    """A change applies to the next request in the same process, and also after kill -9.
+
+    Forks and branches keep the model and the level of their path.
+    """
     own = MODEL.partition(":")[2]
     server.otherwise = lambda request: say(f"As {request.body['model']}.")
     server.script += [call(read("one.txt"))]
@@ -62,10 +65,10 @@ async def test_a_model_and_a_level_are_on_record_and_hold_for_the_next_request(
     assert await agent.set_thinking("off") == "off"
     await agent.query("And?")
     assert asked(server)["reasoning"] == {"effort": "none"}
-    assert agent.pid == pid  # what it has in memory is still there
+    assert agent.pid == pid  # the same process, so its memory is kept
 
     await agent.set_model(CHAT)
-    assert await agent.set_thinking("minimal") == "low"  # it has none so little
+    assert await agent.set_thinking("minimal") == "low"  # this model has no level `minimal`
     os.kill(pid or 0, signal.SIGKILL)
     await agent.query("Still?")
     assert asked(server) == {"model": "o3-mini", "reasoning_effort": "low"}
@@ -92,10 +95,10 @@ async def test_a_model_and_a_level_are_on_record_and_hold_for_the_next_request(
     assert server.refused == []
 
 
-async def test_of_two_changes_at_once_none_is_lost(server: ModelServer, folder: Path) -> None:
-    """Each knew of what was before both: who answers is what is on record, and the root knows it, too.
+async def test_concurrent_session_changes_are_not_lost(server: ModelServer, folder: Path) -> None:
+    """Two concurrent changes are both used, and root and worker have the same model.
 
-    So it is who shortens the conversation before the next question, and who sums up what it leaves.
+    Summaries for a checkout and for a compaction come from the current model too.
     """
     server.otherwise = lambda request: say(f"As {request.body['model']}.")
     env, ask = environment(server), "So? " + "x" * 400

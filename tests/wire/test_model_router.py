@@ -1,4 +1,4 @@
-"""Another model answers a turn: read on the wire, by each API, with the real SDKs."""
+"""Hooks that select another model for a turn, with each API and the real SDKs."""
 
 from __future__ import annotations
 
@@ -26,21 +26,19 @@ def folder(tmp_path: Path) -> Path:
 
 
 def opened(server: ModelServer, folder: Path, hooks: HooksConfig | None = None, **options: Any) -> AsyncOrchestrator:
-    """Return a root at the server."""
+    """Return a root whose models are at `server`."""
     config = Config(MODEL, hooks=hooks or HooksConfig(), **options)
     return AsyncOrchestrator(config=config, home=folder / "home", env=environment(server))
 
 
 def asked(server: ModelServer) -> list[str]:
-    """Return the model of each request, by what was asked for."""
+    """Return the model of each request, in order."""
     return [request.body["model"] for request in server.requests]
 
 
 @pytest.mark.parametrize("other", [CHAT, RESPONSES, "anthropic:claude-haiku-5"])
-async def test_another_model_answers_one_turn_and_the_own_one_the_next(
-    server: ModelServer, folder: Path, other: str
-) -> None:
-    """It knows the conversation, calls tools, and what it said is known to the agent's own model afterwards."""
+async def test_routed_model_answers_one_turn(server: ModelServer, folder: Path, other: str) -> None:
+    """The selected model gets the conversation and calls tools. Then the agent's own model answers again."""
     server.script += [say("It is one."), call(read("one.txt")), say("Still one."), say("One, as I said.")]
     async with opened(server, folder) as root:
         agent = await root.spawn("Read", tools=["read_file"], cwd=folder)
@@ -60,10 +58,8 @@ async def test_another_model_answers_one_turn_and_the_own_one_the_next(
 
 
 @pytest.mark.parametrize("other", ["nowhere:model", "openai:gpt-4o", "openai:"])
-async def test_a_model_that_may_not_be_asked_leaves_the_turn_to_the_own_one(
-    server: ModelServer, folder: Path, other: str
-) -> None:
-    """The hook's error is told, and the turn goes on with the agent's own model."""
+async def test_disallowed_routed_model_falls_back_to_the_own_one(server: ModelServer, folder: Path, other: str) -> None:
+    """If a hook selects an unusable model, the agent's own model answers, and the hook's error is reported."""
     server.script += [say("Fine.")]
     events: list[Any] = []
     async with opened(server, folder, subagents=SubagentsConfig(chat_models=("anthropic:*",))) as root:
@@ -72,12 +68,12 @@ async def test_a_model_that_may_not_be_asked_leaves_the_turn_to_the_own_one(
         reply = await agent.query("Which?", on_event=events.append)
     assert reply.text == "Fine."
     assert asked(server) == [MODEL.partition(":")[2]]
-    [told] = [event.text for event in events if event.kind == "hook" and event.is_error]
-    assert "named a model that cannot answer" in told
+    [listed] = [event.text for event in events if event.kind == "hook" and event.is_error]
+    assert "named a model that cannot answer" in listed
 
 
-async def test_the_router_goes_to_the_model_that_does_well(server: ModelServer, folder: Path) -> None:
-    """One model refuses to work, so the next agent is answered by the other one, and the one after it too."""
+async def test_router_prefers_the_successful_model(server: ModelServer, folder: Path) -> None:
+    """After one model has failed, the other model answers the prompts of later agents."""
     hooks = HooksConfig(("model_router",), model_router=ModelRouter((MODEL, CHAT)))
     server.otherwise = lambda request: say("Done.") if request.body["model"] == "gpt-4o" else fail(400, "bad", "no")
     async with opened(server, folder, hooks) as root:

@@ -1,4 +1,4 @@
-"""Assessments and reflections over the wire, with the real SDKs: who is asked what, and what it costs."""
+"""Assessments and reflections with the real SDKs: their models, requests and cost."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from wire.test_end_to_end import MODEL, environment
 OTHER = "anthropic:claude-haiku-4-5"
 
 
-async def test_one_model_assesses_and_reflects_upon_another(server: ModelServer, tmp_path: Path) -> None:
-    """It is asked beside the conversation, told what hooks add, and paid for; the agent goes on with its note."""
+async def test_another_model_assesses_and_reflects(server: ModelServer, tmp_path: Path) -> None:
+    """The other model gets separate requests, with the instructions of hooks.
+
+    The agent gets the notes of the other model, and the usage of all requests counts for the agent.
+    """
     phases = HooksConfig(assess=Assess("model", model=OTHER), reflect=Reflect("model", model=OTHER))
     used = {"input": 1000, "output": 100}
     server.script += [
@@ -41,7 +44,7 @@ async def test_one_model_assesses_and_reflects_upon_another(server: ModelServer,
     asked = [json.dumps(request.body) for request in server.requests]
     models = [request.body["model"] for request in server.requests]
     assert models == [*(model.partition(":")[2] for model in (OTHER, MODEL) * 2), OTHER.partition(":")[2]]
-    assert "look at what an agent is asked" in asked[0]
+    assert "You assess a prompt" in asked[0]
     assert "Tidy up" in asked[0]
     assert "Mind the pump." in asked[1]
     assert "Be strict." in asked[2]

@@ -1,4 +1,4 @@
-"""Plan mode on the wire: said at the end of each request, breaking nothing that is cached, gone with the approval."""
+"""Plan mode and revoked tools in requests: notices are at the end, and the cached prefix does not change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wire.test_end_to_end import MODEL, environment, read
 
 @pytest.fixture
 async def root(server: ModelServer, tmp_path: Path) -> AsyncIterator[AsyncOrchestrator]:
-    """A root at which every plan is approved of, in a folder with a file."""
+    """A root that approves every plan, and a folder with a file."""
     (tmp_path / "one.txt").write_text("this is one\n")
     env = environment(server)
     async with AsyncOrchestrator(MODEL, home=tmp_path / "home", env=env, approve=lambda _: True) as root:
@@ -25,11 +25,13 @@ async def root(server: ModelServer, tmp_path: Path) -> AsyncIterator[AsyncOrches
 
 
 @each_model
-async def test_plan_mode_breaks_no_cache(
+async def test_plan_mode_keeps_the_cached_prefix(
     server: ModelServer, root: AsyncOrchestrator, tmp_path: Path, model: str
 ) -> None:
-    """Before and after the approval each request is the one before it and more, with the same tools; an agent that
-    does not plan is told nothing."""
+    """Each request extends the previous one with the same tools, before and after the approval.
+
+    The tail describes plan mode until the plan is approved.
+    """
     write = {"call": "write_file", "input": {"path": "out.txt", "content": "x"}}
     plan = {"call": "exit_plan_mode", "input": {"plan": "Write out.txt."}}
     server.script += [call(read("one.txt")), call(write), call(plan), call(write), say("done"), say("again")]
@@ -49,8 +51,8 @@ async def test_plan_mode_breaks_no_cache(
     (tmp_path / "out.txt").unlink()
 
 
-async def test_narrowing_breaks_no_cache(server: ModelServer, tmp_path: Path) -> None:
-    """What was taken stays on offer, in this process and in the next, and the end of each request says what that is."""
+async def test_revoking_tools_keeps_the_cached_prefix(server: ModelServer, tmp_path: Path) -> None:
+    """Revoked tools stay in the list of tools, and the tail of each later request names them as denied."""
     (tmp_path / "one.txt").write_text("this is one\n")
     reading = [call(read("one.txt")), say("one")]
     home, env = tmp_path / "home", environment(server)
@@ -70,7 +72,7 @@ async def test_narrowing_breaks_no_cache(server: ModelServer, tmp_path: Path) ->
             then[model] = of_agents(server.requests[-2:])
     for model in MODELS:
         sent = first[model] + then[model]
-        denied = ["Not yours any more, and denied: read_file." in each.tail for each in sent]
+        denied = ["Revoked for you, so calls are denied: read_file." in each.tail for each in sent]
         assert denied == [False] * 2 + [True] * 4, model
         for before, after in pairwise(sent):
             assert_goes_on(before, after)

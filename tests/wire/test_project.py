@@ -1,4 +1,4 @@
-"""What agents are told of their project, by each API: cached, the same in every request, never archived."""
+"""The project description in requests, with each API: cached, the same in every request, and never archived."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Begin = Callable[..., Any]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A project with context files, and something to read."""
+    """A project with a context file and a file to read."""
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "AGENTS.md").write_text(f"{RULE}\n" + "Rule upon rule.\n" * 900)
@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def begin(server: ModelServer, tmp_path: Path) -> AsyncIterator[Begin]:
-    """Opens roots whose models are the server's, with agents on the test's own event loop; closes the one before."""
+    """A function that opens roots and closes the root before. Their models are at `server`."""
     opened: list[AsyncOrchestrator] = []
 
     async def begin(model: str, **config: Any) -> tuple[AsyncOrchestrator, FakeLauncher]:
@@ -59,25 +59,28 @@ async def begin(server: ModelServer, tmp_path: Path) -> AsyncIterator[Begin]:
 
 @pytest.fixture(params=MODELS)
 def model(request: pytest.FixtureRequest) -> str:
-    """A model by each API in turn."""
+    """A model of each API."""
     return MODELS[request.param]
 
 
 def read(*paths: str) -> Answer:
-    """Return an answer that reads files at once."""
+    """Return an answer that reads all files `paths` at the same time."""
     return call(*({"call": "read_file", "input": {"path": path}} for path in paths))
 
 
-def told(sent: Sent) -> list[str]:
-    """Return the pieces of a request that tell of the project."""
+def project_parts_of(sent: Sent) -> list[str]:
+    """Return the pieces of a request that describe the project."""
     return [piece for piece in sent.pieces if RULE in piece or "Rule upon rule" in piece]
 
 
 @pytest.mark.parametrize("preset", ["investigate", "work"])
-async def test_every_request_begins_with_the_one_before(
+async def test_every_request_extends_the_previous_one(
     server: ModelServer, begin: Begin, model: str, folder: Path, preset: str
 ) -> None:
-    """In a turn, over turns, after a death and in another root, byte for byte, though the files are others by then."""
+    """Requests extend each other in a turn, across turns, after a death and in another root.
+
+    A change of the project files does not change the requests.
+    """
     root, launcher = await begin(model)
     agent = await root.spawn("Count", preset=preset, cwd=folder)
     server.script += [read("one.txt", "one.txt"), say("one"), say("two"), say("three"), say("four")]
@@ -96,14 +99,14 @@ async def test_every_request_begins_with_the_one_before(
         assert_goes_on(before, after)
     bare = [each.bare for each in sent]
     assert len({each[: each.index(b"Task: ")] for each in bare}) == 1
-    assert all(told(each) for each in sent)
+    assert all(project_parts_of(each) for each in sent)
     assert not any(b"scores" in each for each in bare)
 
 
-async def test_siblings_share_all_before_their_tasks(
+async def test_siblings_share_everything_before_their_tasks(
     server: ModelServer, begin: Begin, model: str, folder: Path
 ) -> None:
-    """Two agents in one folder differ from their task on."""
+    """The requests of two agents in one folder are the same up to their tasks."""
     root, _ = await begin(model)
     for task in ("Count zebras", "Sum yaks"):
         server.script.append(say("done"))
@@ -114,8 +117,8 @@ async def test_siblings_share_all_before_their_tasks(
     assert (one[2][:12], other[2][:8]) == (b"Count zebras", b"Sum yaks")
 
 
-async def test_what_siblings_share_is_marked(server: ModelServer, begin: Begin, folder: Path) -> None:
-    """Where caching is asked for by markers there is one behind it, of the four that there may be."""
+async def test_shared_prefix_has_a_cache_marker(server: ModelServer, begin: Begin, folder: Path) -> None:
+    """The project description has a cache marker, and each request has at most four cache markers."""
     root, _ = await begin(MODELS["messages"])
     agent = await root.spawn("Count", cwd=folder)
     server.script += [read("one.txt"), read("one.txt"), say("done")]
@@ -127,8 +130,13 @@ async def test_what_siblings_share_is_marked(server: ModelServer, begin: Begin, 
         assert request.raw.count(b'"cache_control"') <= 4
 
 
-async def test_it_stays_when_turns_are_archived(server: ModelServer, begin: Begin, model: str, folder: Path) -> None:
-    """It belongs to no turn: after the first one is archived, and after the next, it stands whole where it stood."""
+async def test_project_description_stays_when_turns_are_archived(
+    server: ModelServer, begin: Begin, model: str, folder: Path
+) -> None:
+    """After turns are archived, the whole project description is at the same place.
+
+    The archive does not contain it.
+    """
     root, _ = await begin(model, archival=SEED)
     agent = await root.spawn("Count", preset="work", cwd=folder)
     replies = []
@@ -143,14 +151,14 @@ async def test_it_stays_when_turns_are_archived(server: ModelServer, begin: Begi
     assert sent[-1].holders == [reply.archived_to for reply in replies[:2]]
     for before, after in pairwise(sent):
         assert_goes_on(before, after)
-    assert told(sent[-1]) == told(sent[0])
-    assert "".join(told(sent[-1])).count("Rule upon rule.") == 900
+    assert project_parts_of(sent[-1]) == project_parts_of(sent[0])
+    assert "".join(project_parts_of(sent[-1])).count("Rule upon rule.") == 900
     [first, *_] = await root.archives.read(replies[0].archived_to)
     assert RULE not in str(first)
 
 
-async def test_none_is_nothing(server: ModelServer, begin: Begin, model: str, folder: Path) -> None:
-    """With `none` a request is that of an agent in an empty folder, byte for byte."""
+async def test_level_none_equals_an_empty_folder(server: ModelServer, begin: Begin, model: str, folder: Path) -> None:
+    """With the context `none`, a request is the same, byte by byte, as a request in an empty folder."""
     (folder.parent / "empty").mkdir()
     root, _ = await begin(model)
     for where, context in ((folder, "none"), (folder.parent / "empty", "full")):

@@ -1,4 +1,4 @@
-"""The tiers of a prompt on the wire: what stays the same comes first, and that is what caching is asked for."""
+"""The tiers of a prompt in requests: stable parts come first and have cache markers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def begin(server: ModelServer, tmp_path: Path) -> AsyncIterator[Begin]:
-    """Opens a root whose models are the server's, with a hook on its prompts and agents on the test's own loop."""
+    """A function that opens a root with a hook that adds prompt parts. Its models are at `server`."""
     opened: list[AsyncOrchestrator] = []
 
     async def begin(model: str, **archival: Any) -> tuple[AsyncOrchestrator, FakeLauncher]:
@@ -64,11 +64,13 @@ async def begin(server: ModelServer, tmp_path: Path) -> AsyncIterator[Begin]:
 
 
 @pytest.mark.parametrize("model", MODELS)
-async def test_consecutive_requests_differ_only_behind_what_is_stable(
+async def test_requests_differ_only_behind_the_stable_parts(
     server: ModelServer, begin: Begin, folder: Path, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With everything on that can change, and a day that is another one each time: system text, tools, what was told
-    before the task and the conversation so far are the same, byte for byte, also after a death; the end is not."""
+    """Everything before the tail extends the previous request, although each tail is different.
+
+    All volatile parts are on, each request has another date, and the process dies once.
+    """
     days = count(1)
     monkeypatch.setattr(builder, "current_day", lambda: f"2026-05-{next(days):02}")
     root, launcher = await begin(model)
@@ -95,8 +97,8 @@ async def test_consecutive_requests_differ_only_behind_what_is_stable(
     assert not any("scores" in piece for each in sent for piece in each.pieces)
 
 
-async def test_there_is_a_marker_behind_each_tier_that_stays(server: ModelServer, begin: Begin, folder: Path) -> None:
-    """One behind the system text, one behind what was told at first, two in the conversation, none at its end."""
+async def test_each_stable_tier_has_a_cache_marker(server: ModelServer, begin: Begin, folder: Path) -> None:
+    """The system text, the description and two places in the conversation have cache markers. The tail has none."""
     root, _ = await begin(MODELS[0])
     agent = await root.spawn("Count", tools=["tasks", "read_file"], context="full", cwd=folder)
     server.script += [call(CREATE), call(READ), say("one"), say("two")]
@@ -116,10 +118,8 @@ async def test_there_is_a_marker_behind_each_tier_that_stays(server: ModelServer
     assert marks(server.requests[-1]) == 4
 
 
-async def test_what_changes_in_a_system_text_stands_behind_its_marker(
-    server: ModelServer, begin: Begin, folder: Path
-) -> None:
-    """With the live subagents in the system text, the text before them is what is cached, and is the same each time."""
+async def test_volatile_system_text_follows_the_cache_marker(server: ModelServer, begin: Begin, folder: Path) -> None:
+    """If the live-subagents block is in the system text, it follows the part with the cache marker."""
     root, _ = await begin(MODELS[0], placement="system")
     agent = await root.spawn("Count", tools=["read_file"], context="none", cwd=folder)
     server.script += [call(READ), say("one"), say('{"outcome": "Read."}'), say("two")]
@@ -134,8 +134,8 @@ async def test_what_changes_in_a_system_text_stands_behind_its_marker(
 
 
 @pytest.mark.usefixtures("as_openai")
-async def test_a_cache_key_is_that_of_what_stays(server: ModelServer, begin: Begin, folder: Path) -> None:
-    """Where requests are sent by a key to where they are cached, it does not change with who is live."""
+async def test_cache_key_ignores_volatile_parts(server: ModelServer, begin: Begin, folder: Path) -> None:
+    """The cache key stays the same when the live-subagents block is added to the system text."""
     root, _ = await begin(MODELS[1], placement="system")
     agent = await root.spawn("Count", tools=["read_file"], context="none", cwd=folder)
     server.script += [call(READ), say("one"), say('{"outcome": "Read."}'), say("two")]
@@ -147,5 +147,5 @@ async def test_a_cache_key_is_that_of_what_stays(server: ModelServer, begin: Beg
 
 
 def marks(request: Request) -> int:
-    """Return how many cache markers a request has."""
+    """Return the number of cache markers in a request."""
     return json.dumps(request.body).count("cache_control")

@@ -1,4 +1,4 @@
-"""Many agents of one model that takes only so many requests: nobody fails, and one refusal holds for all."""
+"""Many agents with one rate-limited model: all get answers, and all wait after one refusal."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ OTHER = "openai:gpt-5.5"
 
 
 class Bucket:
-    """Answers `most` requests in every `seconds`, and refuses all others until the next of them begin."""
+    """A model that answers `limit` requests in each period of `seconds`, and refuses further requests in the period."""
 
-    def __init__(self, most: int, seconds: float) -> None:
+    def __init__(self, limit: int, seconds: float) -> None:
         self.refused = 0
-        self._most = most
+        self._most = limit
         self._seconds = seconds
         self._begun = self._answered = 0.0
 
@@ -41,7 +41,7 @@ class Bucket:
 
 @pytest.fixture
 async def root(server: ModelServer, tmp_path: Path) -> AsyncIterator[AsyncOrchestrator]:
-    """A root whose model is the server's."""
+    """A root whose model is at `server`."""
     config = Config(subagents=SubagentsConfig(max_concurrent=2 * AGENTS))
     async with AsyncOrchestrator(
         MODEL, config=config, home=tmp_path / "home", env=environment(server), **fake_world()
@@ -50,20 +50,21 @@ async def root(server: ModelServer, tmp_path: Path) -> AsyncIterator[AsyncOrches
 
 
 def waits(root: AsyncOrchestrator, agent: AsyncSubagent) -> bool:
-    """Whether the agent is said to wait for its turn."""
+    """Return whether the activity of the agent states that the agent waits for its turn."""
     doing = root.supervisor.activity.get(agent.id)
     return doing is not None and "waits for its turn" in doing.detail
 
 
 async def crowd(root: AsyncOrchestrator) -> list[AsyncSubagent]:
-    """Spawn agents that ask the same model."""
+    """Spawn AGENTS agents with the same model, and return them."""
     return [await root.spawn("work") for _ in range(AGENTS)]
 
 
-async def test_a_crowd_is_served_one_after_the_other(server: ModelServer, root: AsyncOrchestrator) -> None:
-    """All are answered, and nobody is refused again and again.
+async def test_rate_limited_agents_are_admitted_one_after_another(server: ModelServer, root: AsyncOrchestrator) -> None:
+    """All agents get answers, with few refusals.
 
-    Left to themselves all come back together each time: 21 are refused, then 18, then 15, and 84 in the end.
+    Agents that retry independently would all come back at the same time: 21 are refused, then 18, then 15, and 84 in
+    total.
     """
     bucket = server.otherwise = Bucket(3, 0.2)
     agents = await crowd(root)
@@ -73,12 +74,12 @@ async def test_a_crowd_is_served_one_after_the_other(server: ModelServer, root: 
     assert len(server.requests) == AGENTS + bucket.refused
 
 
-async def test_one_refusal_holds_for_all(server: ModelServer, root: AsyncOrchestrator) -> None:
-    """Who begins afterwards waits, one that is only spawned then too, and says so; the time over, all go on."""
+async def test_one_rate_limit_holds_for_all_agents(server: ModelServer, root: AsyncOrchestrator) -> None:
+    """After one refusal, other agents of the model send no request, and report that they wait. Then all get answers."""
     first, second = await root.spawn("work"), await root.spawn("work")
     server.script.append(fail(429, "rate_limit_error", "one too many", retry_after_ms="400"))
     refused = asyncio.create_task(first.query("go"))
-    await until(root.supervisor.lanes.names)
+    await until(root.supervisor.rate_limiter.names)
     late = await root.spawn("work")
     waiting = [asyncio.create_task(agent.query("go")) for agent in (second, late)]
     await until(lambda: waits(root, second))
@@ -87,23 +88,23 @@ async def test_one_refusal_holds_for_all(server: ModelServer, root: AsyncOrchest
     assert len(server.requests) == 4
 
 
-async def test_other_models_go_on(server: ModelServer, root: AsyncOrchestrator) -> None:
-    """A refusal is one model's."""
+async def test_rate_limit_does_not_affect_other_models(server: ModelServer, root: AsyncOrchestrator) -> None:
+    """While one model has a rate limit, another model answers."""
     first, other = await root.spawn("work"), await root.spawn("work", model=OTHER)
     server.script.append(fail(429, "rate_limit_error", "one too many", retry_after_ms="30000"))
     refused = asyncio.create_task(first.query("go"))
-    await until(root.supervisor.lanes.names)
+    await until(root.supervisor.rate_limiter.names)
     assert (await other.query("go")).text == "done"
     await first.cancel()
     assert (await refused).stop_reason == "cancelled"
 
 
-async def test_who_waits_can_be_cancelled(server: ModelServer, root: AsyncOrchestrator) -> None:
-    """Its turn ends at once, and nobody waits for it."""
+async def test_wait_for_a_rate_limit_can_be_cancelled(server: ModelServer, root: AsyncOrchestrator) -> None:
+    """A cancel ends the turn of a waiting agent without a further request."""
     first, second = await root.spawn("work"), await root.spawn("work")
     server.script.append(fail(429, "rate_limit_error", "one too many", retry_after_ms="30000"))
     refused = asyncio.create_task(first.query("go"))
-    await until(root.supervisor.lanes.names)
+    await until(root.supervisor.rate_limiter.names)
     waiting = asyncio.create_task(second.query("go"))
     await until(lambda: waits(root, second))
     for agent in (first, second):
@@ -112,8 +113,8 @@ async def test_who_waits_can_be_cancelled(server: ModelServer, root: AsyncOrches
     assert len(server.requests) == 1
 
 
-async def test_a_model_that_wants_to_be_left_alone_for_long(server: ModelServer, root: AsyncOrchestrator) -> None:
-    """Is an error at once, for who asked; others are told by the model itself, if it still is so."""
+async def test_long_rate_limit_is_an_error_for_its_caller(server: ModelServer, root: AsyncOrchestrator) -> None:
+    """If the requested wait is too long, the query fails, and the query of another agent is sent."""
     first, second = await root.spawn("work"), await root.spawn("work")
     server.script.append(fail(429, "rate_limit_error", "come back tomorrow", retry_after="7200"))
     with pytest.raises(RateLimitError, match="it asks to wait 7200 s"):

@@ -1,4 +1,4 @@
-"""What a request ends with and the next one does not: it goes out last, by each API, and spoils no cached prefix."""
+"""The tail of a request: it is sent last with each API, and does not change the cached prefix."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ BEFORE = "# Live Subagents\n- id: 1 | task: Look"
 AFTER = "# Live Subagents\n- id: 2 | task: Find"
 
 
-async def test_a_request_without_its_tail_begins_the_next_one(server: ModelServer, talk: Talk, peer: Peer) -> None:
-    """Byte for byte but for the markers, whether the user speaks last or a tool does."""
+async def test_request_without_its_tail_is_a_prefix_of_the_next(server: ModelServer, talk: Talk, peer: Peer) -> None:
+    """Without tail and cache markers, the next request begins with the whole request, byte by byte."""
     server.script += [call(PARIS, OSLO, text="Hm"), call(PARIS), say("wet"), say("bye")]
     tails = ["", BEFORE, AFTER, "third"]
     talk.backend.tail = tails[0]
@@ -38,8 +38,8 @@ async def test_a_request_without_its_tail_begins_the_next_one(server: ModelServe
         assert later[: len(earlier)] == earlier
 
 
-async def test_the_tail_is_the_last_that_a_request_says(server: ModelServer, talk: Talk) -> None:
-    """It comes after the user's words and after results, once, and only while it is set."""
+async def test_tail_ends_the_request(server: ModelServer, talk: Talk) -> None:
+    """The current tail is sent once, after user text or results. An empty tail is not sent."""
     server.script.append(call(PARIS))
     talk.backend.tail = BEFORE
     turn = await talk.ask("weather?")
@@ -55,8 +55,8 @@ async def test_the_tail_is_the_last_that_a_request_says(server: ModelServer, tal
     assert raws[1].index("rain") < raws[1].index("Find")
 
 
-async def test_no_marker_stands_behind_or_on_the_tail(server: ModelServer, begin: Begin) -> None:
-    """The last marker is on what stays: the block before the tail."""
+async def test_cache_markers_precede_the_tail(server: ModelServer, begin: Begin) -> None:
+    """The last cache marker is on the block before the tail."""
     talk = begin(MESSAGES)
     talk.backend.tail = BEFORE
     await talk.ask()
@@ -64,8 +64,8 @@ async def test_no_marker_stands_behind_or_on_the_tail(server: ModelServer, begin
     assert [(block["text"], "cache_control" in block) for block in content] == [("hi", True), (BEFORE, False)]
 
 
-async def test_a_tail_after_a_note_of_the_system(server: ModelServer, talk: Talk) -> None:
-    """A conversation that ends with a system message takes a tail too."""
+async def test_tail_follows_a_system_message(server: ModelServer, talk: Talk) -> None:
+    """The tail is also sent if the conversation ends with a system message."""
     talk.backend.load([Message("user", (Text("hi"),)), Message("system", (Text("Be quick."),))])
     talk.backend.tail = BEFORE
     await talk.turn()
@@ -73,8 +73,8 @@ async def test_a_tail_after_a_note_of_the_system(server: ModelServer, talk: Talk
     assert b"Look" in server.requests[0].raw
 
 
-async def test_the_tail_is_in_no_conversation_but_counts(talk: Talk) -> None:
-    """It is sent and measured, never kept."""
+async def test_tail_is_counted_but_not_stored(talk: Talk) -> None:
+    """The tail counts as context tokens, but is not part of the conversation."""
     await talk.ask()
     before = talk.backend.context_tokens()
     talk.backend.tail = "x" * 400
@@ -84,8 +84,8 @@ async def test_the_tail_is_in_no_conversation_but_counts(talk: Talk) -> None:
 
 
 @pytest.mark.usefixtures("as_openai")
-async def test_siblings_share_a_cache_key_whatever_their_tails(server: ModelServer, begin: Begin) -> None:
-    """What may change with every request has no part in the name of the prefix."""
+async def test_siblings_with_different_tails_share_a_cache_key(server: ModelServer, begin: Begin) -> None:
+    """The cache key of a request does not depend on the tail."""
     for text in ("", BEFORE):
         talk = begin(RESPONSES)
         talk.backend.tail = text
@@ -95,7 +95,7 @@ async def test_siblings_share_a_cache_key_whatever_their_tails(server: ModelServ
 
 
 def _without(request: Request, tail: str, peer: Peer) -> list[str]:
-    """Return what `request` holds but for its tail and the markers, piece by piece."""
+    """Return the parts of `request` without its tail and its cache markers."""
     body: dict[str, Any] = request.body
     messages = body.pop("input" if peer == RESPONSES else "messages")
     if tail:

@@ -1,4 +1,4 @@
-"""Skills on the wire: requests tell of them in a line each, the model asks for one, and the text of it arrives."""
+"""Skills in requests: the system text lists each skill on one line, and a tool returns the text of a skill."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ CHILD = {"call": "spawn_subagent", "input": {"task": "look", "tools": [], "skill
 def system(request: Request) -> str:
     """Return the system text of a request."""
     body = request.body
-    said = body.get("system") or body.get("instructions") or body["messages"][0]["content"]
-    return said if isinstance(said, str) else str(said[0]["text"])
+    messages = body.get("system") or body.get("instructions") or body["messages"][0]["content"]
+    return messages if isinstance(messages, str) else str(messages[0]["text"])
 
 
 @pytest.fixture
@@ -37,10 +37,13 @@ def home(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("model", MODELS)
-async def test_the_index_is_in_the_system_text_and_the_body_where_it_was_asked_for(
+async def test_skill_index_is_in_the_system_text_and_bodies_in_results(
     server: ModelServer, home: Path, model: str
 ) -> None:
-    """A child has another index; an agent without skills has none, and no tool to read them."""
+    """The text and the files of a skill are only in tool results.
+
+    A child lists the skills that it was given. An agent without skills has neither the list nor the tool.
+    """
     config = Config(subagents=SubagentsConfig(allow_nested=True), skills=SkillsConfig(presets={"minimal": ()}))
     server.script += [call(READ, FORMS), call(CHILD), say("seen"), say("done"), say("bare")]
     async with AsyncOrchestrator(

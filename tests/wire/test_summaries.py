@@ -1,4 +1,4 @@
-"""Summaries of what agents archive, asked of a model over the wire."""
+"""Summaries of archived turns: the requests for them and the records in the conversation."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SUMMARY = '{"outcome": "Both were read.", "key_findings": ["one.txt says 4711"]}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with something to archive."""
+    """A folder with a large file."""
     (tmp_path / "one.txt").write_text("the port is 4711\n" * 200)
     return tmp_path
 
 
 def environment(server: ModelServer) -> dict[str, str]:
-    """Return what a user's environment says of the models at `server`."""
+    """Return the environment of a user whose models are at `server`."""
     return {
         "ANTHROPIC_API_KEY": "k1",
         "ANTHROPIC_BASE_URL": server.url,
@@ -35,7 +35,7 @@ def environment(server: ModelServer) -> dict[str, str]:
 
 
 async def summarised(server: ModelServer, model: str, folder: Path, before: int, style: Any) -> list[str]:
-    """Return what is shown of a conversation whose last turn was archived, `before` characters behind its beginning."""
+    """Return the texts of a conversation whose last turn was archived. `before` characters of text precede the turn."""
     archival = ArchivalConfig(
         enabled=True,
         async_=False,
@@ -60,8 +60,10 @@ async def summarised(server: ModelServer, model: str, folder: Path, before: int,
 
 @pytest.mark.parametrize("style", ["structured", "paragraph"])
 @pytest.mark.parametrize("model", MODELS)
-async def test_a_summary_beside_the_conversation(server: ModelServer, model: str, folder: Path, style: Any) -> None:
-    """The cached request and one question more: the same system text, tools and messages, byte for byte."""
+async def test_summary_request_extends_the_cached_request(
+    server: ModelServer, model: str, folder: Path, style: Any
+) -> None:
+    """The summary request has the tools and messages of the turn, and one further question."""
     shown = await summarised(server, model, folder, 0, style)
     assert server.refused == []
     turn, beside, after = (server.requests[place].body for place in (1, 2, 3))
@@ -74,18 +76,20 @@ async def test_a_summary_beside_the_conversation(server: ModelServer, model: str
 
 
 @pytest.mark.parametrize("model", MODELS)
-async def test_a_summary_apart(server: ModelServer, model: str, folder: Path) -> None:
-    """Where the conversation is much longer than what is archived, that alone is shown, and no tools."""
+async def test_separate_summary_request_has_the_archived_part_only(
+    server: ModelServer, model: str, folder: Path
+) -> None:
+    """If the conversation is much longer than the turn, the summary request contains only the turn, and no tools."""
     shown = await summarised(server, model, folder, 300_000, "structured")
     assert server.refused == []
     apart = server.requests[2].body
     assert not apart.get("tools")
-    assert "Summarise this finished turn" in str(apart)
+    assert "Summarize this finished turn" in str(apart)
     assert "Both were read" in shown[3]
 
 
-async def test_a_model_that_is_not_good_at_json_writes_a_paragraph(server: ModelServer, folder: Path) -> None:
-    """Whatever is configured: what it makes of JSON would be asked for twice, and thrown away."""
+async def test_model_without_reliable_json_writes_a_paragraph(server: ModelServer, folder: Path) -> None:
+    """A local model is asked for a paragraph, although the configured style is structured."""
     archival = ArchivalConfig(
         enabled=True, async_=False, profile="seed", trigger=TriggerConfig(tool_call_threshold=1, token_threshold=10**9)
     )

@@ -1,4 +1,4 @@
-"""Tasks on the wire: the last that is said, anew in each request, and nothing when there are none."""
+"""The task list in requests: it is in the tail of each request while there are open tasks."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ CREATE = {"call": "task_create", "input": {"tasks": ["look", "say"]}}
 
 
 def update(index: int, status: str) -> dict[str, Any]:
-    """Return a call that says how a task stands."""
+    """Return a call that sets the status of a task."""
     return {"call": "task_update", "input": {"index": index, "status": status}}
 
 
 @each_model
-async def test_tasks_break_no_cache_and_survive_kill_9(
+async def test_tasks_keep_the_cached_prefix_and_survive_kill_9(
     server: ModelServer, root: AsyncOrchestrator, tmp_path: Path, model: str
 ) -> None:
-    """Each request is the one before it and more, and ends with the list as it stands, also after a death; when all
-    is done it ends as if there had never been one."""
+    """The current list is in each tail until all tasks are completed or cancelled, also after kill -9."""
     stuck = Answer(gate=asyncio.Event())
     server.script += [call(CREATE), call(update(1, "in_progress")), stuck]
     agent = await root.spawn("x", model=model, tools=["tasks", "read_file"], cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""What an agent has at hand stands in its model requests, behind everything that is cached."""
+"""The workspace block in requests: it follows everything that is cached."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEADING = ranking.HEADING
 
 
 def project(folder: Path) -> Path:
-    """Make a folder with two files, and return it."""
+    """Create a folder with two files, and return it."""
     folder.mkdir()
     (folder / "pump.py").write_text("class Pump:\n    def flow(self): ...\n")
     (folder / "notes.md").write_text("# Valves\n\n## Seals\n")
@@ -28,11 +28,13 @@ def project(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("model", MODELS)
-async def test_the_summaries_are_in_the_request_and_no_cache_is_broken(
+async def test_workspace_block_is_in_the_tail_and_keeps_the_prefix(
     server: ModelServer, model: str, tmp_path: Path
 ) -> None:
-    """From the request on that follows the call, the most relevant first; each request is the one before it and more,
-    for all of this is in its end, which no conversation holds. Nothing is told before there is something."""
+    """The tail lists the artifacts from the request after the calls on, the most relevant first.
+
+    Without artifacts, there is no workspace block.
+    """
     cwd = project(tmp_path / "project")
     server.script += [
         call(READ, {"call": "read_file", "input": {"path": "notes.md"}}),
@@ -66,8 +68,8 @@ async def test_the_summaries_are_in_the_request_and_no_cache_is_broken(
     assert 0 < part.tokens <= 1_000
 
 
-async def test_switched_off_nothing_is_kept_told_or_offered(server: ModelServer, tmp_path: Path) -> None:
-    """By default: no tool, no part, no entry."""
+async def test_workspace_is_off_by_default(server: ModelServer, tmp_path: Path) -> None:
+    """Without configuration, there is no workspace block, tool or entry."""
     cwd = project(tmp_path / "project")
     server.script += [call(READ), say("Read.")]
     async with AsyncOrchestrator(

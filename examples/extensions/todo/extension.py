@@ -1,28 +1,30 @@
-"""Brings `/todo`: what is marked as to be done in the files of the agent's folder, or a prompt to work it off."""
+"""Adds `/todo`, which lists the marks for open work in the files of the agent's folder, or starts a turn that does this
+work.
+"""
 
 import os
 import re
 
 from orch import Effect
 
-MARK = re.compile(rb"\b(?:T[O]DO|F[I]XME)\b.*")  # in brackets, so that it does not find itself
+MARK = re.compile(rb"\b(?:T[O]DO|F[I]XME)\b.*")  # The brackets keep this file from matching
 LEFT_OUT = {"__pycache__", "build", "dist", "node_modules", "venv"}
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 MOST = 200
 
 
 def told(error):
-    """Let whoever asks read why a folder cannot be listed, rather than that nothing is there."""
+    """Raise the error, so that the user sees why a folder cannot be listed."""
     raise error
 
 
 def places(folder, wanted):
-    """Yield file, line and text of each mark below `folder` whose file or text has `wanted` in it."""
+    """Yield the file, line and text of each mark below `folder` whose file name or text contains `wanted`."""
     for root, folders, files in os.walk(folder, onerror=told):
         folders[:] = sorted(name for name in folders if name not in LEFT_OUT and not name.startswith("."))
         for name in sorted(files):
             path = os.path.join(root, name)
-            if os.path.islink(path) or not os.path.isfile(path) or os.path.getsize(path) > MOST_BYTES:
+            if os.path.islink(path) or not os.path.isfile(path) or os.path.getsize(path) > MAX_BYTES:
                 continue
             with open(path, "rb") as file:
                 for number, line in enumerate(file, 1):
@@ -35,7 +37,7 @@ def places(folder, wanted):
 def register(extension):
     @extension.command("todo", arguments=["[wanted...]", "--count", "--do"])
     def todo(args, ctx):
-        """list what is marked as to be done in the folder's files; --do: let the agent work it off"""
+        """list the marks for open work in the folder's files; --do: let the agent do the work"""
         found = list(places(ctx.cwd, args.get("wanted", "")))
         if "count" in args:
             return str(len(found))

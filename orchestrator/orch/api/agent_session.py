@@ -1,11 +1,11 @@
-"""`agent.session`: the session of an agent, which is a tree of entries.
+"""`agent.session` is the session of an agent. A session is a tree of entries.
 
 `checkout`, `branch` and `fork` take an entry or a turn number:
 
-- An entry is named by its id, a unique prefix of the id, its label, or "root" (before the first entry).
-- A turn number counts the turns of the current conversation: 1 is the first turn, -1 the last one.
-  `checkout(n)` and `fork(n)` keep turn n and drop what came after it. `branch(n)` drops turn n as well and returns its
-  prompt, so that you can ask again in other words. A number that is out of range raises EntryNotFoundError.
+- An entry is identified by its id, a unique prefix of the id, its label, or "root" (before the first entry).
+- Turn numbers refer to turns of the current conversation. Turn 1 is the first turn, turn -1 is the last turn.
+  `checkout(n)` and `fork(n)` keep turn n and drop later turns. `branch(n)` also drops turn n and returns its prompt, so
+  that you can ask again in other words. A number out of range raises EntryNotFoundError.
 """
 
 from __future__ import annotations
@@ -15,34 +15,22 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from orch_protocol.core.errors import ConfigError
-from orch_protocol.services.sessions import (
+from orch_protocol.services.sessions.compaction import COMPACT_SESSION, CompactSession
+from orch_protocol.services.sessions.fork import FORK_SESSION, ForkSession
+from orch_protocol.services.sessions.repair import CHECK_SESSION, CheckSession, SessionChecked
+from orch_protocol.services.sessions.sessions import (
     CHANGE_SESSION,
-    CHECK_SESSION,
-    COMPACT_SESSION,
-    FORK_SESSION,
     LIST_SESSION_METADATA,
     SHOW_SESSION,
-)
-from orch_protocol.session.tree import (
-    AddMessage,
     Branch,
-    Change,
     ChangeSession,
-    CheckSession,
-    CompactionDone,
-    CompactSession,
-    ForkSession,
     ListMetadata,
-    MoveLeaf,
     SessionChanged,
-    SessionChecked,
     SessionMetadata,
     SessionTree,
-    SetLabel,
-    SetMetadata,
-    SetTitle,
     ShowSession,
 )
+from orch_protocol.session.tree import AddMessage, Change, CompactionDone, MoveLeaf, SetLabel, SetMetadata, SetTitle
 
 if TYPE_CHECKING:
     from .agent import AsyncSubagent
@@ -51,10 +39,10 @@ __all__ = ["AsyncAgentSession", "entry_text"]
 
 
 class AsyncAgentSession:
-    """The session of one agent. An `entry` is named as described in `orch.api.agent_session`.
+    """The session of one agent. The ways to identify an `entry` are listed in `orch.api.agent_session`.
 
-    Changes are made between turns and are on disk when the call returns. All of them raise AgentBusyError while a turn
-    runs. No process is started for them, except by `compact` and by `summarize=True`.
+    Changes are made between turns and are on disk when the call returns. All methods that change the session raise
+    AgentBusyError while a turn runs. Only `compact` and `summarize=True` start a process.
     """
 
     def __init__(self, agent: AsyncSubagent) -> None:
@@ -62,7 +50,7 @@ class AsyncAgentSession:
         self._call = agent._call
 
     async def tree(self, limit: int | None = None) -> SessionTree:
-        """Return the session with its entries in file order, or only the last `limit` entries."""
+        """Return the session with its entries in file order. With `limit`, return only the last `limit` entries."""
         return await self._call(SHOW_SESSION, ShowSession(self._agent.id, limit))
 
     async def branches(self) -> list[Branch]:
@@ -70,18 +58,19 @@ class AsyncAgentSession:
         return list((await self.tree(0)).branches)
 
     async def checkout(self, entry: str | int | None, *, summary: str | None = None, summarize: bool = False) -> None:
-        """Continue the conversation after an entry or turn (None: from the beginning).
+        """Continue the conversation after an entry or turn. With None, continue from the beginning.
 
-        What came after it stays in the file as another branch. With `summary` the model reads that text about the
-        branch it leaves. With `summarize` the agent's model writes it; if that fails, the summary consists of the
-        prompts and replies. Raises EntryNotFoundError, AmbiguousRefError, AgentBusyError.
+        Later entries stay in the file as another branch. `summary` is a text that describes this other branch to the
+        model. With `summarize` the agent's model writes this text. If the model fails, the text consists of the prompts
+        and replies of the branch. Raises EntryNotFoundError, AmbiguousRefError, AgentBusyError.
         """
         await self._change(MoveLeaf(entry_text(entry), summary, summarize))
 
     async def branch(self, entry: str | int, *, summary: str | None = None, summarize: bool = False) -> str | None:
         """Continue the conversation before a prompt, and return the prompt.
 
-        `entry` is a turn number, or the entry of a prompt. For any other entry this is `checkout` and returns None.
+        `entry` is a turn number or the entry of a prompt. For all other entries, the method works like `checkout` and
+        returns None.
         """
         move = MoveLeaf(entry_text(entry), summary, summarize)
         return (await self._change(move, ask_anew=True)).text
@@ -89,19 +78,19 @@ class AsyncAgentSession:
     async def fork(
         self, entry: str | int | None = None, *, all: bool = False, name: str | None = None, model: str | None = None
     ) -> AsyncSubagent:
-        """Return a new agent with a copy of the conversation up to an entry or turn (None: the whole conversation).
+        """Return a new agent with a copy of the conversation up to an entry or turn.
 
-        With `all` the copy has every branch of the session, and continues after `entry`. The copy has the same rights
-        as this agent and its own copy of the archives; it has no process until its first query. Entries keep their
-        ids. With `model` another model answers. Raises EntryNotFoundError, and AgentBusyError when a turn runs and no
-        entry is given.
+        None copies the whole conversation. With `all` the copy has every branch of the session and continues after
+        `entry`. The copy has the same rights as this agent and its own copy of the archives. The copy has no process
+        until its first query. Entries keep their ids. With `model`, the copy uses another model. Raises
+        EntryNotFoundError. Raises AgentBusyError when a turn runs and no entry is given.
         """
         request = ForkSession(self._agent.id, entry_text(entry), name, model, all)
         forked = await self._call(FORK_SESSION, request)
         return self._agent._orchestrator._handle(forked.id)
 
     async def label(self, entry: str | int, label: str | None) -> None:
-        """Give an entry a label, by which it can be found later; None removes it."""
+        """Set the label of an entry. The label can then be used to identify the entry. None removes the label."""
         await self._change(SetLabel(entry_text(entry) or "", label))
 
     async def title(self, title: str | None) -> None:
@@ -109,19 +98,20 @@ class AsyncAgentSession:
         await self._change(SetTitle(title))
 
     async def add_message(self, text: str, *, kind: str = "note", display: bool = True) -> None:
-        """Add a message to the conversation without starting a turn. The model reads it with the next query.
+        """Add a message to the conversation without starting a turn. The model reads the message with the next query.
 
-        `display` says whether user interfaces show it.
+        With `display` False, user interfaces do not show the message.
         """
         await self._change(AddMessage(kind, text, display))
 
     async def set_meta(self, kind: str, data: Any) -> str:
-        """Attach JSON metadata to the session (not sent to the model); return the id of its entry.
+        """Attach JSON metadata to the session.
 
-        The entry belongs to the current branch: `checkout` to an earlier entry hides it, and a fork copies it. Raises
-        ConfigError when `data` is not JSON data.
+        The metadata is not sent to the model. Return the id of the metadata's entry. The entry belongs to the current
+        branch. A `checkout` to an earlier entry hides the metadata, and a fork copies the metadata. Raises ConfigError
+        when `data` is not JSON data.
         """
-        from ..archival.adapters.base import to_json_data  # imported here: only `set_meta` needs it
+        from ..archival.adapters.base import to_json_data  # imported here because only `set_meta` needs it
 
         try:
             builtins = msgspec.to_builtins(data, str_keys=True)
@@ -130,22 +120,25 @@ class AsyncAgentSession:
         return (await self._change(SetMetadata(kind, to_json_data(builtins, kind)))).entry
 
     async def get_meta(self, kind: str | None = None) -> list[SessionMetadata]:
-        """Return the metadata on the current branch, of one kind or all, oldest first. The last item is in force."""
+        """Return the metadata on the current branch, oldest first. `kind` selects one kind; None returns all kinds.
+
+        The last item of a kind is its current value.
+        """
         return await self._call(LIST_SESSION_METADATA, ListMetadata(self._agent.id, kind))
 
     async def compact(self, instructions: str = "") -> CompactionDone:
-        """Replace all but the last turns with a summary now; return what was replaced and the token counts.
+        """Replace all turns except the last ones with a summary. Return the replaced range and the token counts.
 
-        The model that writes the summary gets `instructions`. A cold agent gets a process for this. Raises
-        ConfigError when the summary would not be shorter than what it replaces.
+        `instructions` are given to the model that writes the summary. If the agent has no process, a process is
+        started. Raises ConfigError when the summary would not be shorter than the replaced turns.
         """
         return await self._call(COMPACT_SESSION, CompactSession(self._agent.id, instructions))
 
     async def fsck(self, *, repair: bool = False) -> SessionChecked:
-        """Check the session file: torn writes, damaged lines, duplicate ids, cycles, another agent's file.
+        """Check the session file for torn writes, damaged lines, duplicate ids and cycles.
 
-        With `repair` a repaired copy replaces the file, and the damaged file is kept beside it (`kept`). Raises
-        ForeignFileError when the file belongs to another agent, StoreError.
+        With `repair`, a repaired copy replaces the file. The damaged file is renamed, and `kept` is its new path.
+        Raises StoreError. Raises ForeignFileError when the file belongs to another agent.
         """
         return await self._call(CHECK_SESSION, CheckSession(self._agent.id, repair))
 
@@ -154,5 +147,5 @@ class AsyncAgentSession:
 
 
 def entry_text(entry: str | int | None) -> str | None:
-    """Return an entry as services take it: turn 2 is "turn:2"."""
+    """Return an entry or turn number in the form that services accept. Turn 2 becomes "turn:2"."""
     return f"turn:{entry}" if isinstance(entry, int) else entry

@@ -1,39 +1,55 @@
-"""Arguments of the Python API: validation, and conversion to request data."""
+"""Validation of the arguments of the Python API, and their conversion to the data of requests."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypedDict, TypeVar
 
 import msgspec
 
 from orch_protocol.agent.config import Config
-from orch_protocol.agent.spec import BackendSpec
+from orch_protocol.agent.project import ProjectContext
+from orch_protocol.agent.spec import BackendSpec, ExecutorSpec, Limits, QueueMode, Template
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.text import scrub
+from orch_protocol.core.worktrees import Isolation
 from orch_protocol.policy.budget import Budget
-from orch_protocol.services.import_export import ImportSession
-from orch_protocol.services.requests import Spawn
+from orch_protocol.services.agents.spawn import Spawn
+from orch_protocol.services.sessions.import_session import ImportSession
 from orch_protocol.wire.frames import DECODE_ERRORS
+from orch_worker.backends import custom_providers
+from orch_worker.backends.custom.contract import CustomBackend, info_of
+from orch_worker.backends.custom.stream import check_respond
+from orch_worker.system.threads import DAEMON_THREADS
 from orch_worker.tools.api.base import Tool, tool
+from orch_worker.tools.api.executor import Executor
+from orch_worker.tools.dispatch.custom_executor import CheckedExecutor, list_tools
 
 from ..config import paths
+from ..policy.approvals import Approver
 from ..policy.budget_rules import check_budget
+from ..resources.prompt_templates import PromptTemplate
 
 __all__ = [
     "AgentHandle",
+    "AgentOptions",
+    "AgentRefs",
+    "BackendLike",
+    "LentBackends",
     "ScriptedBackendLike",
     "ToolLike",
     "as_list",
     "as_names",
     "check_arguments",
-    "script_responses",
+    "executor_spec",
     "split_tools",
     "validate_request",
 ]
 
+IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 ARGUMENTS: Final[dict[str, tuple[Any, str]]] = {
@@ -49,7 +65,7 @@ ARGUMENTS: Final[dict[str, tuple[Any, str]]] = {
     "launcher": (Callable, "a launcher class or a function that returns a launcher"),
     "connect": (Callable, "a function"),
 }
-"""The arguments of AsyncOrchestrator in order: the required type, and its description."""
+"""The arguments of AsyncOrchestrator in order. Each item has the required type and its description."""
 
 ToolLike = str | Tool | Callable[..., Any]
 """The name of a built-in tool, or a function that runs in this program."""
@@ -59,11 +75,15 @@ Request = TypeVar("Request", Spawn, ImportSession)
 
 
 class AgentHandle(Protocol):
-    """Anything with the id of an agent: a Subagent, an AsyncSubagent or an AgentRow."""
+    """An object with the id of an agent. Examples are Subagent, AsyncSubagent and AgentRow."""
 
     @property
     def id(self) -> str:
         """The agent's id."""
+
+
+AgentRefs = Iterable[AgentHandle | str | int]
+"""Agents, or their numbers, ids, id prefixes or names."""
 
 
 class ScriptedBackendLike(Protocol):
@@ -73,25 +93,137 @@ class ScriptedBackendLike(Protocol):
         """Return the backend as data."""
 
 
-def script_responses(backend: ScriptedBackendLike | None) -> tuple[tuple[Any, ...] | None, tuple[Any, ...]]:
-    """Return the responses and summaries of a scripted backend; (None, ()) without one. Raises ConfigError."""
-    if backend is None:
-        return None, ()
-    if not callable(getattr(backend, "spec", None)):
+BackendLike = ScriptedBackendLike | CustomBackend
+"""A scripted backend, or a backend object for agents in this process."""
+
+
+class BackendArguments(NamedTuple):
+    """The fields of a request that select the backend."""
+
+    model: str | None
+    script: tuple[Any, ...] | None = None
+    summaries: tuple[Any, ...] = ()
+
+
+class LentBackends:
+    """The backend objects of an orchestrator. With `separate`, agents are separate processes and cannot use objects."""
+
+    def __init__(self, *, separate: bool) -> None:
+        self._separate = separate
+        self._lent: dict[int, str] = {}
+
+    def arguments(self, model: str | None, backend: BackendLike | None) -> BackendArguments:
+        """Return the request fields for the arguments `model` and `backend`. Raises ConfigError."""
+        if backend is None:
+            return BackendArguments(model)
+        if isinstance(backend, CustomBackend):
+            if model is not None:
+                raise ConfigError(f"pass either model={model!r} or backend=, not both")
+            return BackendArguments(self._lend(backend))
+        if not callable(getattr(backend, "spec", None)):
+            raise ConfigError(
+                "backend must be an object such as ScriptedBackend([...]) or of an orch.CustomBackend subclass; got "
+                f"{backend!r}. Pass a model as model="
+            )
+        spec = backend.spec()
+        if spec.provider != "scripted":
+            raise ConfigError(
+                f"pass model={spec.provider}:...; only scripted and custom backends are passed as objects"
+            )
+        return BackendArguments(model, tuple(spec.options["items"]), tuple(spec.options.get("summaries", ())))
+
+    def _lend(self, backend: CustomBackend) -> str:
+        class_ = type(backend)
+        if self._separate:
+            raise ConfigError(
+                f"backend={class_.__qualname__}(...) belongs to this program, but its agents run in other processes: "
+                f"pass model='{class_.__module__}:{class_.__qualname__}', or run agents in this process with "
+                "Orchestrator(launcher=orch.processes.in_process.InProcessLauncher)"
+            )
+        if problem := check_respond(class_):
+            raise ConfigError(f"the backend {class_.__qualname__} {problem}")
+        if id(backend) not in self._lent:
+            self._lent[id(backend)] = custom_providers.register_object(backend, info_of(backend))
+        return self._lent[id(backend)]
+
+    def close(self) -> None:
+        """Make the backend objects unavailable to agents."""
+        while self._lent:
+            custom_providers.unregister_object(self._lent.popitem()[1])
+
+
+class AgentOptions(TypedDict, total=False):
+    """The options of a new agent, for `spawn(task, **options)` and `session(**options)`.
+
+    `AsyncOrchestrator.spawn` describes each option.
+    """
+
+    agent: str | None
+    preset: str | None
+    tools: Iterable[ToolLike] | None
+    model: str | None
+    thinking: str | None
+    backend: BackendLike | None
+    name: str | None
+    cwd: str | os.PathLike[str] | None
+    env: Mapping[str, str] | None
+    history: Sequence[Any]
+    limits: Limits | None
+    max_cost: float | None
+    budget: Budget | None
+    template: Template | None
+    queue_mode: QueueMode
+    follow_up_mode: QueueMode | None
+    plan: bool
+    context: ProjectContext | None
+    persist: bool
+    prompt_template: str | PromptTemplate | None
+    vars: Mapping[str, object] | None
+    skills: Iterable[str] | None
+    namespace: dict[str, Any] | None
+    usable_credentials: Iterable[str]
+    peers: Iterable[AgentHandle | str | int]
+    archives: Iterable[str]
+    approve: Approver | None
+    isolation: Isolation | None
+    tool_executor: Executor | str | None
+
+
+async def executor_spec(
+    executor: Executor | str | None, tool_names: tuple[str, ...] | None
+) -> tuple[ExecutorSpec | None, CheckedExecutor | None]:
+    """Return the request data for `executor`. `tool_names` contains names of tools.
+
+    If `executor` is an object, also return a wrapper that the root calls. In this case, waits at most 30 s for the list
+    of the object's tools. Raises ConfigError.
+    """
+    if executor is None:
+        return None, None
+    if isinstance(executor, str):
+        if not IMPORT_PATH.fullmatch(executor):
+            raise ConfigError(
+                f"invalid tool_executor {executor!r}: use the import path of a class, package.module:Class"
+            )
+        return ExecutorSpec(executor, wanted=tool_names), None
+    if not isinstance(executor, Executor):
         raise ConfigError(
-            f"backend must be an object such as ScriptedBackend([...]); got {backend!r}. Pass a model as model="
+            "tool_executor must be an object of an orch.Executor subclass, or the import path of a subclass, "
+            f"package.module:Class; got {executor!r:.80}"
         )
-    spec = backend.spec()
-    if spec.provider != "scripted":
-        raise ConfigError(f"pass model={spec.provider}:...; only a scripted backend is passed as an object")
-    return tuple(spec.options["items"]), tuple(spec.options.get("summaries", ()))
+    name = f"{type(executor).__module__}:{type(executor).__qualname__}"
+    loop = asyncio.get_running_loop()
+    _, tools = await loop.run_in_executor(DAEMON_THREADS, list_tools, name, lambda: executor)
+    return ExecutorSpec(name, in_program=True, wanted=tool_names, tools=tools), CheckedExecutor(executor, name, tools)
 
 
 def validate_request(request: Request) -> Request:
-    """Return `request` as decoded from JSON, as other processes and files have it. Raises ConfigError."""
-    said = request.agent if isinstance(request, ImportSession) else msgspec.structs.asdict(request)
-    for budget in (said.get("budget"), said.get("limits")):
-        check_budget(budget or Budget())  # in JSON a NaN would become null: no limit
+    """Encode `request` as JSON, decode it again, and return the decoded request. Raises ConfigError.
+
+    Other processes and files receive the decoded form. The check finds values that JSON cannot represent.
+    """
+    fields = request.agent if isinstance(request, ImportSession) else msgspec.structs.asdict(request)
+    for budget in (fields.get("budget"), fields.get("limits")):
+        check_budget(budget or Budget())  # JSON would change a NaN to null, which means "no limit"
     try:
         try:
             data = msgspec.json.encode(request)
@@ -106,19 +238,21 @@ def validate_request(request: Request) -> Request:
 
 def check_arguments(*values: Any) -> None:
     """Raise ConfigError for an argument of AsyncOrchestrator that has the wrong type."""
-    given = dict(zip(ARGUMENTS, values, strict=True))
-    for (name, value), (kind, what) in zip(given.items(), ARGUMENTS.values(), strict=True):
+    arguments = dict(zip(ARGUMENTS, values, strict=True))
+    for (name, value), (required_type, description) in zip(arguments.items(), ARGUMENTS.values(), strict=True):
         if name == "model" and isinstance(value, Config):
             raise ConfigError("model must be a string, `provider:model`; got a Config. Pass a configuration as config=")
-        if value is not None and not isinstance(value, kind):
-            shown = repr(value) if kind is not Mapping else f"a {type(value).__name__}"  # never show an API key
-            raise ConfigError(f"{name} must be {what}; got {shown}")
+        if value is not None and not isinstance(value, required_type):
+            value_text = (
+                repr(value) if required_type is not Mapping else f"a {type(value).__name__}"
+            )  # never show an API key
+            raise ConfigError(f"{name} must be {description}; got {value_text}")
     for name in ("env", "keys"):
-        for pair in (given[name] or {}).items():
+        for pair in (arguments[name] or {}).items():
             if not all(isinstance(each, str) for each in pair):
                 raise ConfigError(f"{name} must map strings to strings; got {pair[0]!r}: {type(pair[1]).__name__}")
-    run, home = given["run"], given["home"]
-    if paths.path_of("home", home) == "":
+    run, home = arguments["run"], arguments["home"]
+    if paths.checked_path("home", home) == "":
         raise ConfigError("home must not be empty: leave it out to use ORCH_HOME")
     if run is not None and (not RUN_NAME.fullmatch(run) or run.startswith(paths.UNNAMED_RUN_PREFIX)):
         raise ConfigError(
@@ -127,40 +261,43 @@ def check_arguments(*values: Any) -> None:
         )
 
 
-def as_list(what: str, values: Iterable[Any]) -> list[Any]:
-    """Return `values` as a list. Raises ConfigError unless it is iterable; a string does not count."""
+def as_list(name: str, values: Iterable[Any]) -> list[Any]:
+    """Return `values` as a list. Raises ConfigError for a string and for values that are not iterable."""
     try:
-        each = None if isinstance(values, str | bytes) else iter(values)
+        iterator = None if isinstance(values, str | bytes) else iter(values)
     except TypeError:
-        each = None
-    if each is None:
-        raise ConfigError(f"{what} must be a list; got {values!r}")
-    return list(each)
+        iterator = None
+    if iterator is None:
+        raise ConfigError(f"{name} must be a list; got {values!r}")
+    return list(iterator)
 
 
-def as_names(what: str, names: Iterable[str] | None) -> tuple[str, ...] | None:
-    """Return `names` as a tuple, None for None. Raises ConfigError unless it is a list of strings."""
+def as_names(name: str, names: Iterable[str] | None) -> tuple[str, ...] | None:
+    """Return `names` as a tuple, or None if `names` is None. Raises ConfigError if `names` is not a list of strings."""
     if names is None:
         return None
-    given = [names] if isinstance(names, str) else as_list(what, names)
-    if isinstance(names, str) or not all(isinstance(each, str) for each in given):
-        raise ConfigError(f"{what} must be a list of names; got {names!r}. Write {given!r}")
-    return tuple(given)
+    items = [names] if isinstance(names, str) else as_list(name, names)
+    if isinstance(names, str) or not all(isinstance(each, str) for each in items):
+        raise ConfigError(f"{name} must be a list of names; got {names!r}. Write {items!r}")
+    return tuple(items)
 
 
 def split_tools(tools: Iterable[ToolLike] | None) -> tuple[tuple[str, ...] | None, tuple[Tool, ...]]:
-    """Return the names of built-in tools (None: none were given) and the functions, as tools."""
+    """Split `tools` into the names of built-in tools and the tools made from functions.
+
+    The names are None if `tools` is None.
+    """
     if tools is None:
         return None, ()
     if isinstance(tools, str):
         raise ConfigError(f"tools must be a list of names and functions; got {tools!r}. Write [{tools!r}]")
-    given = as_list("tools", tools)
-    for each in given:
+    items = as_list("tools", tools)
+    for each in items:
         if not isinstance(each, str) and not callable(each):
             raise ConfigError(f"a tool must be a name or a function; got {each!r}")
-    functions = tuple(tool(each) for each in given if not isinstance(each, str))
-    names = tuple(each for each in given if isinstance(each, str))
-    taken = [*names, *(function.name for function in functions)]
-    if len(set(taken)) < len(taken):
-        raise ConfigError(f"two tools have the same name: {', '.join(sorted(taken))}")
+    functions = tuple(tool(each) for each in items if not isinstance(each, str))
+    names = tuple(each for each in items if isinstance(each, str))
+    used_names = [*names, *(function.name for function in functions)]
+    if len(set(used_names)) < len(used_names):
+        raise ConfigError(f"two tools have the same name: {', '.join(sorted(used_names))}")
     return names, functions

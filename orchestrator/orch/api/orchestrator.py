@@ -4,41 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar, Unpack, overload
 
 import msgspec
 
 from orch_protocol.agent.config import Config, parse_model
 from orch_protocol.agent.project import ProjectContext
 from orch_protocol.agent.spec import Limits, QueueMode, Template
-from orch_protocol.core.errors import ConfigError, StoreError, UnsupportedPlatformError
+from orch_protocol.core.errors import ConfigError, OrchError, StoreError, UnsupportedPlatformError
 from orch_protocol.core.ids import new_id
-from orch_protocol.core.messages import Message, Reply
+from orch_protocol.core.messages import Prompt, Reply, prompt_of
+from orch_protocol.core.worktrees import Isolation
+from orch_protocol.hooks.stages import ALIASES, STAGES
 from orch_protocol.policy.budget import Budget
-from orch_protocol.services.requests import (
-    ASK_ALL,
-    KILL,
-    LIST_AGENTS,
-    RESUME,
-    SPAWN,
-    WAIT,
-    AgentRow,
-    AskAll,
-    AskAllResult,
-    Kill,
-    ListAgents,
-    Resume,
-    Spawn,
-    Wait,
-    Waited,
-)
-from orch_protocol.services.run_events import LIST_EVENTS, EventsSince, RunEvent
+from orch_protocol.policy.policy import PolicySpec
+from orch_protocol.services.agents.lifecycle import KILL, RESUME, Kill, Resume
+from orch_protocol.services.agents.query import ASK_ALL, WAIT, AskAll, AskAllResult, Wait, Waited
+from orch_protocol.services.agents.run_events import LIST_EVENTS, EventsSince, RunEvent
+from orch_protocol.services.agents.spawn import SPAWN, Spawn
+from orch_protocol.services.agents.status import LIST_AGENTS, AgentRow, ListAgents
 from orch_protocol.services.service import Service
 from orch_worker.backends import models
 from orch_worker.backends.local_servers import LOCAL
@@ -47,58 +38,67 @@ from orch_worker.policy.policy_callback import PolicyCallback, PolicyFunction
 from orch_worker.sandbox.probe import available_levels
 from orch_worker.session.log.lock import FolderLock
 from orch_worker.tools.api.base import ToolContext
+from orch_worker.tools.api.executor import Executor
 
+from ..archival.adapters import read_messages
 from ..config import config as configuration
 from ..config import paths
-from ..config.models import Catalog, keys_in
+from ..config.models import Catalog, configured_providers, keys_in
 from ..config.notices import Notices
 from ..policy import sandbox
 from ..policy.approvals import ApprovalBroker, Approver
 from ..policy.budget_rules import budget_change, budget_of
 from ..policy.credentials import Credentials, ProgramCredentials
-from ..policy.root_hooks import HookRegistrar, RootHooks
+from ..policy.root_hooks import RootHooks
 from ..processes import default_launcher
 from ..processes.base import Launcher
 from ..processes.descriptors import require_room
 from ..processes.router import Deliver, Router, Transport
+from ..resources.agent_types import AgentType, find_types
 from ..resources.extensions import templates_for
-from ..resources.prompt_templates import InMemory, PromptTemplate, TemplateProvider
+from ..resources.program_extensions import ProgramExtensions
+from ..resources.prompt_templates import PromptTemplate
 from ..services import USER, call, check_params, serve_worker
+from ..services.archives.prune import finish_pruning
 from ..services.archives.recall import find_agent_or_holder
-from ..services.resources.hooks import connect_root_hooks
+from ..services.resources.hooks import connect_program, emit_event
 from ..services.sessions.deletion import finish_deletions
-from ..supervisor.recovery.orphan_cleanup import kill_orphans, run_token, sweep_runs
+from ..supervisor.recovery.orphan_cleanup import kill_orphans, remove_git_scratch, remove_run, run_token, sweep_runs
 from ..supervisor.supervisor import Supervisor
 from ..supervisor.watchers import Observer, Watchers
 from ..tree.journal.journal import JOURNAL, Journal
-from .agent import AsyncSubagent, OnEvent
+from .agent import AsyncSubagent, OnEvent, parse_with_correction
 from .arguments import (
     AgentHandle,
-    ScriptedBackendLike,
+    AgentOptions,
+    AgentRefs,
+    BackendLike,
+    LentBackends,
     ToolLike,
     as_list,
     as_names,
     check_arguments,
-    script_responses,
+    executor_spec,
     split_tools,
     validate_request,
 )
+from .registration import Registration
 from .resources.archives import AsyncArchives
 from .resources.budget import AsyncRunBudget
 from .resources.hooks import Hooks
 from .resources.permissions import AsyncPermissions
 from .resources.prompt_templates import PromptTemplates
 from .resources.skills import Skills
+from .return_types import JsonSchema, ReturnType, return_type
 from .sessions import AsyncSessions
 from .shared_namespace import share_namespace
-
-if TYPE_CHECKING:
-    from ..resources.skills import Skill, SkillProvider
+from .structured_output import AskedValue, prompt_for_value
 
 __all__ = ["AsyncOrchestrator", "AsyncSession", "ToolLike"]
 
 P = TypeVar("P", bound=msgspec.Struct)
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 # --- Sessions ---
@@ -107,36 +107,38 @@ SESSION_TASK: Final = "Talk with the user, and do what they ask."
 
 
 class AsyncSession(AsyncSubagent):
-    """An agent to talk to: an AsyncSubagent with `run`."""
+    """A top-level agent for interactive use: an AsyncSubagent with `run`."""
 
-    async def run(self, text: str, *, timeout: float | None = None, on_event: OnEvent | None = None) -> Reply:
-        """Send `text` and return the reply; see `query`.
+    async def run(self, text: Prompt, *, timeout: float | None = None, on_event: OnEvent | None = None) -> Reply:
+        """Send `text`, which may be a list of texts and images, and return the reply; see `query`.
 
-        With `archival.async = false`, `archived_to` of the reply is the holder if the turn was archived.
+        If the turn was archived, the reply's `archived_to` is the holder of the archive. This requires `archival.async
+        = false`.
         """
         return await self.query(text, timeout=timeout, on_event=on_event)
 
 
-class AsyncOrchestrator(HookRegistrar):
-    """Supervises the agents of one run, each in a process of its own.
+class AsyncOrchestrator(Registration):
+    """Supervises the agents of one run. Each agent has its own process.
 
         async with AsyncOrchestrator() as o:
             agent = await o.spawn("Explain this repo")
             print((await agent.query("What does README promise?")).text)
 
-    - `model`: `provider:model` or `local`; None: the configured model, else the default of a provider with a key.
+    - `model`: `provider:model` or `local`. None uses the configured model. If no model is configured, the default model
+      of a provider with a key is used.
     - `config`: a Config to use instead of configuration files and environment variables.
-    - `run`: the name of a run that outlives the program; opened again, its agents answer again. Without it the run ends
-      with the orchestrator. Transcripts are kept in `home` either way.
-    - `env`, `keys`: variables and API keys to use instead of those of the program's environment.
-    - `environment`: names or globs of further variables that workers get, like `environment.pass`.
-    - `approve`: called with a Question for each tool call that needs approval, one at a time; returns True, False or a
-      Consent. Without it such calls are denied.
-    - `policy`: called with a PolicyCall and the PolicyConfig for each tool call; returns a Verdict, which can only be
-      stricter than the configured policy.
-    - `launcher`, `connect`: how workers are started and connected; for tests.
+    - `run`: the name of a run that outlives the program. When a program opens the run again, its agents can answer
+      again. A run without a name ends with the orchestrator. Transcripts are kept in `home` either way.
+    - `env`, `keys`: variables and API keys to use instead of the program's environment.
+    - `environment`: names or globs of additional environment variables for workers, like `environment.pass`.
+    - `approve`: a function that is called with a Question for each tool call that needs approval, one at a time. The
+      function returns True, False or a Consent. Without this function, such calls are denied.
+    - `policy`: a function that is called with a PolicyCall and the PolicyConfig for each tool call. The function
+      returns a Verdict. A Verdict can only be stricter than the configured policy.
+    - `launcher`, `connect`: functions that start and connect workers, for tests.
 
-    `approve` and `policy` may be async functions; others run in a thread.
+    `approve` and `policy` may be async functions. A function that is not async runs in a thread.
 
     Attributes: `archives`, `sessions`, `budget`, `permissions`, `skills`, `hooks`, `prompt_templates`.
     Raises ConfigError, LockedError, StoreError.
@@ -165,18 +167,23 @@ class AsyncOrchestrator(HookRegistrar):
         environ = os.environ if env is None else env
         self.home = paths.home(environ, home)
         loaded = configuration.load(paths.current_folder(), environ, home=self.home) if config is None else None
-        found = config or (loaded.config if loaded else Config())
+        initial_config = config or (loaded.config if loaded else Config())
         self._approver = approve
         self._policy = policy
-        self._hooks = RootHooks(self.home)
+        self._has_run_name = run is not None
+        self.run = run or f"{paths.UNNAMED_RUN_PREFIX}{new_id()}"
+        self._hooks = RootHooks(self.home, self.run)
         self._known, self._env = models.load(self.home), environ
         self._keys = dict(keys) if keys is not None else keys_in(environ, self._known)
         self.credentials: Credentials = ProgramCredentials()
-        """Which keys and servers agents use; the daemon sets its own before `start`."""
-        default = configuration.Default.of(self._known, self._keys)
-        unsaid = default.says if model is None and found.model is None else None
-        self.config = msgspec.structs.replace(found, model=model or found.model or default.model)
+        """The keys and servers that agents use. The daemon sets its own credentials before `start`."""
+        default = configuration.DefaultModel.for_keys(self._known, self._keys)
+        default_notice = default.notice if model is None and initial_config.model is None else None
+        self.config = msgspec.structs.replace(initial_config, model=model or initial_config.model or default.model)
+        self._withheld: dict[str, frozenset[str]] = {}
+        """The variables that agents do not get, by the provider of the agent. Computed on first use."""
         self._templates = templates_for(self.config, paths.current_folder(), self.home)
+        self._program = ProgramExtensions()
         self.archives = AsyncArchives(self._call)
         self.budget = AsyncRunBudget(self._call)
         self.hooks = Hooks(self._hooks, self.config)
@@ -185,46 +192,54 @@ class AsyncOrchestrator(HookRegistrar):
         self.sessions = AsyncSessions(self)
         self.skills = Skills(self.config, self.home)
         self.notes = loaded.notes if loaded else ()
-        """What of the configuration was ignored, and why."""
+        """The parts of the configuration that were ignored, and the reasons."""
         self._environment = (*self.config.environment.pass_, *(as_names("environment", environment) or ()))
-        self._asides = Notices(unsaid, configuration.unknown_tool_notes(configuration.flatten(self.config)))
-        self._named = run is not None
-        self.run = run or f"{paths.UNNAMED_RUN_PREFIX}{new_id()}"
+        self._notices = Notices(default_notice, configuration.unknown_tool_notes(configuration.flatten(self.config)))
         self._make_launcher = launcher or default_launcher
         self._connect = connect or Router
+        self.lent_backends = LentBackends(separate=launcher is None)
         self._watchers = Watchers()
         self._pid = os.getpid()
         self._supervisor: Supervisor | None = None
-        self._opened = AsyncExitStack()
+        self._resources = AsyncExitStack()
         self._closing: asyncio.Future[None] | None = None
+        self.queued: dict[str, asyncio.Future[Reply]] = {}
+        """Key: agent id.
 
-    # Life.
+        Value: the query that was queued last for this agent. An item is removed when its query is done.
+        """
+
+    # Lifecycle.
 
     async def start(self) -> AsyncOrchestrator:
-        """Open the run and start the launcher. `async with` does this and `close`. Raises SandboxError."""
+        """Open the run and start the launcher. `async with` calls `start` and `close`. Raises SandboxError."""
         if self._supervisor is not None:
             return self
         self._loop = asyncio.get_running_loop()
         sandbox.check_required_levels(self.config.sandbox, available_levels)
         require_room()
         folder = paths.private_dir(paths.run_dir(self.home, self.run))
-        chosen = self.config.session_dir
+        session_dir = self.config.session_dir
         sessions = paths.private_dir(
-            paths.sessions_of(self.home, chosen), "ORCH_HOME" if chosen is None else "session_dir"
+            paths.sessions_of(self.home, session_dir), "ORCH_HOME" if session_dir is None else "session_dir"
         )
         paths.write_gitignore(self.home)
         sweep_runs(self.home)
-        # What is opened is closed in the reverse order: by `close`, and when something cannot be opened.
+        # `close` releases resources in reverse order. If a later resource cannot be opened, the earlier ones are
+        # released.
         async with AsyncExitStack() as stack:
-            if not self._named:
-                stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            if not self._has_run_name:
+                stack.callback(remove_run, folder)
             stack.callback(FolderLock.acquire(folder).release)
-            if self._named:
+            if self._has_run_name:
                 kill_orphans(folder)
-            shutil.rmtree(folder / "spool", ignore_errors=True)  # a root that was killed could not
+            shutil.rmtree(folder / "spool", ignore_errors=True)  # files that a killed root left
+            remove_git_scratch(folder)
             logs, spool = paths.private_dir(folder / "logs"), paths.private_dir(folder / "spool")
             stack.callback(shutil.rmtree, spool, ignore_errors=True)
             stack.callback(self._hooks.close)
+            stack.callback(self._program.runner.close)
+            stack.callback(self.lent_backends.close)
             journal = Journal.open(folder / JOURNAL, durability=self.config.durability)
             stack.callback(journal.close)
             launcher = self._make_launcher(run_token(folder), folder)
@@ -234,7 +249,7 @@ class AsyncOrchestrator(HookRegistrar):
             if (template := self._template()) != "lean":
                 launcher.warm(template)
             socket = Path(paths.root_socket(folder))
-            opinion = PolicyCallback(self._policy) if self._policy is not None else None
+            policy_callback = PolicyCallback(self._policy) if self._policy is not None else None
             supervisor = Supervisor(
                 config=self.config,
                 journal=journal,
@@ -245,31 +260,33 @@ class AsyncOrchestrator(HookRegistrar):
                 logs=logs,
                 catalog=Catalog(self._known, self._env, self._keys, self.config.budget.unknown_price),
                 credentials=self.credentials,
-                approvals=ApprovalBroker(self.home, self._approver, opinion=opinion),
+                approvals=ApprovalBroker(self.home, self._approver, policy_callback=policy_callback),
                 watchers=self._watchers,
                 hooks=self._hooks,
                 keys=self._keys_for,
                 orch_folders=paths.orch_folders(self.home, folder, sessions, self._env),
             )
-            connect_root_hooks(supervisor, self._templates)
+            connect_program(supervisor, self._templates, self._program)
             stack.push_async_callback(self._watchers.close)
             stack.push_async_callback(supervisor.close)
             supervisor.start()
-            with contextlib.suppress(StoreError):  # a full disk keeps nobody from opening it
+            with contextlib.suppress(StoreError):  # the run must open even if the disk is full
+                await finish_pruning(supervisor)
                 await finish_deletions(supervisor)
-            self._supervisor, self._opened, self._closing = supervisor, stack.pop_all(), None
+            self._supervisor, self._resources, self._closing = supervisor, stack.pop_all(), None
         return self
 
     async def close(self) -> None:
-        """Stop every process. Transcripts are kept; agents of a named run answer again when it is opened again.
+        """Stop every process.
 
-        Takes at most a few seconds, and completes even when it is cancelled. In a forked child it does nothing.
+        Transcripts are kept. When a program opens a named run again, its agents can answer again. Closing takes at most
+        a few seconds, and completes even when it is cancelled. In a forked child this does nothing.
         """
         if os.getpid() != self._pid:
             return
         if self._supervisor is not None and self.supervisor:
             self._supervisor = None
-            self._closing = asyncio.ensure_future(self._opened.aclose())
+            self._closing = asyncio.ensure_future(self._resources.aclose())
         if self._closing is not None:
             await asyncio.shield(self._closing)
 
@@ -281,14 +298,21 @@ class AsyncOrchestrator(HookRegistrar):
 
     @property
     def supervisor(self) -> Supervisor:
-        """The running supervisor. Raises ConfigError when closed, in a forked child and in another event loop."""
-        if self._supervisor_of_process and asyncio._get_running_loop() not in (None, self._loop):
+        """The running supervisor.
+
+        Raises ConfigError when the orchestrator is closed, in a forked child, and in another event loop.
+        """
+        supervisor = self._supervisor_of_process
+        if asyncio._get_running_loop() not in (None, self._loop):
             raise ConfigError("this orchestrator was started in another event loop: use and close it there")
-        return self._supervisor_of_process
+        return supervisor
 
     @property
     def _supervisor_of_process(self) -> Supervisor:
-        """The running supervisor, for reading from any thread. Raises ConfigError unless running in this process."""
+        """The running supervisor, for reading from any thread.
+
+        Raises ConfigError if no supervisor runs in this process.
+        """
         if self._supervisor is None:
             raise ConfigError("this orchestrator is not running: use it in a `with` block, or call start()")
         if os.getpid() != self._pid:
@@ -301,15 +325,16 @@ class AsyncOrchestrator(HookRegistrar):
         self,
         task: str,
         *,
+        agent: str | None = None,
         preset: str | None = None,
         tools: Iterable[ToolLike] | None = None,
         model: str | None = None,
         thinking: str | None = None,
-        backend: ScriptedBackendLike | None = None,
+        backend: BackendLike | None = None,
         name: str | None = None,
         cwd: str | os.PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
-        history: Sequence[Message] = (),
+        history: Sequence[Any] = (),
         limits: Limits | None = None,
         max_cost: float | None = None,
         budget: Budget | None = None,
@@ -327,49 +352,75 @@ class AsyncOrchestrator(HookRegistrar):
         depth: Literal[0, 1] = 1,
         peers: Iterable[AgentHandle | str | int] = (),
         archives: Iterable[str] = (),
+        approve: Approver | None = None,
+        isolation: Isolation | None = None,
+        tool_executor: Executor | str | None = None,
     ) -> AsyncSubagent:
         """Start an agent and return it when its process is ready.
 
-        - `task`: what it is for. `name`: a name for it, else one is chosen. `cwd`, `env`: where and with which
-          environment its tools run. `history`: messages that its conversation begins with.
-        - `tools`: names of built-in tools and functions of this program; replaces the tools of `preset`.
-        - `model`, `thinking`, `backend`: what answers, with which reasoning effort (see `AsyncSubagent.set_thinking`);
-          None uses the configuration.
-        - `budget`: what it and its descendants may use in total; `max_cost` is its limit in USD. Both override
-          `limits`.
-        - `plan`: start in plan mode: nothing is written or run before its plan is approved.
-        - `context`: how much it is told about the project in `cwd`; None: as configured for its preset.
-        - `persist=False`: keep nothing of it and its descendants on disk; it is lost when this orchestrator closes.
-        - `prompt_template`: a template, its name or its file, with values for its variables in `vars`.
-        - `skills`: names of its skills; None: all in `cwd`, or as configured for its preset.
-        - `namespace`: a dict of this program in which its `run_python` runs. Requires an in-process launcher.
-        - `usable_credentials`: credential paths such as "~/.ssh" that its commands can read without approval.
-        - `depth=0`: an agent for a person to talk to; it may spawn even without `allow_nested`. See `session`.
-        - `peers`: agents that it may query besides its descendants; it gets the tools for that. A peer uses its own
-          rights. `archives`: ids of archives that it may search, read and query.
+        - `task`: the task of the agent. `name`: the agent's name; None generates a name. `cwd`, `env`: the working
+          directory and environment of the agent's tools.
+        - `history`: messages at the beginning of the conversation: orch messages (see `user`, `assistant`), or a list
+          in the message format of a provider's API.
+        - `agent`: an agent type (see `agent_types`) that supplies prompt, tools and model. `preset` and `tools` limit
+          the tools of the agent type; `model` replaces its model.
+        - `tools`: names of built-in tools, and functions of this program. These tools replace the tools of `preset`.
+        - `model`, `thinking`: the agent's model and reasoning effort (see `AsyncSubagent.set_thinking`). None uses the
+          configuration. `backend`: a ScriptedBackend, or a CustomBackend for an agent in this process.
+        - `budget`: limits on the total usage of the agent and its descendants. `max_cost` is the limit in USD. Both
+          override `limits`.
+        - `plan`: start in plan mode: the agent cannot write or run anything until its plan is approved.
+        - `context`: how much information about the project in `cwd` the prompt contains. None uses the setting of the
+          preset.
+        - `persist=False`: keep no data of the agent and its descendants on disk. The agent is lost when this
+          orchestrator closes.
+        - `prompt_template`: a template, or the name or file of a template. `vars` contains values for its variables.
+        - `skills`: names of the agent's skills. None selects the skills configured for its preset, or else all skills
+          in `cwd`.
+        - `namespace`: a dict of this program in which the agent's `run_python` runs. Requires an in-process launcher.
+        - `usable_credentials`: credential paths, such as "~/.ssh", that the agent's commands can read without approval.
+        - `depth=0`: a top-level agent for interactive use. Such an agent may spawn even without `allow_nested`. See
+          `session`.
+        - `peers`: agents that this agent may query in addition to its descendants. The agent gets the tools for this. A
+          peer uses its own rights. `archives`: ids of archives that the agent may search, read and query.
+        - `approve`: a function that answers approval questions of this agent and its descendants instead of the
+          orchestrator's function. With either function, calls that use personal data or change code need approval.
+        - `isolation="worktree"`: the agent works in a new git worktree with its own branch; see `AsyncSubagent.merge`.
+        - `tool_executor`: an Executor object of this program, or the import path `package.module:Class` of an Executor
+          subclass, which the agent's process loads. The executor lists and runs the agent's tools in place of the
+          built-in tools. `tools` then names the granted tools, which may be tools of the executor. `preset` adds
+          built-in tools.
 
         Raises SpawnError, ConfigError.
         """
         if not isinstance(task, str) or not isinstance(env, Mapping | None):
-            wrong = repr(task) if not isinstance(task, str) else f"env={env!r}"
-            raise ConfigError(f"task must be a string and env a mapping of variables; got {wrong}")
+            problem = repr(task) if not isinstance(task, str) else f"env={env!r}"
+            raise ConfigError(f"task must be a string and env a mapping of variables; got {problem}")
+        _check_approver(approve)
+        if agent is not None and prompt_template is not None:
+            raise ConfigError(f"pass agent={agent!r} or prompt_template, not both: an agent type has its own prompt")
         names, functions = split_tools(tools)
-        script, summaries = script_responses(backend)
-        folder = paths.path_of("cwd", cwd) or str(paths.current_folder())
-        here = ToolContext(Path(folder), env=env or {})
+        executor, executor_object = await executor_spec(tool_executor, names if agent is None else None)
+        if executor is not None and names is None and preset is None and agent is None:
+            names = ()
+        backend_arguments = self.lent_backends.arguments(model, backend)
+        folder = paths.checked_path("cwd", cwd) or str(paths.current_folder())
+        tool_context = ToolContext(Path(folder), env=env or {})
         request = Spawn(
             task,
+            agent=agent,
             preset=preset,
             tools=names,
-            root_tools=tuple(function.spec() for function in functions if not function.missing(here)),
-            model=model,
+            root_tools=tuple(function.spec() for function in functions if not function.missing(tool_context)),
+            model=backend_arguments.model,
             thinking=thinking,
-            script=script,
-            summaries=summaries,
+            script=backend_arguments.script,
+            summaries=backend_arguments.summaries,
             name=name,
             cwd=folder,
             env=dict(env) if env is not None else None,
-            history=tuple(as_list("history", history)),
+            policy=PolicySpec("person", self.config.policy) if approve is not None else None,
+            history=read_messages(as_list("history", history), "history"),
             limits=limits,
             budget=budget_of(max_cost, budget),
             template=template,
@@ -379,76 +430,58 @@ class AsyncOrchestrator(HookRegistrar):
             context=context,
             persist=persist,
             depth=depth,
-            prompt=self._templates.asked(prompt_template, vars),
+            prompt=self._templates.prompt_spec(prompt_template, vars),
             skills=as_names("skills", skills),
             own_skills=self.skills.registered(),
             peers=_agent_refs(as_list("peers", peers)),
             archives=as_names("archives", archives) or (),
             usable_credentials=as_names("usable_credentials", usable_credentials) or (),
+            isolation=isolation,
+            executor=executor,
         )
         spawned = await call(self.supervisor, USER, SPAWN, validate_request(request))
         if namespace is not None:
-            await share_namespace(self.supervisor, spawned, namespace, self._opened.callback)
-        own = {function.name for function in functions}
-        self._asides.spawned(spawned.note, own, chosen=model is not None or backend is not None)
+            await share_namespace(self.supervisor, spawned, namespace, self._resources.callback)
+        executor_tools = {each.name for each in self.supervisor.tree.agents[spawned.id].spec.executor_tools}
+        known_tools = {function.name for function in functions}.union(self._program.tools, executor_tools)
+        self._notices.print_for_agent(spawned.note, known_tools, model_chosen=model is not None or backend is not None)
         if functions:
             self.supervisor.tools[spawned.id] = {function.name: function for function in functions}
+        if executor_object is not None:
+            self.supervisor.executors[spawned.id] = executor_object
+        if approve is not None:
+            self.supervisor.approvals.set_approver(spawned.id, approve)
         return AsyncSubagent(self, spawned.id)
 
     async def session(
         self,
         *,
-        tools: Iterable[ToolLike] | None = None,
+        task: str = SESSION_TASK,
         resume: bool | str | int = False,
-        history: Sequence[Message] | None = None,
         system: str | None = None,
-        approve: Approver | None = None,
-        plan: bool = False,
-        preset: str | None = None,
-        model: str | None = None,
-        backend: ScriptedBackendLike | None = None,
-        name: str | None = None,
-        cwd: str | os.PathLike[str] | None = None,
-        limits: Limits | None = None,
-        budget: Budget | None = None,
+        **options: Unpack[AgentOptions],
     ) -> AsyncSession:
-        """Return an agent to talk to: `await session.run("...")`, `await session.execute("/status")`.
+        """Return an agent for a dialog: `await session.run("...")`, `await session.execute("/status")`.
 
-        With `resume=True` it is the most recently active session of this run, killed or not, or a new one if there is
-        none. With a reference it is that agent, which must exist. A resumed session keeps its settings: of the other
-        arguments only `approve` applies. `system` is the system prompt's first part, used as it is; `history` seeds the
-        conversation. `approve` answers approval questions of this agent and its descendants instead of the
-        orchestrator's own function. For the other arguments see `spawn`.
-        Raises SpawnError, ConfigError, AgentNotFoundError, AmbiguousRefError.
+        `resume=True` returns the most recently active session of this run, even if it was killed. If the run has no
+        session, a new session is started. If `resume` is a reference, the call returns this agent, which must exist. A
+        resumed session keeps its settings. Only the argument `approve`, and an object as `tool_executor`, apply to a
+        resumed session. `system` replaces the prompt template. The system prompt then begins with this text. `options`
+        are the arguments of `spawn`. Raises SpawnError, ConfigError, AgentNotFoundError, AmbiguousRefError.
         """
-        if approve is not None and not callable(approve):
-            raise ConfigError(f"approve must be a function that takes a Question; got {approve!r}")
-        if not isinstance(system, str | None):
-            raise ConfigError(f"system must be a string; got {system!r}")
+        _check_session_options(system, options)
         if (found := await _find_session_to_resume(self, resume)) is None:
-            said = None if system is None else PromptTemplate.literal("session", system, "system=")
-            agent = await self.spawn(
-                SESSION_TASK,
-                tools=tools,
-                history=history or (),
-                prompt_template=said,
-                plan=plan,
-                preset=preset,
-                model=model,
-                backend=backend,
-                name=name,
-                cwd=cwd,
-                limits=limits,
-                budget=budget,
-                depth=0,
-            )
-            found = agent.id
-        if approve is not None:
-            self.supervisor.approvals.answered_by(found, approve)
+            if system is not None:
+                options = {**options, "prompt_template": PromptTemplate.literal("session", system, "system=")}
+            found = (await self.spawn(task, depth=0, **options)).id
+        else:
+            if (approve := options.get("approve")) is not None:
+                self.supervisor.approvals.set_approver(found, approve)
+            await self._replace_executor(found, options.get("tool_executor"))
         return AsyncSession(self, found)
 
     async def get(self, ref: str | int) -> AsyncSubagent:
-        """Return the agent or archive holder that `ref` (number, id, unique prefix, name) names.
+        """Return the agent or archive holder with the reference `ref`: a number, id, unique prefix or name.
 
         Raises AgentNotFoundError, AmbiguousRefError.
         """
@@ -457,13 +490,13 @@ class AsyncOrchestrator(HookRegistrar):
         )
 
     async def agents(self, *, all: bool = False) -> list[AgentRow]:
-        """Return the state of every agent; killed agents and archive holders only with `all`."""
+        """Return the state of every agent. Killed agents and archive holders are included only with `all`."""
         return await self._call(LIST_AGENTS, ListAgents(all))
 
     async def events(self, since: int = 0, *, ref: str | None = None, timeout: float = 0.0) -> list[RunEvent]:
         """Return the events of the run after event number `since`, at most 1,000.
 
-        When there are none, wait up to `timeout` seconds. `ref` selects one agent.
+        If there are no such events, wait up to `timeout` seconds for an event. `ref` selects one agent.
         """
         return await self._call(LIST_EVENTS, EventsSince(since, ref, seconds=timeout))
 
@@ -473,71 +506,128 @@ class AsyncOrchestrator(HookRegistrar):
         mode: Literal["any", "all"] | int = "all",
         timeout: float | None = None,
     ) -> Waited:
-        """Wait until any, all or a number (`mode`) of the agents are not busy, at most `timeout` seconds."""
+        """Wait until agents are not busy, for at most `timeout` seconds.
+
+        `mode` is "all", "any", or the number of agents to wait for.
+        """
         return await self._call(WAIT, Wait(_agent_refs(agents), mode, timeout))
 
+    @overload
     async def ask_all(
-        self, agents: Iterable[AgentHandle | str | int], prompt: str, *, timeout: float | None = None
-    ) -> list[AskAllResult]:
-        """Send one prompt to many agents and archive holders, some at a time; return a result for each, in order.
+        self, agents: AgentRefs, prompt: Prompt, *, timeout: float | None = None, returns: type[T]
+    ) -> list[AskedValue[T]]: ...
+    @overload
+    async def ask_all(
+        self, agents: AgentRefs, prompt: Prompt, *, timeout: float | None = None, returns: JsonSchema
+    ) -> list[AskedValue[Any]]: ...
+    @overload
+    async def ask_all(
+        self, agents: AgentRefs, prompt: Prompt, *, timeout: float | None = None, returns: None = None
+    ) -> list[AskAllResult]: ...
+    async def ask_all(
+        self,
+        agents: AgentRefs,
+        prompt: Prompt,
+        *,
+        timeout: float | None = None,
+        returns: type[T] | JsonSchema | None = None,
+    ) -> list[AskAllResult] | list[AskedValue[T]]:
+        """Send one prompt to several agents and archive holders. Return their results in the order of `agents`.
 
-        An agent that fails has its error in its result; the others are not affected.
+        A limited number of agents work at the same time. If an agent fails, its result contains the error; the other
+        agents are not affected. With `returns`, the `value` of each result has that type; see `AsyncSubagent.query`.
         """
-        request = AskAll(_agent_refs(as_list("agents", agents)), prompt, timeout)
-        return await self._call(ASK_ALL, request)
+        refs = _agent_refs(as_list("agents", agents))
+        text, images = prompt_of(prompt)
+        if returns is None:
+            return await self._call(ASK_ALL, AskAll(refs, text, timeout, images=images))
+        expected: ReturnType[T] = return_type(returns)
+        deadline = self._loop.time() + timeout if timeout is not None else math.inf
+        results = await self._call(ASK_ALL, AskAll(refs, prompt_for_value(text, expected), timeout, images=images))
+        return await asyncio.gather(*(self._typed_result(each, expected, deadline) for each in results))
+
+    async def _typed_result(self, result: AskAllResult, expected: ReturnType[T], deadline: float) -> AskedValue[T]:
+        """Return the value in the reply. The agent can correct an invalid reply until the loop time `deadline`."""
+        if result.reply is None:
+            return AskedValue(result.ref, error=result.error)
+        agent = AsyncSubagent(self, result.reply.id)
+        remaining_seconds = max(0.0, deadline - self._loop.time()) if deadline < math.inf else None
+        try:
+            value, reply = await parse_with_correction(
+                agent, result.reply, expected, lambda prompt: agent.query(prompt, timeout=remaining_seconds)
+            )
+            return AskedValue(result.ref, value, reply)
+        except OrchError as error:
+            return AskedValue(result.ref, None, result.reply, str(error))
 
     async def kill(self, *refs: str | int, all: bool = False) -> tuple[str, ...]:
-        """Kill agents and their descendants; return the ids, children first. Transcripts are kept."""
+        """Kill agents and their descendants.
+
+        Return the ids of the killed agents, children first. Transcripts are kept.
+        """
         killed = await self._call(KILL, Kill(tuple(map(str, refs)), all))
         return killed.ids
 
     async def resume(
         self, ref: str | int, *, max_cost: float | None = None, budget: Budget | None = None
     ) -> AsyncSubagent:
-        """Let a killed or failed agent answer again, and return it.
+        """Let a killed or failed agent answer queries again, and return the agent.
 
-        `max_cost` and `budget` set the limits of any agent, in total; `math.inf` removes a limit.
+        `max_cost` and `budget` set limits on the agent's total usage. Both limits also apply to agents that were not
+        killed. `math.inf` removes a limit.
         """
         row = await self._call(RESUME, Resume(str(ref), budget_change(max_cost, budget)))
         return AsyncSubagent(self, row.id)
 
-    # Registration.
+    def agent_types(self, folder: str | os.PathLike[str] | None = None) -> list[AgentType]:
+        """Return the agent types for agents in `folder`. None selects the current folder.
 
-    def register_skill(self, skill: Skill | SkillProvider) -> tuple[str, ...]:
-        """Make a skill, or all skills of a provider, available to agents spawned from now on; return the names.
-
-        A provider is an object with a method `skills()` that returns Skills. Either all of its skills are registered or
-        none. Raises ConfigError for a name that is taken, and for a skill that breaks a rule of agentskills.io.
+        The result includes disabled types with the reason why they are disabled. Raises ConfigError.
         """
-        return self.skills.register(skill)
+        project_folder = Path(paths.checked_path("folder", folder) or paths.current_folder()).absolute()
+        return list(find_types(project_folder, self.home, self.config).found)
 
-    def register_prompt_template(self, template: str | TemplateProvider, text: str | None = None) -> tuple[str, ...]:
-        """Register the prompt template `template` with that text, or all templates of a provider; return the names.
+    # Registration; see also `Registration`.
 
-        A provider is an object with a method `templates()`. Either all of its templates are registered or none. Raises
-        ConfigError for a name that is taken, and for invalid variables in braces.
+    async def emit_event(
+        self, agent: AgentHandle | str | int, name: str, *, data: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Emit an event of this program about `agent`. Return the event's data as changed by hooks at `custom_event`.
+
+        `name` is any name that is not a stage; `data` is JSON data. Hooks of this program are called first. If the
+        agent has a process, hooks in that process are then notified. The changed event is recorded, and `events` lists
+        this event with kind `custom_event`. Raises ConfigError, AgentNotFoundError, StoreError.
         """
-        if isinstance(template, str):
-            if not isinstance(text, str):
-                raise ConfigError(f"prompt template {template!r} needs a text")
-            return self._templates.add(InMemory({template: text}))
-        if text is not None or not callable(getattr(template, "templates", None)):
-            raise ConfigError(f"pass a name and a text, or an object with a method templates(); got {template!r}")
-        return self._templates.add(template)
+        if not isinstance(name, str) or not name or name in STAGES or name in ALIASES:
+            raise ConfigError(f"invalid event name {name!r}: use a string that is not the name of a stage")
+        try:
+            builtins = msgspec.json.decode(msgspec.json.encode(dict(data or {})))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(f"event {name!r}: data must be a mapping with JSON data: {error}") from error
+        ref = agent if isinstance(agent, str) else str(getattr(agent, "id", agent))
+        node = await find_agent_or_holder(self.supervisor, USER, ref, "use", "control")
+        return await emit_event(self.supervisor, node, name, builtins)
 
     def add_observer(self, observer: Observer) -> None:
-        """Call `observer` with a CallEvent for every tool call of every agent, from each agent's next turn on.
+        """Call `observer` with a CallEvent for every tool call. The calls begin with the next turn of each agent.
 
-        Events are delivered one at a time, in order, and do not delay agents; exceptions are logged. An observer that
-        is not async runs in a thread. `close` delivers remaining events for a few seconds.
+        Events are delivered one at a time, in order, and do not delay agents. Exceptions of the observer are logged. An
+        observer that is not async runs in a thread. `close` delivers remaining events for a few seconds.
         """
-        self._watchers.add(observer)
+        self._watchers.add_observer(observer)
 
     def remove_observer(self, observer: Observer) -> None:
         """Stop calling `observer`."""
-        self._watchers.remove(observer)
+        self._watchers.remove_observer(observer)
 
     # Internals.
+
+    async def _replace_executor(self, id: str, executor: Executor | str | None) -> None:
+        """Let the object `executor` run the calls of an agent that was spawned with an object."""
+        spec = self.supervisor.tree.agents[id].spec.executor
+        _, found = await executor_spec(executor, None)
+        if found is not None and spec is not None and spec.in_program:
+            self.supervisor.executors[id] = found
 
     def _handle(self, id: str) -> AsyncSubagent:
         return AsyncSubagent(self, id)
@@ -546,38 +636,62 @@ class AsyncOrchestrator(HookRegistrar):
         return await call(self.supervisor, USER, service, check_params(service, params))
 
     def _keys_for(self, id: str) -> dict[str, str]:
-        """Return the keys for the birth pipe of the agent's worker."""
+        """Return the keys that are written to the birth pipe of the agent's worker."""
         values = self.credentials.values(id)
-        return self._keys if values is None else keys_in(values, self._known)
+        keys = self._keys if values is None else keys_in(values, self._known)
+        provider = self.supervisor.tree.agents[id].spec.backend.provider
+        if provider not in self._withheld:
+            self._withheld[provider] = self._known.withheld_from({provider, *configured_providers(self.config)})
+        return {name: value for name, value in keys.items() if name not in self._withheld[provider]}
 
     def _template(self) -> Template:
-        """Return the template process for agents without a model of their own, as far as the configuration says."""
+        """Return the zygote template for agents with the configured model."""
         spec = parse_model(self.config.model)
         if spec.provider == LOCAL:
             return "sdk"
         try:
             return template_for(complete(spec, self._known, self._env, self._keys))
         except ConfigError:
-            return "lean"  # the error is raised when such an agent is spawned
+            return "lean"  # spawning such an agent raises the error
 
 
 def _agent_refs(agents: Iterable[AgentHandle | str | int]) -> tuple[str, ...]:
     return tuple(agent if isinstance(agent, str) else str(getattr(agent, "id", agent)) for agent in agents)
 
 
-async def _find_session_to_resume(o: AsyncOrchestrator, resume: bool | str | int) -> str | None:
-    """Return the id of the session that is to go on, None: a new one."""
+def _check_session_options(system: str | None, options: AgentOptions) -> None:
+    """Check the arguments of `session`. Raise TypeError for an unknown option. Raise ConfigError for wrong values.
+
+    Only values that a resumed session uses are checked here.
+    """
+    if unknown := options.keys() - AgentOptions.__annotations__.keys():
+        raise TypeError(f"session() got an unexpected keyword argument {min(unknown)!r}")
+    if not isinstance(system, str | None):
+        raise ConfigError(f"system must be a string; got {system!r}")
+    conflicting = [name for name in ("prompt_template", "vars", "agent") if options.get(name)]
+    if system is not None and conflicting:
+        raise ConfigError(f"pass system= or {conflicting[0]}=, not both: each sets the first part of the prompt")
+    _check_approver(options.get("approve"))
+
+
+def _check_approver(approve: Approver | None) -> None:
+    if approve is not None and not callable(approve):
+        raise ConfigError(f"approve must be a function that takes a Question; got {approve!r}")
+
+
+async def _find_session_to_resume(orchestrator: AsyncOrchestrator, resume: bool | str | int) -> str | None:
+    """Return the id of the session to resume. Return None if a new session is needed."""
     if resume is False:
         return None
     if resume is True:
-        mine = [row for row in await o.agents(all=True) if row.depth == 0]
-        if not mine:
+        sessions = [row for row in await orchestrator.agents(all=True) if row.depth == 0]
+        if not sessions:
             return None
-        row = max(mine, key=lambda row: row.last_activity)
+        row = max(sessions, key=lambda row: row.last_activity)
     else:
-        row = await (await o.get(resume)).state()
+        row = await (await orchestrator.get(resume)).state()
         if row.kind == "holder":
             raise ConfigError(f"{resume!r} is an archive and cannot be resumed as a session; query it instead")
     if row.status in ("killed", "failed"):
-        await o.resume(row.id)
+        await orchestrator.resume(row.id)
     return row.id

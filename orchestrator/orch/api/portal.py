@@ -1,4 +1,4 @@
-"""The thread that runs the event loop of a blocking orchestrator, and methods that wait for asynchronous ones.
+"""A thread that runs the event loop of a blocking orchestrator, and blocking versions of asynchronous methods.
 
 A blocking class names the asynchronous method of each of its methods:
 
@@ -22,7 +22,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast
 
 from orch_protocol.core.errors import ConfigError
 
-from ..config.interrupts import Presses
+from ..config.interrupts import InterruptLimit
 
 __all__ = ["BlockingMethod", "BlockingProxy", "Portal", "blocking", "blocking_as", "direct", "on_loop"]
 
@@ -38,7 +38,7 @@ END_SECONDS = 8.0
 
 
 class Portal:
-    """A thread that runs an event loop, for programs without one."""
+    """A thread with an event loop, for programs that have no event loop."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -46,11 +46,14 @@ class Portal:
         self._pid = os.getpid()
         self._closed = False
         self._ending: Future[None] | None = None
-        self._lock = threading.RLock()  # a signal handler may call `close` while this thread holds it
+        self._lock = threading.RLock()  # reentrant: a signal handler may call `close` while the lock is held
         self.thread.start()
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run `work` on the loop's thread. Cancelling the future cancels it. Raises ConfigError when closed."""
+        """Run `work` on the loop's thread.
+
+        Cancelling the future cancels `work`. Raises ConfigError if the portal is closed.
+        """
         if os.getpid() != self._pid:
             work.close()
             raise ConfigError(f"this orchestrator belongs to process {self._pid}; a forked child must make its own")
@@ -61,53 +64,55 @@ class Portal:
             return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` on the loop's thread and return its result. Ctrl-C stops waiting and cancels `work`."""
+        """Run `work` on the loop's thread and return its result. Ctrl-C stops the wait and cancels `work`."""
         try:
             self.forbid_own_thread()
         except ConfigError:
             work.close()
             raise
         future: Future[T] | None = None
-        done = threading.Lock()
-        done.acquire()
+        finished = threading.Lock()
+        finished.acquire()
         try:
-            with Presses(0) as presses:  # an interrupt before the future exists would leave its work running
+            with InterruptLimit(0) as interrupts:  # an interrupt before the future exists would leave `work` running
                 future = self.start(work)
-                future.add_done_callback(lambda _: done.release())
-            if presses.held:
+                future.add_done_callback(lambda _: finished.release())
+            if interrupts.suppressed:
                 signal.raise_signal(signal.SIGINT)
-            # Not `future.result()`: an interrupt while it takes the future's lock would leave the lock held, and the
-            # loop would block on it.
-            done.acquire()
+            # `future.result()` would be wrong here: if an interrupt arrives while this call takes the future's lock,
+            # the lock stays held and the loop blocks on that lock.
+            finished.acquire()
             return future.result()
         except BaseException:
             if future is not None:
                 future.cancel()
             raise
 
-    def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> int:
-        """Run `last`, cancel what is still running and stop the thread. Returns how often Ctrl-C was pressed meanwhile.
+    def close(self, shutdown: Callable[[], Coroutine[Any, Any, None]]) -> int:
+        """Run the function `shutdown`, cancel remaining tasks and stop the thread.
 
-        Closing twice does nothing, and neither does closing in a forked child.
+        Return how often Ctrl-C was pressed while closing. A second call does nothing. A call in a forked child does
+        nothing.
         """
         if os.getpid() != self._pid:
             return 0
         self.forbid_own_thread()
-        with Presses(0) as presses:
+        with InterruptLimit(0) as interrupts:
             with self._lock:
                 if self._closed:
                     return 0
                 self._closed = True
-                self._ending = ending = asyncio.run_coroutine_threadsafe(self._end(last), self.loop)
+                self._ending = ending = asyncio.run_coroutine_threadsafe(self._end(shutdown), self.loop)
                 ending.add_done_callback(lambda _: self.loop.call_soon_threadsafe(self.loop.stop))
             try:
                 ending.result()
             finally:
-                # If an interrupt cut this short, the thread finishes the work as long as the program runs.
+                # If an interrupt ended the wait, the loop's thread finishes the work while the program continues to
+                # run.
                 if ending.done():
                     self.thread.join()
                     self.loop.close()
-        return presses.held
+        return interrupts.suppressed
 
     @property
     def ended(self) -> bool:
@@ -115,7 +120,7 @@ class Portal:
         return self._ending is not None and self._ending.done()
 
     def forbid_own_thread(self) -> None:
-        """Raise ConfigError on the loop's thread, which would wait for itself."""
+        """Raise ConfigError if the caller is on the loop's thread, because that thread would wait for itself."""
         if self.on_own_thread:
             raise ConfigError(
                 "a blocking call on the orchestrator's own thread would wait forever. Async tools, hooks, approvers, "
@@ -133,24 +138,24 @@ class Portal:
             try:
                 self.loop.run_forever()
             except BaseException as error:
-                # For example sys.exit in a callback of a future: without the loop every caller would wait forever.
-                what = "orch: a function of the program's would have ended the orchestrator's thread"
-                self.loop.call_exception_handler({"message": what, "exception": error})
+                # An example is sys.exit in a callback of a future. Without the loop every caller would wait forever.
+                message = "orch: a function of the program tried to end the orchestrator's thread"
+                self.loop.call_exception_handler({"message": message, "exception": error})
 
-    async def _end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _end(self, shutdown: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
-            await last()
+            await shutdown()
         finally:
-            # Callers in other threads get their results before the loop stops; what takes longer is cancelled.
-            late = await _wait_for(asyncio.all_tasks() - {asyncio.current_task()}, GRACE_SECONDS)
-            for task in late:
+            # Callers in other threads get their results before the loop stops. Tasks that take too long are cancelled.
+            unfinished = await _wait_for(asyncio.all_tasks() - {asyncio.current_task()}, GRACE_SECONDS)
+            for task in unfinished:
                 if not task.cancelling():
                     task.cancel()
-            await _wait_for(late, END_SECONDS)
+            await _wait_for(unfinished, END_SECONDS)
 
 
 class BlockingProxy(Generic[A]):
-    """An object whose methods wait for those of an asynchronous one."""
+    """A blocking wrapper of an asynchronous object. Each method waits for a method of that object."""
 
     def __init__(self, portal: Portal, target: A) -> None:
         self._portal = portal
@@ -173,35 +178,38 @@ def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> B
     def call(self: BlockingProxy[Any], *args: P.args, **kwargs: P.kwargs) -> R:
         return self._portal.wait(method(self._async, *args, **kwargs))
 
-    return cast("BlockingMethod[P, R]", _renamed(call))
+    return cast("BlockingMethod[P, R]", _name_for_blocking_class(call))
 
 
 def blocking_as(
     proxy: Callable[[Portal, A], C], method: Callable[Concatenate[Any, P], Coroutine[Any, Any, A]]
 ) -> BlockingMethod[P, C]:
-    """Like `blocking`, for a method whose result is itself an asynchronous object: wrap the result in `proxy`."""
+    """Like `blocking`, for a `method` that returns an asynchronous object. The result is wrapped in `proxy`."""
 
     @wraps(method)
     def call(self: BlockingProxy[Any], *args: P.args, **kwargs: P.kwargs) -> C:
         return proxy(self._portal, self._portal.wait(method(self._async, *args, **kwargs)))
 
-    shown = signature(method).replace(return_annotation=getattr(proxy, "__name__", ""))
-    call.__signature__ = shown  # type: ignore[attr-defined]
-    return cast("BlockingMethod[P, C]", _renamed(call))
+    new_signature = signature(method).replace(return_annotation=getattr(proxy, "__name__", ""))
+    call.__signature__ = new_signature  # type: ignore[attr-defined]
+    return cast("BlockingMethod[P, C]", _name_for_blocking_class(call))
 
 
 def direct(method: Callable[Concatenate[Any, P], R]) -> BlockingMethod[P, R]:
-    """Return the method of a BlockingProxy that calls the plain function `method` of its target, in any thread."""
+    """Return the method of a BlockingProxy that calls the plain function `method` of its target.
+
+    The function runs in the thread of the caller.
+    """
 
     @wraps(method)
     def call(self: BlockingProxy[Any], *args: P.args, **kwargs: P.kwargs) -> R:
         return method(self._async, *args, **kwargs)
 
-    return cast("BlockingMethod[P, R]", _renamed(call))
+    return cast("BlockingMethod[P, R]", _name_for_blocking_class(call))
 
 
 def on_loop(method: Callable[Concatenate[Any, P], R]) -> BlockingMethod[P, R]:
-    """Like `direct`, but call `method` on the loop's thread."""
+    """Like `direct`, but `method` is called on the loop's thread."""
 
     @wraps(method)
     def call(self: BlockingProxy[Any], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -210,15 +218,15 @@ def on_loop(method: Callable[Concatenate[Any, P], R]) -> BlockingMethod[P, R]:
 
         return self._portal.wait(work())
 
-    return cast("BlockingMethod[P, R]", _renamed(call))
+    return cast("BlockingMethod[P, R]", _name_for_blocking_class(call))
 
 
-def _renamed(call: Callable[..., Any]) -> Any:
+def _name_for_blocking_class(call: Callable[..., Any]) -> Any:
     """Name the method after the blocking class: `AsyncSubagent.kill` becomes `Subagent.kill`."""
     call.__qualname__ = call.__qualname__.removeprefix("Async")
     return call
 
 
 async def _wait_for(tasks: set[asyncio.Task[Any]], seconds: float) -> set[asyncio.Task[Any]]:
-    """Wait until `tasks` are done, at most `seconds`; return those that are not."""
+    """Wait at most `seconds` until `tasks` are done. Return the unfinished tasks."""
     return (await asyncio.wait(tasks, timeout=seconds))[1] if tasks else set()

@@ -1,7 +1,7 @@
-"""`o.sessions`: session files, read, labelled, copied, imported, exported and deleted.
+"""`o.sessions` reads, labels, copies, imports, exports and deletes session files.
 
-A session is named by an agent of the run (number, id, unique prefix, name), by the agent id of any session below
-`ORCH_HOME`, or by the path of a session folder or its `session.jsonl`. No process is started for any of these calls.
+A session is identified by an agent of the run (number, id, unique prefix, name), by the agent id of any session below
+`ORCH_HOME`, or by the path of a session folder or its `session.jsonl`. No method of `o.sessions` starts a process.
 """
 
 from __future__ import annotations
@@ -11,22 +11,24 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orch_protocol.core.errors import AgentNotFoundError
+from orch_protocol.core.errors import AgentNotFoundError, ConfigError
 from orch_protocol.core.messages import Message
 from orch_protocol.policy.budget import Budget
-from orch_protocol.services.import_export import IMPORT_SESSION, ImportSession
-from orch_protocol.services.requests import SHOW_STATE, AgentRef, AgentRow
-from orch_protocol.services.sessions import CHANGE_SESSION, FORK_SESSION, PRUNE_SESSIONS, SHOW_SESSION
-from orch_protocol.session.tree import (
+from orch_protocol.services.agents.status import SHOW_STATE, AgentRow
+from orch_protocol.services.service import AgentRef
+from orch_protocol.services.sessions.deletion import FORGET_SESSION, ForgetSession, ForgottenSessions
+from orch_protocol.services.sessions.fork import FORK_SESSION, ForkSession
+from orch_protocol.services.sessions.import_session import IMPORT_SESSION, ImportSession
+from orch_protocol.services.sessions.retention import PRUNE_SESSIONS, PrunedSessions, PruneSessions
+from orch_protocol.services.sessions.sessions import (
+    CHANGE_SESSION,
+    SHOW_SESSION,
     ChangeSession,
-    ForkSession,
-    PrunedSessions,
-    PruneSessions,
     SessionTree,
-    SetLabel,
     ShowSession,
 )
-from orch_worker.session.transcript import NAME
+from orch_protocol.session.tree import SetLabel
+from orch_worker.session.session_reader import NAME
 
 from ..config import paths
 from ..policy.budget_rules import budget_of
@@ -36,7 +38,7 @@ from ..sessions import stored
 from ..sessions.export import export_conversation
 from .agent import AsyncSubagent
 from .agent_session import entry_text
-from .arguments import ScriptedBackendLike, as_names, script_responses, validate_request
+from .arguments import BackendLike, as_names, validate_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -59,12 +61,12 @@ class AsyncSessions:
         self._call = orchestrator._call
 
     async def list(self) -> builtins.list[stored.StoredSession]:
-        """Return every session below `ORCH_HOME` (or `session_dir`), of any run, last modified first."""
+        """Return every session below `ORCH_HOME` (or `session_dir`) of every run, last modified first."""
         root = self._orchestrator.supervisor
         return await root.disk.do(stored.list_sessions, root.sessions)
 
     async def open(self, session: SessionRef, *, limit: int | None = None) -> SessionTree:
-        """Return a session as a tree of entries, or only with its last `limit` entries.
+        """Return a session as a tree of entries. With `limit`, the tree contains only the last `limit` entries.
 
         Raises AgentNotFoundError, AmbiguousRefError, ConfigError, ForeignFileError, StoreError.
         """
@@ -74,25 +76,27 @@ class AsyncSessions:
         return await self._call(SHOW_SESSION, ShowSession(found, limit))
 
     async def read(self, session: SessionRef, entry: str | int | None = None) -> builtins.list[Message]:
-        """Return the messages of the conversation up to an entry or turn (None: all). Archived messages are included.
+        """Return the messages of the conversation, including archived messages.
 
-        Raises EntryNotFoundError, and what `open` raises.
+        `entry` is the last entry or turn to return; None returns the whole conversation. Raises EntryNotFoundError, and
+        the errors of `open`.
         """
         found = await self._find(session)
         folder = found if isinstance(found, Path) else Path((await self._row(found)).folder)
         return await self._orchestrator.supervisor.disk.do(stored.read_messages, folder, entry_text(entry))
 
     async def label(self, session: SessionRef, entry: str | int, label: str | None) -> None:
-        """Give an entry a label, by which it can be found later; None removes it.
+        """Set the label of an entry. The label can then be used to identify the entry. None removes the label.
 
-        Raises AgentBusyError while a turn of its agent runs, LockedError when another process has the session open,
-        EntryNotFoundError, ConfigError when the label is taken, and what `open` raises.
+        Raises AgentBusyError while a turn of the session's agent runs. Raises LockedError when another process has the
+        session open. Raises ConfigError when another entry has the label. Raises EntryNotFoundError, and the errors of
+        `open`.
         """
-        found, named = await self._find(session), entry_text(entry) or ""
+        found, entry_ref = await self._find(session), entry_text(entry) or ""
         if isinstance(found, Path):
-            await self._orchestrator.supervisor.disk.do(stored.label_entry, found, named, label)
+            await self._orchestrator.supervisor.disk.do(stored.label_entry, found, entry_ref, label)
         else:
-            await self._call(CHANGE_SESSION, ChangeSession(found, SetLabel(named, label)))
+            await self._call(CHANGE_SESSION, ChangeSession(found, SetLabel(entry_ref, label)))
 
     async def fork(
         self,
@@ -103,11 +107,12 @@ class AsyncSessions:
         name: str | None = None,
         model: str | None = None,
     ) -> AsyncSubagent:
-        """Return a new agent with a copy of a session: the path to an entry or turn, or with `all` every branch.
+        """Return a new agent with a copy of a session up to an entry or turn. With `all` the copy has every branch.
 
-        The copy continues after `entry` (None: where the session continues). It has no process until its first query.
-        A copy of a session of this run has the rights of its agent; any other has those of a new agent with the
-        default preset. Raises EntryNotFoundError, SpawnError, and what `open` raises.
+        The copy continues after `entry`. If `entry` is None, the copy continues at the current entry of the session.
+        The agent has no process until its first query. If the session belongs to this run, the new agent has the rights
+        of the session's agent. Otherwise the new agent has the rights of a new agent with the default preset. Raises
+        EntryNotFoundError, SpawnError, and the errors of `open`.
         """
         found, at = await self._find(session), entry_text(entry)
         if isinstance(found, Path):
@@ -127,41 +132,44 @@ class AsyncSessions:
         preset: str | None = None,
         tools: Iterable[str] | None = None,
         model: str | None = None,
-        backend: ScriptedBackendLike | None = None,
+        backend: BackendLike | None = None,
         name: str | None = None,
         cwd: str | os.PathLike[str] | None = None,
         limits: Limits | None = None,
         max_cost: float | None = None,
         budget: Budget | None = None,
     ) -> AsyncSubagent:
-        """Return a new agent that continues the conversation in a file: a session of orch or pi, a transcript of a
-        coding assistant, or a list of messages.
+        """Return a new agent that continues the conversation in a file.
 
-        The file is not changed. `which` (from 1) is required when it holds several conversations. With `repair` damaged
-        lines are skipped and listed in the agent's `state().repaired`; otherwise they are an error. `cwd` defaults to
-        the one in the file if it exists. The other arguments are those of `spawn`. The agent has no process until its
-        first query. Raises ForeignFileError, DamagedError, StoreError, ConfigError, SpawnError.
+        The file is a session of orch or pi, a transcript of a coding assistant, or a list of messages. The file is not
+        changed. If the file contains several conversations, `which` selects a conversation by number, counted from 1.
+        With `repair`, damaged lines are skipped and listed in the agent's `state().repaired`; otherwise damaged lines
+        are an error. `cwd` defaults to the folder that the file names, if this folder exists. The other arguments are
+        those of `spawn`. The agent has no process until its first query. Raises ForeignFileError, DamagedError,
+        StoreError, ConfigError, SpawnError.
         """
-        script, summaries = script_responses(backend)
+        backend_arguments = self._orchestrator.lent_backends.arguments(model, backend)
         agent = {
             "preset": preset,
             "tools": as_names("tools", tools),
-            "model": model,
-            "script": script,
-            "summaries": summaries,
+            "model": backend_arguments.model,
+            "script": backend_arguments.script,
+            "summaries": backend_arguments.summaries,
             "name": name,
-            "cwd": paths.path_of("cwd", cwd),
+            "cwd": paths.checked_path("cwd", cwd),
             "limits": limits,
             "budget": budget_of(max_cost, budget),
         }
-        request = ImportSession(paths.path_of("path", path) or "", str(paths.current_folder()), which, repair, agent)
+        request = ImportSession(
+            paths.checked_path("path", path) or "", str(paths.current_folder()), which, repair, agent
+        )
         imported = await call(self._orchestrator.supervisor, USER, IMPORT_SESSION, validate_request(request))
         return AsyncSubagent(self._orchestrator, imported.id)
 
     async def export(self, ref: str | int, *, format: str = "pi", output: str | os.PathLike[str] | None = None) -> str:
-        """Return the whole conversation of agent `ref`, archived turns included.
+        """Return the whole conversation of agent `ref`, including archived turns.
 
-        `format` is `pi`, `md` or `html` (a page), `jsonl` (the session file), or a model API's message format; see
+        `format` is `pi`, `md`, `html` (a page), `jsonl` (the session file), or the message format of a model API; see
         `orch.sessions.export.CHOICES`. With `output` the text is also written to that file, atomically. Raises
         ConfigError, StoreError, AgentError.
         """
@@ -169,16 +177,35 @@ class AsyncSessions:
             export_conversation, await self._row(str(ref)), format, output
         )
 
+    async def forget(self, session: SessionRef, *, dry_run: bool = False) -> ForgottenSessions:
+        """Permanently delete a session and the sessions of all descendants of its agent.
+
+        Transcripts, archives, search indexes and stored values are deleted. Prompts and answers in the journal are
+        deleted too. Idle agents are killed. Returns the deleted sessions. With `dry_run` nothing is deleted. Sessions
+        of other runs can be deleted while these runs are closed. The method does not delete copies (`fork`), exported
+        files, and texts that other agents received. Deleted agents keep their number, name and usage; using a deleted
+        agent raises SessionDeletedError.
+
+        Raises AgentBusyError when one of the agents is busy; in this case nothing was deleted. Raises
+        AgentNotFoundError, AmbiguousRefError, ConfigError, SessionDeletedError, StoreError.
+        """
+        found, sessions = await self._find(session), self._orchestrator.supervisor.sessions
+        if isinstance(found, Path):
+            if found.parent != sessions:
+                raise ConfigError(f"session {found} is not below {sessions}: delete its folder yourself")
+            found = found.name
+        return await self._call(FORGET_SESSION, ForgetSession(found, dry_run))
+
     async def prune(
         self, *, older: float | str, keep: int = 0, idle: bool = False, dry_run: bool = False
     ) -> PrunedSessions:
-        """Delete sessions of killed and failed agents permanently if they are older than `older`.
+        """Permanently delete sessions of killed and failed agents that are older than `older`.
 
         `older` is a number of seconds or a duration such as "30d", counted from the last activity. The `keep` most
-        recently active ones are kept, and so is every agent with a descendant that is not finished. With `idle`, agents
-        without a process that had nothing to do for that long are killed and deleted too. With `dry_run` nothing is
-        deleted; the result says what would be. Deleted agents keep their number and usage; using one raises
-        SessionDeletedError. Raises ConfigError, StoreError.
+        recently active sessions are kept. An agent with an unfinished descendant keeps its session. With `idle`, agents
+        that were idle without a process for the time `older` are also killed and deleted. With `dry_run` nothing is
+        deleted, and the result lists what would be deleted. Deleted agents keep their number and usage; using a deleted
+        agent raises SessionDeletedError. Raises ConfigError, StoreError.
         """
         return await self._call(PRUNE_SESSIONS, PruneSessions(older, keep, dry_run, idle))
 
@@ -186,7 +213,7 @@ class AsyncSessions:
         return await self._call(SHOW_STATE, AgentRef(ref))
 
     async def _find(self, session: SessionRef) -> str | Path:
-        """Return the reference of an agent of this run, or the folder of a session that no such agent has."""
+        """Return the reference of an agent of this run, or the folder of a session outside this run."""
         root = self._orchestrator.supervisor
         if isinstance(session, os.PathLike) or (isinstance(session, str) and os.sep in session):
             folder = await root.disk.do(stored.session_folder, os.fspath(session))

@@ -1,4 +1,7 @@
-"""Names of this program, lent to an agent that lives in it: its code binds and sees what the program does."""
+"""Shares a namespace of this program with an in-process agent.
+
+The agent's code reads and binds names in this namespace.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from orch_protocol.core.errors import ConfigError
-from orch_protocol.services.requests import Kill, Spawned
+from orch_protocol.services.agents.lifecycle import Kill
+from orch_protocol.services.agents.spawn import Spawned
 
 from ..policy.caller import USER
 from ..services.agents.lifecycle import kill
@@ -21,22 +25,23 @@ __all__ = ["share_namespace"]
 async def share_namespace(
     root: Supervisor, spawned: Spawned, names: dict[str, Any], on_close: Callable[..., object]
 ) -> None:
-    """Let the code of the agent that was just spawned run in `names`, until `on_close` calls what it is given.
+    """Run the code of a newly spawned agent in the namespace `names`.
 
-    Raises ConfigError, and then there is no such agent, when `names` is no dict or the agent has a process of its own.
+    `on_close` is called with the function that ends the sharing and with that function's argument. If `names` is not a
+    dict, or the agent has its own process, kill the agent and raise ConfigError.
     """
     if not isinstance(names, dict):
-        wrong = f"namespace= takes a dict of names, not {type(names).__name__}"
+        problem = f"namespace must be a dict of names; got {type(names).__name__}"
     elif spawned.pid != os.getpid():
-        wrong = (
-            "namespace= is for an agent that lives in this very process, and this one has its own: "
+        problem = (
+            "namespace= needs an agent in this process, but this agent has its own process: use "
             "Orchestrator(launcher=orch.processes.in_process.InProcessLauncher)"
         )
     else:
-        from orch_worker.tools.python import namespace  # by those who lend: much hangs on it
+        from orch_worker.tools.python import namespace  # imported here because the import is slow
 
         namespace.share_names(spawned.id, names)
-        on_close(namespace.take_back, spawned.id)
+        on_close(namespace.unshare_names, spawned.id)
         return
     await kill(root, USER, Kill((spawned.id,)))
-    raise ConfigError(wrong)
+    raise ConfigError(problem)

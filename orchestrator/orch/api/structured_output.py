@@ -1,19 +1,29 @@
-"""Replies as values: what the model is asked for, and what its answer is read as."""
+"""Structured output. This module adds the request for a JSON value to prompts, and parses the reply."""
 
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.core.errors import BadReplyError, ConfigError
+from orch_protocol.core.errors import BadReplyError
 from orch_protocol.core.messages import Reply
-from orch_protocol.core.values import TakenValue
+from orch_protocol.services.resources.values import TakenValue
 from orch_worker.tools.values.values import value_of
 
-__all__ = ["Returned", "load_value", "parse_value", "prompt_for_correction", "prompt_for_value", "value_of"]
+from .return_types import MismatchError, ReturnType
+
+__all__ = [
+    "AskedValue",
+    "Returned",
+    "load_value",
+    "parse_value",
+    "prompt_for_correction",
+    "prompt_for_value",
+    "value_of",
+]
 
 
 T = TypeVar("T")
@@ -21,49 +31,61 @@ T = TypeVar("T")
 FENCED = re.compile(r"```(?:json)?\s*\n(.*?)\n?```", re.DOTALL)
 
 
-def prompt_for_value(prompt: str, returns: type[Any]) -> str:
-    """Return `prompt` with the request to answer with JSON that is a `returns`. Raises ConfigError for what has no
-    schema."""
-    try:
-        schema = msgspec.json.encode(msgspec.json.schema(returns)).decode()
-    except TypeError as error:
-        raise ConfigError(f"returns is a type that JSON can be, such as a msgspec.Struct: {error}") from error
+def prompt_for_value(prompt: str, expected: ReturnType[Any]) -> str:
+    """Return `prompt` followed by a request for JSON that matches the schema of `expected`."""
+    schema = msgspec.json.encode(expected.schema).decode()
     return f"{prompt}\n\nAnswer with one JSON value that fits this schema, and with nothing else:\n{schema}"
 
 
 def prompt_for_correction(error: Exception) -> str:
-    """Return the prompt that gives the model its one chance to mend its reply."""
+    """Return the prompt that asks the model to correct its reply."""
     return f"That is not the JSON value that was asked for: {error}. Answer again, with the JSON value alone."
 
 
-def parse_value(text: str, returns: type[T]) -> T:
-    """Return the `returns` in `text`, which may stand in a fence or have prose around it. Raises BadReplyError."""
+def parse_value(text: str, expected: ReturnType[T]) -> T:
+    """Find JSON of the type `expected` in `text` and return its value.
+
+    The JSON may be in a code fence or surrounded by prose. Raises BadReplyError.
+    """
     found = FENCED.findall(text)
-    ends = [(text.find(begin), text.rfind(end) + 1) for begin, end in ("{}", "[]")]
-    inner = [text[start:stop] for start, stop in sorted(ends) if -1 < start < stop]
+    spans = [(text.find(begin), text.rfind(end) + 1) for begin, end in ("{}", "[]")]
+    inner = [text[start:stop] for start, stop in sorted(spans) if -1 < start < stop]
     problem: Exception | None = None
-    others: list[str] = []
+    mismatched: list[str] = []
     for candidate in (text.strip(), *reversed(found), *inner):
-        if candidate.startswith("[") and any(candidate in each for each in others):
-            continue  # a list in an object is a part of what was not asked for
+        if candidate.startswith("[") and any(candidate in each for each in mismatched):
+            continue  # a list inside an invalid object is not the requested value
         try:
-            return msgspec.json.decode(candidate.encode(), type=returns)
-        except msgspec.ValidationError as error:
+            return expected.decode(candidate.encode())
+        except MismatchError as error:
             problem = error
-            others.append(candidate)
+            mismatched.append(candidate)
         except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
             problem = problem or error
     raise BadReplyError(str(problem)) from problem
 
 
-# --- What a query with `return_name` returns ---
+class AskedValue(Struct, Generic[T], frozen=True):
+    """The answer of one agent to a prompt with `returns=`. If `error` is None, `value` is the requested value.
+
+    `reply` is the agent's last reply, or None if there was no reply.
+    """
+
+    ref: str
+    value: T | None = None
+    reply: Reply | None = None
+    error: str | None = None
+
+
+# --- Results of queries with `return_name` ---
 
 
 class Returned(Struct, frozen=True):
-    """A value that an agent's Python held under `name`, as it was when the agent answered with `reply`.
+    """The value that an agent's Python had bound to `name` when the agent answered with `reply`.
 
-    `type` and `extent` say what it is ("pandas.DataFrame", "99 rows x 2 columns"), `lines` are its schema and its
-    beginning. `path` is the file that holds it as data of the kind `kind`; it stays as long as the agent's session.
+    `type` and `extent` describe the value ("pandas.DataFrame", "99 rows x 2 columns"). `lines` contains its schema and
+    its first lines. `path` is the file with the value, in the format `kind`. The file exists as long as the agent's
+    session.
     """
 
     value: Any
@@ -76,7 +98,9 @@ class Returned(Struct, frozen=True):
     reply: Reply
 
 
-def load_value(taken: TakenValue, reply: Reply) -> Returned:
-    """Return the value that was `taken`, read from its file. Raises NoValueError."""
-    value = taken.value
-    return Returned(value_of(taken), taken.name, value.type, value.extent, value.lines, value.kind, taken.path, reply)
+def load_value(exported: TakenValue, reply: Reply) -> Returned:
+    """Read the value `exported` from its file. Return the value with `reply`. Raises NoValueError."""
+    value = exported.value
+    return Returned(
+        value_of(exported), exported.name, value.type, value.extent, value.lines, value.kind, exported.path, reply
+    )

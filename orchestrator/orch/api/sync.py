@@ -1,4 +1,7 @@
-"""The blocking API: Orchestrator, Subagent and Session. Each method waits for that of the asynchronous class."""
+"""The blocking API: Orchestrator, Subagent and Session.
+
+Each method runs the asynchronous method with the same name and waits for its result.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from orch_protocol.agent.config import Config
-from orch_protocol.core.messages import Reply
+from orch_protocol.core.messages import Prompt, Reply
 from orch_worker.policy.policy_callback import PolicyFunction
 
 from ..policy.approvals import Approver
 from ..processes.base import Launcher
 from .agent import AsyncSubagent, OnEvent
 from .agent_session import AsyncAgentSession
+from .arguments import AgentRefs
 from .orchestrator import AsyncOrchestrator, AsyncSession
 from .portal import BlockingProxy, Portal, blocking, blocking_as, direct, on_loop
 from .resources.agent_queue import AsyncAgentQueue
@@ -29,7 +33,10 @@ from .resources.permissions import AsyncPermissions
 from .sessions import AsyncSessions
 
 if TYPE_CHECKING:
-    from .structured_output import Returned
+    from orch_protocol.services.agents.query import AskAllResult
+
+    from .return_types import JsonSchema
+    from .structured_output import AskedValue, Returned
 
 __all__ = [
     "AgentQueue",
@@ -68,10 +75,10 @@ class AgentWorkspace(BlockingProxy[AsyncAgentWorkspace]):
 
 
 class Subagent(BlockingProxy[AsyncSubagent]):
-    """One agent. Every method may raise AgentError; see `orch_protocol.core.errors`.
+    """One agent of the run. Every method may raise AgentError; see `orch_protocol.core.errors`.
 
-    `session`, `queue` and `workspace` group what concerns the agent's session file, the messages it has not received
-    yet, and the objects it has at hand.
+    `session` has the methods for the agent's session file. `queue` has the methods for its undelivered messages, and
+    `workspace` those for the objects in its workspace.
     """
 
     def __init__(self, portal: Portal, agent: AsyncSubagent) -> None:
@@ -83,72 +90,91 @@ class Subagent(BlockingProxy[AsyncSubagent]):
 
     @property
     def seq(self) -> int:
-        """Its sequence number."""
+        """The agent's sequence number."""
         return self._async.seq
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The agent's name."""
         return self._async.name
 
     @property
     def pid(self) -> int | None:
-        """The process id of its worker, None while it has none."""
+        """The process id of the agent's worker, or None if the agent has no process."""
         return self._async.pid
 
     @property
     def session(self) -> AgentSession:
-        """Its session: entries, branches, forks, labels, metadata, compaction."""
+        """The agent's session with its entries, branches, forks, labels, metadata and compaction."""
         return AgentSession(self._portal, self._async.session)
 
     @property
     def queue(self) -> AgentQueue:
-        """The steering messages and follow-ups that it has not received yet."""
+        """The steering messages and follow-ups that the agent has not received yet."""
         return AgentQueue(self._portal, self._async.queue)
 
     @property
     def workspace(self) -> AgentWorkspace:
-        """The files, values and results that it has at hand."""
+        """The agent's files, values and results."""
         return AgentWorkspace(self._portal, self._async.workspace)
 
     @overload
     def query(
-        self, prompt: str, *, timeout: float | None = None, returns: type[T], on_event: OnEvent | None = None
+        self, prompt: Prompt, *, timeout: float | None = None, returns: type[T], on_event: OnEvent | None = None
     ) -> T: ...
     @overload
     def query(
-        self, prompt: str, *, timeout: float | None = None, return_name: str, on_event: OnEvent | None = None
+        self, prompt: Prompt, *, timeout: float | None = None, returns: JsonSchema, on_event: OnEvent | None = None
+    ) -> Any: ...
+    @overload
+    def query(
+        self, prompt: Prompt, *, timeout: float | None = None, return_name: str, on_event: OnEvent | None = None
     ) -> Returned: ...
     @overload
     def query(
-        self, prompt: str, *, timeout: float | None = None, returns: None = None, on_event: OnEvent | None = None
+        self, prompt: Prompt, *, timeout: float | None = None, returns: None = None, on_event: OnEvent | None = None
     ) -> Reply: ...
     def query(
         self,
-        prompt: str,
+        prompt: Prompt,
         *,
         timeout: float | None = None,
-        returns: type[T] | None = None,
+        returns: type[T] | JsonSchema | None = None,
         return_name: str | None = None,
         on_event: OnEvent | None = None,
     ) -> Reply | Returned | T:
-        asked: Any = {"timeout": timeout, "returns": returns, "return_name": return_name, "on_event": on_event}
-        result: Reply | Returned | T = self._portal.wait(self._async.query(prompt, **asked))
+        options: Any = {"timeout": timeout, "returns": returns, "return_name": return_name, "on_event": on_event}
+        result: Reply | Returned | T = self._portal.wait(self._async.query(prompt, **options))
         return result
 
     query.__doc__ = AsyncSubagent.query.__doc__
 
-    def submit(self, prompt: str) -> Future[Reply]:
-        """Start a query and return a future of its reply. The reply can also be collected, once.
+    @overload
+    def submit(self, prompt: Prompt, *, queue: bool = False, returns: type[T]) -> Future[T]: ...
+    @overload
+    def submit(self, prompt: Prompt, *, queue: bool = False, returns: JsonSchema) -> Future[Any]: ...
+    @overload
+    def submit(self, prompt: Prompt, *, queue: bool = False, returns: None = None) -> Future[Reply]: ...
+    def submit(
+        self, prompt: Prompt, *, queue: bool = False, returns: type[T] | JsonSchema | None = None
+    ) -> Future[Reply] | Future[T]:
+        """Start a query and return a future of its reply. The reply can also be taken once with `collect`.
 
-        Raises AgentBusyError at once if a query is running already.
+        Raises AgentBusyError if another query is running. With `queue`, the new query waits until the running query and
+        all queued queries are done. A waiting query exists only in this program. With `returns`, the future's result is
+        a value of that type; see `query`.
         """
         portal = self._portal
-        reply = self._async.submit(prompt) if portal.on_own_thread else portal.wait(self._submit(prompt))
+        options: Any = {"queue": queue, "returns": returns}
+        reply = (
+            self._async.submit(prompt, **options)
+            if portal.on_own_thread
+            else portal.wait(self._submit(prompt, options))
+        )
         return portal.start(_result(reply))
 
-    async def _submit(self, prompt: str) -> asyncio.Future[Reply]:
-        return self._async.submit(prompt)
+    async def _submit(self, prompt: Prompt, options: dict[str, Any]) -> asyncio.Future[Any]:
+        return self._async.submit(prompt, **options)
 
     value = blocking(AsyncSubagent.value)
     collect = blocking(AsyncSubagent.collect)
@@ -162,6 +188,7 @@ class Subagent(BlockingProxy[AsyncSubagent]):
     set_planning = blocking(AsyncSubagent.set_planning)
     set_model = blocking(AsyncSubagent.set_model)
     set_thinking = blocking(AsyncSubagent.set_thinking)
+    merge = blocking(AsyncSubagent.merge)
     cancel = blocking(AsyncSubagent.cancel)
     kill = blocking(AsyncSubagent.kill)
     resume = blocking(AsyncSubagent.resume)
@@ -170,13 +197,13 @@ class Subagent(BlockingProxy[AsyncSubagent]):
 
 
 class Session(Subagent):
-    """An agent to talk to: a Subagent with `run`."""
+    """A top-level agent for interactive use: a Subagent with `run`."""
 
     run = blocking(AsyncSession.run)
 
 
 class AgentSession(BlockingProxy[AsyncAgentSession]):
-    """The session of one agent. An `entry` is named as described in `orch.api.agent_session`."""
+    """The session of one agent. The ways to identify an `entry` are listed in `orch.api.agent_session`."""
 
     tree = blocking(AsyncAgentSession.tree)
     branches = blocking(AsyncAgentSession.branches)
@@ -205,7 +232,7 @@ class Archives(BlockingProxy[AsyncArchives]):
 
 
 class Permissions(BlockingProxy[AsyncPermissions]):
-    """Permissions that are in force."""
+    """The permissions that are valid now."""
 
     list = blocking(AsyncPermissions.list)
     revoke = blocking(AsyncPermissions.revoke)
@@ -228,17 +255,19 @@ class Sessions(BlockingProxy[AsyncSessions]):
     fork = blocking_as(Subagent, AsyncSessions.fork)
     import_ = blocking_as(Subagent, AsyncSessions.import_)
     export = blocking(AsyncSessions.export)
+    forget = blocking(AsyncSessions.forget)
     prune = blocking(AsyncSessions.prune)
 
 
 class Orchestrator(BlockingProxy[AsyncOrchestrator]):
-    """Supervises the agents of one run, for programs without an event loop. Parameters are AsyncOrchestrator's.
+    """Supervises the agents of one run, for programs without an event loop.
 
         with Orchestrator() as o:
             agent = o.spawn("Explain this repo")
             print(agent.query("What does README promise?").text)
 
-    It runs from construction until `close`, the end of the `with` block, or the end of the program.
+    The orchestrator runs from construction until `close`, the end of the `with` block, or the end of the program.
+    The parameters are those of AsyncOrchestrator.
     Attributes: `archives`, `sessions`, `budget`, `permissions`, `skills`, `hooks`, `prompt_templates`.
     """
 
@@ -285,16 +314,17 @@ class Orchestrator(BlockingProxy[AsyncOrchestrator]):
             raise
 
     def close(self) -> None:
-        """Stop every process. Transcripts are kept; agents of a named run answer again when it is opened again.
+        """Stop every process.
 
-        Takes at most a few seconds. Ctrl-C meanwhile takes effect when everything is closed. In a forked child it does
-        nothing.
+        Transcripts are kept. When a program opens a named run again, its agents can answer again. Closing takes at most
+        a few seconds. If Ctrl-C is pressed while closing, it takes effect afterwards. In a forked child this method
+        does nothing.
         """
         if self._close():
             signal.raise_signal(signal.SIGINT)
 
     def _close(self) -> int:
-        """Close, and return how often Ctrl-C was pressed meanwhile, which does not matter when the program ends."""
+        """Close the orchestrator, and return how often Ctrl-C was pressed while closing."""
         interrupts = self._portal.close(self._async.close)
         if self._portal.ended:
             atexit.unregister(self._close)
@@ -313,12 +343,46 @@ class Orchestrator(BlockingProxy[AsyncOrchestrator]):
     agents = blocking(AsyncOrchestrator.agents)
     events = blocking(AsyncOrchestrator.events)
     wait = blocking(AsyncOrchestrator.wait)
-    ask_all = blocking(AsyncOrchestrator.ask_all)
-    kill = blocking(AsyncOrchestrator.kill)
 
+    @overload
+    def ask_all(
+        self, agents: AgentRefs, prompt: Prompt, *, timeout: float | None = None, returns: type[T]
+    ) -> list[AskedValue[T]]: ...
+    @overload
+    def ask_all(
+        self, agents: AgentRefs, prompt: Prompt, *, timeout: float | None = None, returns: JsonSchema
+    ) -> list[AskedValue[Any]]: ...
+    @overload
+    def ask_all(
+        self, agents: AgentRefs, prompt: Prompt, *, timeout: float | None = None, returns: None = None
+    ) -> list[AskAllResult]: ...
+    def ask_all(
+        self,
+        agents: AgentRefs,
+        prompt: Prompt,
+        *,
+        timeout: float | None = None,
+        returns: type[T] | JsonSchema | None = None,
+    ) -> list[AskAllResult] | list[AskedValue[T]]:
+        options: Any = {"timeout": timeout, "returns": returns}
+        results: list[AskAllResult] | list[AskedValue[T]] = self._portal.wait(
+            self._async.ask_all(agents, prompt, **options)
+        )
+        return results
+
+    ask_all.__doc__ = AsyncOrchestrator.ask_all.__doc__
+
+    kill = blocking(AsyncOrchestrator.kill)
+    emit_event = blocking(AsyncOrchestrator.emit_event)
+
+    agent_types = direct(AsyncOrchestrator.agent_types)
     on = direct(AsyncOrchestrator.on)
     register_hook = direct(AsyncOrchestrator.register_hook)
     unregister_hook = direct(AsyncOrchestrator.unregister_hook)
+    register_extension = direct(AsyncOrchestrator.register_extension)
+    unregister_extension = direct(AsyncOrchestrator.unregister_extension)
+    register_tool = direct(AsyncOrchestrator.register_tool)
+    register_slash_command = direct(AsyncOrchestrator.register_slash_command)
     register_skill = direct(AsyncOrchestrator.register_skill)
     register_prompt_template = direct(AsyncOrchestrator.register_prompt_template)
     add_observer = on_loop(AsyncOrchestrator.add_observer)

@@ -1,4 +1,4 @@
-"""Puts what leaves a caller's conversation into its folder, and what a model says of it too, be it late."""
+"""Stores archived messages from a caller's conversation in the archive folder. Adds summaries to the archives."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from orch_protocol.agent.config import SummaryConfig
 from orch_protocol.core.errors import StoreError
 from orch_protocol.core.messages import Message
-from orch_protocol.services.archiving import SummaryRequest
+from orch_protocol.services.archives.archiving import SummaryRequest
+from orch_worker.backends.prices import Prices
 from orch_worker.conversation.receipt import with_summary
 
 from .adapters import encode_message, to_json_data
 from .conversation_items import ConversationItem, ItemReader
-from .plan.economics import Prices
 from .plan.plan import due_upgrades
 from .store.catalog import ArchiveRecord, StoredMessage
 from .store.store import ArchiveStore
@@ -22,51 +22,68 @@ __all__ = ["ArchiveFiler"]
 
 
 class ArchiveFiler:
-    """Files for one archive. `stored` is told of each record as soon as it is durable."""
+    """Writes to one archive folder. `stored` is called with each record as soon as the record is on disk."""
 
     def __init__(
         self,
-        pieces: ItemReader,
+        reader: ItemReader,
         archive: ArchiveStore,
         settings: SummaryConfig,
-        summarise: Callable[[SummaryRequest], str] | None,
-        stored: Callable[[ArchiveRecord], None],
+        summarize: Callable[[SummaryRequest], str] | None,
+        on_stored: Callable[[ArchiveRecord], None],
     ) -> None:
-        self._pieces = pieces
+        self._reader = reader
         self._archive = archive
-        self._asker = None if summarise is None else SummaryRequester(summarise, settings, archive.notes)
-        self._told = stored
+        self._summary_requester = None if summarize is None else SummaryRequester(summarize, settings, archive.notes)
+        self._on_stored = on_stored
 
     def store(
-        self, record: ArchiveRecord, part: Sequence[ConversationItem], said: Sequence[Message], summarise: bool
+        self, record: ArchiveRecord, items: Sequence[ConversationItem], messages: Sequence[Message], summarize: bool
     ) -> ArchiveRecord:
-        """Return `record` as it is on the disk, with `part`, which may leave the conversation from now on."""
-        raws = [piece.raw if isinstance(piece.raw, Message) else to_json_data(piece.raw) for piece in part]
-        known = self._archive.add(record, [StoredMessage(*encode_message(self._pieces.format, raw)) for raw in raws])
-        self._told(known)
-        if summarise and self._asker and not known.summarised and (text := self._asker.ask(known.id, said)):
-            return self._archive.summarise(known.id, with_summary(known.receipt, text))
-        return known
+        """Store the messages `items` as the archive `record`, and return the complete record.
 
-    def late(self) -> None:
-        """Take in, durably, the summaries that came after their time. Never raises; what cannot be written is noted."""
-        for id, text in self._asker.late() if self._asker else ():
-            try:
-                self._archive.summarise(id, with_summary(self._archive.records[id].receipt, text))
-            except StoreError as error:
-                self._archive.notes.append(f"the late summary of archive {id} is lost: {error}")
-
-    def upgraded(
-        self, pieces: list[ConversationItem], before: Sequence[ConversationItem], fresh: int, prices: Prices
-    ) -> list[ConversationItem]:
-        """Return `pieces` with late summaries in place of receipts, where that breaks little of what is cached.
-
-        `before` is the conversation as it was in the last request, but for what stands from `fresh` on.
+        After the call, the caller may remove `items` from the conversation. If `summarize` is True, request a summary
+        of `messages`.
         """
-        found = {place: new for place, piece in enumerate(pieces) if (new := self._pieces.upgraded(piece))}
-        if not found:
-            return pieces
-        same = (now.raw is was.raw for now, was in zip(pieces, before, strict=False))
-        broken = next((place for place, kept in enumerate(same) if not kept), min(len(pieces), len(before)))
-        places = due_upgrades(sorted(found), [piece.tokens for piece in pieces], min(broken, fresh), prices)
-        return [found[place] if place in places else piece for place, piece in enumerate(pieces)]
+        raws = [item.raw if isinstance(item.raw, Message) else to_json_data(item.raw) for item in items]
+        stored = self._archive.add(record, [StoredMessage(*encode_message(self._reader.format, raw)) for raw in raws])
+        self._on_stored(stored)
+        if (
+            summarize
+            and self._summary_requester
+            and not stored.summarized
+            and (text := self._summary_requester.request(stored.id, messages))
+        ):
+            return self._archive.summarize(stored.id, with_summary(stored.receipt, text))
+        return stored
+
+    def store_late_summaries(self) -> None:
+        """Store summaries that arrived after their time limit. Does not raise; errors are added to the notes."""
+        for id, text in self._summary_requester.late_summaries() if self._summary_requester else ():
+            try:
+                self._archive.summarize(id, with_summary(self._archive.records[id].receipt, text))
+            except StoreError as error:
+                self._archive.notes.append(f"the late summary of archive {id} could not be stored: {error}")
+
+    def with_late_summaries(
+        self, items: list[ConversationItem], before: Sequence[ConversationItem], first_uncached: int, prices: Prices
+    ) -> list[ConversationItem]:
+        """Replace receipts by late summaries where little of the prompt cache becomes invalid. Return the new
+        conversation.
+
+        `before` is the conversation of the last request. The messages from the position `first_uncached` on are not in
+        the prompt cache.
+        """
+        upgrades = {
+            index: upgrade for index, item in enumerate(items) if (upgrade := self._reader.with_late_summaries(item))
+        }
+        if not upgrades:
+            return items
+        unchanged = (new_item.raw is old_item.raw for new_item, old_item in zip(items, before, strict=False))
+        first_changed = next(
+            (index for index, is_same in enumerate(unchanged) if not is_same), min(len(items), len(before))
+        )
+        due = due_upgrades(
+            sorted(upgrades), [item.tokens for item in items], min(first_changed, first_uncached), prices
+        )
+        return [upgrades[index] if index in due else item for index, item in enumerate(items)]

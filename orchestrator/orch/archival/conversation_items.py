@@ -1,4 +1,7 @@
-"""A conversation in pieces: each message as it came, as ours, how large it is, and which archives it stands for."""
+"""A conversation as a list of items.
+
+An item is a message with its orch form, its size, and the archives that it represents.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from orch_protocol.agent.config import Profile
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Block, Message, StopReason, Text
 from orch_worker.conversation.stubs import holder_of, is_brief, stub_text
@@ -19,116 +23,136 @@ from .plan.plan import ConversationView
 from .store.catalog import ArchiveCatalog, ArchiveRecord
 from .store.unfold import unfold
 
-__all__ = ["ConversationItem", "ItemReader"]
+__all__ = ["ConversationItem", "ItemReader", "profile_estimator"]
 
 
 class ConversationItem(Struct, frozen=True):
-    """One message. `own` is its size without the stubs in it; `holders` are the archives they stand for."""
+    """A message of a conversation, with its size in tokens and the archives that it represents.
+
+    `own_tokens` is the size without the records of archives in the message. `holders` contains the ids of these
+    archives.
+    """
 
     raw: Any
     message: Message
     tokens: int
-    own: int
+    own_tokens: int
     holders: tuple[str, ...]
 
     @property
-    def is_stub(self) -> bool:
-        """Whether it is nothing but a stub: what an agent did in a turn, or in many."""
+    def is_record(self) -> bool:
+        """Whether the message is only the record of a turn or an era."""
         return bool(self.holders) and self.message.role == "assistant"
 
 
+def profile_estimator(profile: Profile, estimator: TokenEstimator) -> TokenEstimator:
+    """Return the token estimator for `profile`.
+
+    The result is `estimator`, except for the profile `seed`. The thresholds of `seed` assume four characters per token.
+    """
+    return TokenEstimator() if profile == "seed" else estimator
+
+
 class ItemReader:
-    """Takes messages of one format for pieces, by what one archive holds."""
+    """Converts messages of one format to items. The records of archives come from one archive catalog."""
 
     def __init__(self, format: Format, archive: ArchiveCatalog, estimator: TokenEstimator) -> None:
         self.format = format
         self.archive = archive
         self.estimator = estimator
-        self._known: dict[int, ConversationItem] = {}
+        self._cached_items: dict[int, ConversationItem] = {}
 
-    def piece(self, raw: Any, place: int = 0) -> ConversationItem:
-        """Return the message `raw`, the `place`-th of a conversation, as a piece. Raises ConfigError."""
-        known = self._known.get(id(raw))
-        if known is not None and known.raw is raw:
-            return known
+    def make_item(self, raw: Any, index: int = 0) -> ConversationItem:
+        """Return the item for the message `raw` at index `index`. Raises ConfigError if `raw` is not valid."""
+        cached = self._cached_items.get(id(raw))
+        if cached is not None and cached.raw is raw:
+            return cached
         try:
             message = self.format.read(raw)
         except ConfigError as error:
-            raise ConfigError(f"message {place}: {error}") from error
+            raise ConfigError(f"message {index}: {error}") from error
         holders = self.archive.holders(message)
         tokens = own = self.estimator.message(message)
         if holders and message.role == "user":
             own = self.estimator.message(Message("user", message.content[: -len(holders)]))
         return ConversationItem(raw, message, tokens, own, holders)
 
-    def keep(self, pieces: Sequence[ConversationItem]) -> None:
-        """Remember `pieces` until the next time, those that cannot have changed by then."""
-        self._known = {id(piece.raw): piece for piece in pieces if piece.raw is piece.message}
+    def cache(self, items: Sequence[ConversationItem]) -> None:
+        """Cache the items whose messages are immutable."""
+        self._cached_items = {id(item.raw): item for item in items if item.raw is item.message}
 
-    def written(self, message: Message) -> ConversationItem:
-        """Return `message` as a piece, the way the format writes it."""
-        return self.piece(self.format.write(message))
+    def write_message(self, message: Message) -> ConversationItem:
+        """Convert `message` to the format of this reader, and return the item of the result."""
+        return self.make_item(self.format.write(message))
 
-    def bare(self, piece: ConversationItem) -> ConversationItem:
-        """Return a prompt as it was before any phase of its turn was archived."""
-        if not piece.holders:
-            return piece
-        if piece.raw is piece.message:
-            said = piece.message.content[: -len(piece.holders)]
-            return self.piece(Message(piece.message.role, said))
-        # The first phase was archived with the prompt as it was, or with the records that it merged.
-        return self.bare(self.piece(self.contents(self.archive.records[piece.holders[0]])[0]))
+    def without_records(self, item: ConversationItem) -> ConversationItem:
+        """Return the prompt `item` without the records of archived phases."""
+        if not item.holders:
+            return item
+        if item.raw is item.message:
+            content = item.message.content[: -len(item.holders)]
+            return self.make_item(Message(item.message.role, content))
+        # The first phase contains the original prompt, or the prompt with the records that this phase merged.
+        return self.without_records(self.make_item(self.original_messages(self.archive.records[item.holders[0]])[0]))
 
-    def upgraded(self, piece: ConversationItem) -> ConversationItem | None:
-        """Return `piece` with the summaries that came since its stubs were written; None when there is none."""
-        if not any(self.archive.records[id].summarised for id in piece.holders):
+    def with_late_summaries(self, item: ConversationItem) -> ConversationItem | None:
+        """Return `item` with late summaries in its records.
+
+        Return None if no summary has arrived for these records.
+        """
+        if not any(self.archive.records[id].summarized for id in item.holders):
             return None
-        message = msgspec.structs.replace(piece.message, content=tuple(map(self._current, piece.message.content)))
-        if message == piece.message:
+        message = msgspec.structs.replace(item.message, content=tuple(map(self._current_block, item.message.content)))
+        if message == item.message:
             return None
-        _, rest = encode_message(self.format, piece.raw if isinstance(piece.raw, Message) else to_json_data(piece.raw))
-        return self.piece(decode_message(self.format, message, rest))
+        _, difference = encode_message(
+            self.format, item.raw if isinstance(item.raw, Message) else to_json_data(item.raw)
+        )
+        return self.make_item(decode_message(self.format, message, difference))
 
-    def _current(self, block: Block) -> Block:
-        """Return `block`, a stub whose archive has a summary by now with that in it."""
+    def _current_block(self, block: Block) -> Block:
+        """Return `block`.
+
+        If `block` is the record of an archive with a late summary, return the summary as a record.
+        """
         record = self.archive.records.get(holder_of(block.text) or "") if isinstance(block, Text) else None
-        if not isinstance(block, Text) or record is None or not record.summarised or is_brief(block.text):
+        if not isinstance(block, Text) or record is None or not record.summarized or is_brief(block.text):
             return block
         if record.record in block.text:
             return block
         return Text(stub_text(record.kind, record.id, record.record, record.answer))
 
-    def contents(self, record: ArchiveRecord) -> list[Any]:
-        """Return the messages of `record` as they were; as this format writes them if they came in another."""
+    def original_messages(self, record: ArchiveRecord) -> list[Any]:
+        """Return the original messages of `record` in the format of this reader."""
         stored = self.archive.messages(record.id)
         if record.format == self.format.name:
-            return [decode_message(self.format, each.message, each.rest) for each in stored]
+            return [decode_message(self.format, each.message, each.difference) for each in stored]
         return [raw for each in stored for raw in convert_message(self.format, each.message)]
 
     def unfold(self, raws: Sequence[Any]) -> list[Any]:
-        """Return `raws` with everything archived put back in its place."""
-        return unfold(self.archive, raws, self.format.read, self.contents)
+        """Return `raws`, but replace all records by the original messages."""
+        return unfold(self.archive, raws, self.format.read, self.original_messages)
 
-    def unstubbed(self, part: Sequence[ConversationItem]) -> list[ConversationItem]:
-        """Return what of `part` is no stub, and no prompt that stands before one."""
-        hidden = self.archive.stubs_among([piece.message for piece in part])
-        return [piece for place, piece in enumerate(part) if place not in hidden]
+    def without_archived(self, items: Sequence[ConversationItem]) -> list[ConversationItem]:
+        """Return the items of `items` that are neither records nor prompts of archived turns."""
+        archived = self.archive.record_positions([item.message for item in items])
+        return [item for index, item in enumerate(items) if index not in archived]
 
     def view(
-        self, pieces: Sequence[ConversationItem], stop_reason: StopReason | None, *, beside: int, summaries: bool
+        self, items: Sequence[ConversationItem], stop_reason: StopReason | None, *, other_tokens: int, summaries: bool
     ) -> ConversationView:
-        """Return `pieces` as the rules see them."""
+        """Return `items` as a `ConversationView`, which the planning rules use."""
         records = self.archive.records
-        holders = [id for piece in pieces for id in piece.holders]
-        said = [piece.message for piece in pieces if not piece.is_stub]
+        holders = [id for item in items for id in item.holders]
+        messages = [item.message for item in items if not item.is_record]
         return ConversationView(
-            messages=[piece.message for piece in pieces],
-            tokens=[piece.tokens for piece in pieces],
-            own=[piece.own for piece in pieces],
-            levels={place: records[piece.holders[-1]].level for place, piece in enumerate(pieces) if piece.is_stub},
-            calls=responses(said) + sum(records[id].calls for id in holders),
-            listed=len(holders),
-            beside=beside,
+            messages=[item.message for item in items],
+            tokens=[item.tokens for item in items],
+            own_tokens=[item.own_tokens for item in items],
+            levels={index: records[item.holders[-1]].level for index, item in enumerate(items) if item.is_record},
+            calls=responses(messages) + sum(records[id].calls for id in holders),
+            archive_count=len(holders),
+            other_tokens=other_tokens,
             summaries=summaries,
             stop_reason=stop_reason,
         )

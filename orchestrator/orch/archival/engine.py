@@ -1,7 +1,7 @@
-"""The archives of a root's agents: what is to leave which conversation, and how all of it is found again.
+"""The archives of a root's agents. The engine plans what to archive, and searches, reads and deletes archives.
 
-An agent's process asks (see `orch_worker.context.archiving`); what follows is worked out in threads, from its
-session file.
+The process of an agent sends requests (see `orch_worker.context.archiving`). The engine reads the agent's session file
+in threads to answer these requests.
 """
 
 from __future__ import annotations
@@ -18,104 +18,120 @@ from orch_protocol.core.archives import ArchiveSource, Collapse, Span
 from orch_protocol.core.errors import AgentNotFoundError, StoreError
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.messages import Message
-from orch_protocol.services.archiving import ArchivePlan, PlanArchiving, SummarizeArchive, SummaryOrder, SummaryRequest
-from orch_protocol.services.recall import SearchHit
-from orch_worker.backends.model_families import ratios_of
+from orch_protocol.services.archives.archiving import (
+    ArchivePlan,
+    PlanArchiving,
+    SummarizeArchive,
+    SummaryOrder,
+    SummaryRequest,
+)
+from orch_protocol.services.archives.recall import SearchHit
+from orch_worker.backends.model_families import estimator_of
+from orch_worker.backends.prices import Prices
 from orch_worker.conversation.receipt import with_summary
 from orch_worker.conversation.stubs import stub_text
-from orch_worker.conversation.tokens import TokenEstimator
-from orch_worker.session.log_reader import read_spans, sha256_of
-from orch_worker.session.transcript import NAME
+from orch_worker.session.archived_entries import read_spans, sha256_of
+from orch_worker.session.session_reader import NAME
 from orch_worker.session.visible_messages import VisibleMessage
 
-from ..config.archival_profiles import rules_of
+from ..config.archival_profiles import archival_rules
 from ..tree.agents.agent_record import archive_deleted_error
 from .adapters import format_named
-from .conversation_items import ConversationItem, ItemReader
+from .conversation_items import ConversationItem, ItemReader, profile_estimator
 from .fold import RangeArchiver
-from .plan.economics import Prices
-from .store.archive_pool import ArchivePool, Do, OpenArchives
+from .store.archive_pool import ArchivePool, OpenArchives, ThreadRunner
 from .store.catalog import ArchiveCatalog, ArchiveRecord, StoredMessage
-from .store.deletion import DeletionResult, delete_archives, session_bytes
-from .store.prune import Doomed, entries_to_delete
+from .store.deletion import DeletedContent, delete_archives, finish_deletion, session_bytes
+from .store.prune import ContentToDelete, entries_to_delete
 from .store.session_archives import LineRange, SessionArchives, join_ranges, read_archive
 from .summary import SummaryStyle, in_conversation_summary_prompts, summary_prompts
 
 __all__ = ["ArchiveDraft", "ArchiveEngine", "merge_hits"]
 
 
-# --- What is to be archived next of what a ledger shows ---
+# --- The draft of the next archives of a session ---
 
 
 class ArchiveDraft:
-    """What is to be archived next of what a ledger shows. Nothing of it is true before the agent has it on record."""
+    """A draft of the next archives of a session. The archives exist when the agent has recorded the draft."""
 
-    def __init__(self, ledger: SessionArchives, pieces: Callable[[ArchiveCatalog], ItemReader]) -> None:
+    def __init__(self, archives: SessionArchives, make_reader: Callable[[ArchiveCatalog], ItemReader]) -> None:
         self.collapses: list[Collapse] = []
-        self.summarise: list[str] = []
-        self.shelf = _PlannedConversation(ledger)
-        self.pieces = pieces(self.shelf)
-        self._ledger = ledger
-        self.items = [item for item in ledger.view.items if item.note.messages]
-        self.shown = [self.pieces.piece(item.message) for item in self.items]
-        self._by_piece = dict(zip(map(id, self.shown), self.items, strict=True))
-        self._kept = list(self.shown)  # as long as they are here no other has the id of one
+        self.to_summarize: list[str] = []
+        self.catalog = _PlannedCatalog(archives)
+        self.reader = make_reader(self.catalog)
+        self._archives = archives
+        self.visible = [item for item in archives.view.items if item.note.messages]
+        self.items = [self.reader.make_item(item.message) for item in self.visible]
+        self._visible_by_item = dict(zip(map(id, self.items), self.visible, strict=True))
+        self._references = list(self.items)  # references keep the objects alive, so that their ids stay unique
 
     def store(
-        self, record: ArchiveRecord, part: Sequence[ConversationItem], said: Sequence[Message], summarise: bool
+        self, record: ArchiveRecord, items: Sequence[ConversationItem], messages: Sequence[Message], summarize: bool
     ) -> ArchiveRecord:
-        """Return `record` of `part` as it will be."""
-        covers = [self._by_piece[id(piece)].note for piece in part]
-        # A prompt with stubs of phases stands for these too; by itself it is its first line.
-        alone = [
-            LineRange(cover.start, cover.head, cover.head, 1)
-            if piece.holders and piece.message.role == "user" and not cover.summaries
-            else cover
-            for cover, piece in zip(covers, part, strict=True)
+        """Add an archive of `items` with the messages `messages` to the draft. Return its complete record."""
+        ranges = [self._visible_by_item[id(item)].note for item in items]
+        # If a prompt contains records of phases, its range includes the lines of these phases. The prompt itself is
+        # only the first line.
+        own_ranges = [
+            LineRange(each.start, each.first_line_end, each.first_line_end, 1)
+            if item.holders and item.message.role == "user" and not each.summaries
+            else each
+            for each, item in zip(ranges, items, strict=True)
         ]
-        shown = {id(message) for message in said}
+        message_ids = {id(message) for message in messages}
         if record.kind == "phase":
-            whole = self._spans(alone, covers, range(len(part)))
-            # What gave way to a summary in the middle of the turn is no other archive's, nor in any prompt.
-            prompts = 0 if covers[0].summaries else record.prompts
-            own = self._spans(alone, covers, range(prompts, len(part)))
+            full_spans = self._spans(own_ranges, ranges, range(len(items)))
+            # Lines that a compaction summary replaced within the turn belong to this archive, but not to a prompt.
+            prompts = 0 if ranges[0].summaries else record.prompts
+            own_spans = self._spans(own_ranges, ranges, range(prompts, len(items)))
         else:
-            whole = self._spans(covers, covers, range(len(part)))
-            own = self._spans(alone, covers, [place for place, piece in enumerate(part) if id(piece.message) in shown])
-        if any(cover.summaries for cover in covers):  # a summary stands for lines of archives too, which stay theirs
-            own = _without(own, self._owned(holder for piece in part for holder in piece.holders))
-        counted = alone if record.kind == "phase" else covers
-        full = msgspec.structs.replace(
+            full_spans = self._spans(ranges, ranges, range(len(items)))
+            own_spans = self._spans(
+                own_ranges, ranges, [index for index, item in enumerate(items) if id(item.message) in message_ids]
+            )
+        if any(each.summaries for each in ranges):  # a summary may cover lines that belong to other archives
+            own_spans = _subtract_spans(own_spans, self._spans_of(holder for item in items for holder in item.holders))
+        counted_ranges = own_ranges if record.kind == "phase" else ranges
+        complete = msgspec.structs.replace(
             record,
             id=new_id(),
-            number=len(self.shelf.records) + 1,
-            count=sum(cover.messages for cover in dict.fromkeys(counted)),
-            spans=whole,
-            own=own,
-            # An era may be of any size: its members have their own, and each line has a checksum.
-            sha256="" if record.kind == "era" else sha256_of(read_spans(self._ledger.path, whole)),
+            number=len(self.catalog.records) + 1,
+            count=sum(each.messages for each in dict.fromkeys(counted_ranges)),
+            spans=full_spans,
+            own=own_spans,
+            # An era has no hash, because an era may be large. The members of the era have hashes, and each line has a
+            # checksum.
+            sha256="" if record.kind == "era" else sha256_of(read_spans(self._archives.path, full_spans)),
         )
-        self.shelf.keep(full)
-        if summarise:
-            self.summarise.append(full.id)
-        return full
+        self.catalog.put(complete)
+        if summarize:
+            self.to_summarize.append(complete.id)
+        return complete
 
-    def changed(
-        self, was: Sequence[ConversationItem], now: Sequence[ConversationItem], holder: str, start: int, stop: int
+    def record_change(
+        self,
+        old_items: Sequence[ConversationItem],
+        new_items: Sequence[ConversationItem],
+        holder: str,
+        start: int,
+        stop: int,
     ) -> None:
-        """Take down that the archive `holder` turned `was` into `now`, where what it archived went from `start` to
-        `stop`: all before and behind that is the same."""
-        same = len(was) - stop
-        # Of what it archived a prompt may stay as it was.
-        start = next(place for place in range(start, len(was)) if was[place] is not now[place])
-        items = [self._by_piece[id(piece)] for piece in was[start:stop]]
-        record = self.shelf.records[holder]
-        first, last, cover = items[0].first, items[-1].last, join_ranges([item.note for item in items])
-        stubs = now[start : len(now) - same]
-        for piece in stubs:
-            self._by_piece[id(piece)] = VisibleMessage(piece.message, first, last, cover)
-        self._kept += stubs
-        plain: dict[str, Any] = msgspec.to_builtins(record)
+        """Record that the archive `holder` changed the conversation from `old_items` to `new_items`.
+
+        Messages before `start`, and messages from `stop` on, are the same in both.
+        """
+        unchanged_count = len(old_items) - stop
+        # The prompt at `start` may be unchanged.
+        start = next(index for index in range(start, len(old_items)) if old_items[index] is not new_items[index])
+        visible = [self._visible_by_item[id(record_item)] for record_item in old_items[start:stop]]
+        record = self.catalog.records[holder]
+        first, last, line_range = visible[0].first, visible[-1].last, join_ranges([item.note for item in visible])
+        records = new_items[start : len(new_items) - unchanged_count]
+        for record_item in records:
+            self._visible_by_item[id(record_item)] = VisibleMessage(record_item.message, first, last, line_range)
+        self._references += records
+        metadata: dict[str, Any] = msgspec.to_builtins(record)
         self.collapses.append(
             Collapse(
                 holder=holder,
@@ -123,62 +139,71 @@ class ArchiveDraft:
                 task=record.task,
                 first=first,
                 last=last,
-                messages=tuple(piece.message for piece in stubs),
+                messages=tuple(record_item.message for record_item in records),
                 spans=record.spans,
                 sha256=record.sha256,
-                record=plain,
+                record=metadata,
             )
         )
 
-    def _owned(self, holders: Iterable[str]) -> list[Span]:
-        """Return the lines that the archives `holders` show as their own, or archives below them."""
-        records = [self.shelf.records[holder] for holder in holders]
+    def _spans_of(self, holders: Iterable[str]) -> list[Span]:
+        """Return the lines that belong to the archives `holders` or to members of these archives."""
+        records = [self.catalog.records[holder] for holder in holders]
         for record in records:
-            records += [self.shelf.records[id] for id in record.members if id in self.shelf.records]
+            records += [self.catalog.records[id] for id in record.members if id in self.catalog.records]
         return [span for record in records for span in record.own]
 
-    def _spans(self, used: Sequence[LineRange], covers: Sequence[LineRange], places: Iterable[int]) -> tuple[Span, ...]:
-        return tuple(span for each in _joined_spans(used, covers, places) for span in self._ledger.sound(*each))
+    def _spans(
+        self, used: Sequence[LineRange], ranges: Sequence[LineRange], indexes: Iterable[int]
+    ) -> tuple[Span, ...]:
+        return tuple(
+            span for each in _join_spans(used, ranges, indexes) for span in self._archives.undamaged_spans(*each)
+        )
 
 
-class _PlannedConversation(ArchiveCatalog):
-    """A ledger with what is planned on top of it."""
+class _PlannedCatalog(ArchiveCatalog):
+    """The recorded archives of a session, together with the archives in the draft."""
 
-    def __init__(self, ledger: SessionArchives) -> None:
-        super().__init__(ledger.folder)
-        self.records = dict(ledger.records)
-        self._path = ledger.path
+    def __init__(self, archives: SessionArchives) -> None:
+        super().__init__(archives.folder)
+        self.records = dict(archives.records)
+        self._path = archives.path
 
     def messages(self, id: str) -> list[StoredMessage]:
         return [StoredMessage(message) for message in read_archive(self._path, self.records[id])]
 
 
-def _without(spans: Iterable[Span], taken: Iterable[Span]) -> tuple[Span, ...]:
-    """Return `spans` without what `taken` has of them."""
-    left = list(spans)
-    for start, length in taken:
+def _subtract_spans(spans: Iterable[Span], removed: Iterable[Span]) -> tuple[Span, ...]:
+    """Return the bytes of `spans` that are not in `removed`."""
+    remaining = list(spans)
+    for start, length in removed:
         end = start + length
-        parts = [part for at, size in left for part in ((at, min(start, at + size)), (max(end, at), at + size))]
-        left = [(begin, stop - begin) for begin, stop in parts if begin < stop]
-    return tuple(left)
+        parts = [
+            part
+            for offset, size in remaining
+            for part in ((offset, min(start, offset + size)), (max(end, offset), offset + size))
+        ]
+        remaining = [(part_start, part_end - part_start) for part_start, part_end in parts if part_start < part_end]
+    return tuple(remaining)
 
 
-def _joined_spans(
-    used: Sequence[LineRange], covers: Sequence[LineRange], places: Iterable[int]
+def _join_spans(
+    used: Sequence[LineRange], ranges: Sequence[LineRange], indexes: Iterable[int]
 ) -> list[tuple[int, int]]:
-    """Return from where to where the lines of `used[place]` go for each of `places`, ascending; neighbours are one.
+    """Return the start and the end of the line ranges in `used` at the positions `indexes`. Adjacent ranges are joined.
 
-    Between two items that follow each other the file holds no other message, unless the first is not used whole.
+    `indexes` is in ascending order. Between two adjacent items, the file contains no other message, unless only a part
+    of the first item is used.
     """
     spans: list[tuple[int, int]] = []
-    before = -2
-    for place in places:
-        cover = used[place]
-        if place == before + 1 and used[before].end == covers[before].end:
-            spans[-1] = (spans[-1][0], max(spans[-1][1], cover.end))
+    previous = -2
+    for index in indexes:
+        line_range = used[index]
+        if index == previous + 1 and used[previous].end == ranges[previous].end:
+            spans[-1] = (spans[-1][0], max(spans[-1][1], line_range.end))
         else:
-            spans.append((cover.start, cover.end))
-        before = place
+            spans.append((line_range.start, line_range.end))
+        previous = index
     return spans
 
 
@@ -186,219 +211,256 @@ T = TypeVar("T")
 
 
 class ArchiveEngine:
-    """What the agents of one root have archived, under `config`. `do` runs a function in a thread."""
+    """The archives of the agents of one root.
 
-    def __init__(self, config: ArchivalConfig, do: Do) -> None:
+    `config` is the archival configuration; `run_in_thread` runs a function in a thread.
+    """
+
+    def __init__(self, config: ArchivalConfig, run_in_thread: ThreadRunner) -> None:
         self.config = config
-        self.rules = rules_of(config)
-        self._stacks = ArchivePool(do)
-        self._told: dict[str, int] = {}
+        self.rules = archival_rules(config)
+        self._pool = ArchivePool(run_in_thread)
+        self._reported_sizes: dict[str, int] = {}
 
     async def close(self) -> None:
-        """Give everything up, when what is under way is done (at most 2 s)."""
-        await self._stacks.close()
+        """Wait at most 2 s for running requests, then close all archives."""
+        await self._pool.close()
 
-    async def plan(self, spec: AgentSpec, ask: PlanArchiving, prices: Prices) -> ArchivePlan:
-        """Return what of the agent's conversation is to be put on record as archived now. Raises StoreError."""
-        return await self._stacks.work(Path(spec.folder), self._planned, spec, ask, prices)
+    async def plan(self, spec: AgentSpec, request: PlanArchiving, prices: Prices) -> ArchivePlan:
+        """Return the parts of the agent's conversation that should be archived now. Raises StoreError."""
+        return await self._pool.work(Path(spec.folder), self._plan_archiving, spec, request, prices)
 
-    async def known(self, spec: AgentSpec) -> list[ArchiveRecord]:
-        """Return every archive that the agent has on record, in order, deleted ones too. Raises StoreError."""
-        return await self._stacks.work(Path(spec.folder), _load_records)
+    async def list_records(self, spec: AgentSpec) -> list[ArchiveRecord]:
+        """Return all archives of the agent in the order of their creation, including deleted archives.
+
+        Raises StoreError.
+        """
+        return await self._pool.work(Path(spec.folder), _load_records)
 
     def size(self, spec: AgentSpec) -> int:
-        """Return how large the agent's file is, in bytes."""
+        """Return the size of the agent's session file in bytes."""
         try:
             return (Path(spec.folder) / NAME).stat().st_size
         except OSError:
             return 0
 
-    def told(self, spec: AgentSpec, size: int) -> None:
-        """Take note that everybody knows of the archives in the first `size` bytes of the agent's file."""
-        self._told[spec.id] = size
+    def note_reported(self, spec: AgentSpec, size: int) -> None:
+        """Record that the tree knows the archives in the first `size` bytes of the agent's session file."""
+        self._reported_sizes[spec.id] = size
 
-    def grew(self, spec: AgentSpec) -> bool:
-        """Return whether the agent may have archives on record that not everybody knows of."""
-        return self.size(spec) != self._told.get(spec.id, 0)
+    def may_have_new_archives(self, spec: AgentSpec) -> bool:
+        """Return whether the agent's session file may contain archives that the tree does not know."""
+        return self.size(spec) != self._reported_sizes.get(spec.id, 0)
 
-    async def summarise(
+    async def summarize(
         self, spec: AgentSpec, step: SummarizeArchive, *, json: bool = True
     ) -> SummaryRequest | str | None:
-        """Return what a model is to be asked next about an archive; or the text of its stub; or None: there is none.
+        """Return the next step for the summary of an archive.
 
-        Without `json` the model is asked for a paragraph whatever is configured: it cannot be trusted with JSON.
+        The step is a request to a model, or the final text of the record. Return None if there is no summary. If `json`
+        is False, the request asks for a paragraph, because the model may not be able to write valid JSON.
         """
         style = self.config.summary.style if json else "paragraph"
-        return await self._stacks.work(Path(spec.folder), self._asked, step, style)
+        return await self._pool.work(Path(spec.folder), self._next_summary_step, step, style)
 
     async def search(
         self, spec: AgentSpec, query: str, limit: int, among: Container[str] | None = None
     ) -> list[SearchHit]:
-        """Return up to `limit` places for `query` in the archives of the agent, the best first. Raises StoreError.
+        """Return up to `limit` passages for `query` in the agent's archives, best first. Raises StoreError.
 
-        With `among` only archives with these ids are searched.
+        `among` restricts the search to archives with these ids.
         """
-        return await self._stacks.work(Path(spec.folder), _searched, query, limit, among)
+        return await self._pool.work(Path(spec.folder), _search_archives, query, limit, among)
 
     async def passages(self, spec: AgentSpec, question: str, era: str, limit: int) -> list[SearchHit]:
-        """Return up to `limit` passages below `era`, an archive of the agent, that may answer `question`."""
-        return await self._stacks.work(Path(spec.folder), _passages, question, era, limit)
+        """Return up to `limit` passages that may answer `question`, from the archives below the era `era`."""
+        return await self._pool.work(Path(spec.folder), _passages, question, era, limit)
 
     async def read(self, spec: AgentSpec, id: str, first: int, last: int | None) -> list[Message]:
-        """Return the messages `first` to `last` (from 1) of an archive of the agent.
+        """Return the messages `first` to `last` of an archive of the agent. The first message has the number 1.
 
         Raises AgentNotFoundError, AmbiguousRefError, ArchiveDeletedError, DamagedError, StoreError.
         """
-        return await self._stacks.work(Path(spec.folder), _read, id, first, last)
+        return await self._pool.work(Path(spec.folder), _read, id, first, last)
 
     async def record(self, spec: AgentSpec, id: str) -> ArchiveRecord:
-        """Return what is known of the archive `id` of the agent.
+        """Return the record of the agent's archive `id`.
 
         Raises AgentNotFoundError, AmbiguousRefError, ArchiveDeletedError.
         """
-        return await self._stacks.work(Path(spec.folder), _find_archive, id)
+        return await self._pool.work(Path(spec.folder), _find_archive, id)
 
-    async def doomed(self, spec: AgentSpec, before: str) -> tuple[Doomed, int]:
-        """Return what would go with the archives of the agent that were made at `before` (ISO 8601) or earlier, and how
-        large their holders' own sessions are, in bytes. Raises StoreError."""
-        return await self._stacks.work(Path(spec.folder), _deletion_candidates, before)
+    async def content_to_delete(self, spec: AgentSpec, before: str) -> tuple[ContentToDelete, int]:
+        """Return the content that a deletion of the agent's archives up to the time `before` (ISO 8601) would remove.
 
-    async def delete(self, spec: AgentSpec, before: str, when: str) -> DeletionResult:
-        """Delete these archives for good, at the time `when`. Neither agent nor holders have a process.
-
-        Raises LockedError when one has, StoreError: then nothing was deleted, or what is left goes the next time.
+        The second value is the total size in bytes of the sessions of these archives' holders. Raises StoreError.
         """
-        return await self._stacks.work(Path(spec.folder), _delete_archives, before, when)
+        return await self._pool.work(Path(spec.folder), _deletion_candidates, before)
 
-    async def renew(self, spec: AgentSpec, change: Callable[[], T]) -> T:
-        """Return what `change` returns, which puts another file in the place of the agent's; all is known anew then."""
-        return await self._stacks.work(Path(spec.folder), _reindex, change)
+    async def delete(self, spec: AgentSpec, before: str, when: str) -> ContentToDelete:
+        """Permanently delete the agent's archives from `before` or earlier. `when` is the time of the deletion.
+
+        Neither the agent nor the holders of these archives may have a process. The caller must call `finish_deletion`
+        afterwards. Raises StoreError. Raises LockedError if the agent or a holder has a process.
+        """
+        return await self._pool.work(Path(spec.folder), _delete_archives, before, when)
+
+    async def finish_deletion(self, spec: AgentSpec, *, rewritten: bool) -> DeletedContent:
+        """Remove the data that a deletion has left. Return all deleted content of the agent's session.
+
+        If `rewritten` is True, remove data in other files of the session folder too. Raises LockedError, StoreError.
+        """
+        return await self._pool.work(Path(spec.folder), _finish_deletion, rewritten)
+
+    async def replace_session_file(self, spec: AgentSpec, change: Callable[[], T]) -> T:
+        """Call `change`, which replaces the agent's session file.
+
+        Then read the new file. Return the result of `change`.
+        """
+        return await self._pool.work(Path(spec.folder), _reindex, change)
 
     async def forget(self, spec: AgentSpec) -> None:
-        """Know nothing more of the agent, and have none of its files open."""
-        if (folder := Path(spec.folder)) in self._stacks.folders():
-            await self._stacks.work(folder, OpenArchives.close)
-        self._told.pop(spec.id, None)
+        """Close the agent's files and discard the data that was read from them."""
+        if (folder := Path(spec.folder)) in self._pool.folders():
+            await self._pool.work(folder, OpenArchives.close)
+        self._reported_sizes.pop(spec.id, None)
 
     async def source(self, spec: AgentSpec, holder: str) -> ArchiveSource:
-        """Return where `holder`, an archive of the agent, has its messages.
+        """Return the location of the messages in the archive `holder` of the agent.
 
         Raises AgentNotFoundError, ArchiveDeletedError.
         """
-        return await self._stacks.work(Path(spec.folder), _source, spec, holder)
+        return await self._pool.work(Path(spec.folder), _source, spec, holder)
 
-    # In threads.
+    # The following methods run in threads.
 
-    def _planned(self, shelves: OpenArchives, spec: AgentSpec, ask: PlanArchiving, prices: Prices) -> ArchivePlan:
-        shelves.catch_up()
-        own = format_named("orch")
-        estimator = (
-            TokenEstimator() if self.config.profile == "seed" else TokenEstimator(ratios_of(spec.backend), ask.factor)
-        )
-        draft = ArchiveDraft(shelves.ledger, lambda shelf: ItemReader(own, shelf, estimator))
-        shown, items = draft.shown, draft.items
-        # A turn that has begun since is not the one that ended: what it has done so far stays.
-        ended = ask.stop_reason if items and items[-1].last == ask.last else None
-        RangeArchiver(draft.pieces, self.rules, draft.store, draft.changed).fold_all(
-            shown,
+    def _plan_archiving(
+        self, opened: OpenArchives, spec: AgentSpec, request: PlanArchiving, prices: Prices
+    ) -> ArchivePlan:
+        opened.catch_up()
+        format = format_named("orch")
+        estimator = profile_estimator(self.config.profile, estimator_of(spec.backend, request.factor))
+        draft = ArchiveDraft(opened.archives, lambda catalog: ItemReader(format, catalog, estimator))
+        items_before, visible = draft.items, draft.visible
+        # If another turn has begun, the messages of that turn stay in the conversation.
+        stop_reason = request.stop_reason if visible and visible[-1].last == request.last else None
+        RangeArchiver(draft.reader, self.rules, draft.store, draft.record_change).fold_all(
+            items_before,
             self.config.trigger,
             prices,
-            ended,
-            beside=max(0, ask.context_tokens - sum(piece.tokens for piece in shown)),
-            summaries=ask.summaries,
+            stop_reason,
+            other_tokens=max(0, request.context_tokens - sum(item.tokens for item in items_before)),
+            summaries=request.summaries,
             depth=spec.depth,
-            now=ask.now,
+            every_turn=request.now,
         )
-        orders = (self._order(draft.shelf.records[holder], ask, prices) for holder in draft.summarise)
+        orders = (self._order(draft.catalog.records[holder], request, prices) for holder in draft.to_summarize)
         return ArchivePlan(tuple(draft.collapses), tuple(orders))
 
-    def _order(self, record: ArchiveRecord, ask: PlanArchiving, prices: Prices) -> SummaryOrder:
-        """Return where asking about an archive costs least: beside the conversation that is cached, or apart."""
-        apart = record.tokens * prices.fresh
-        mine = ask.beside and self.config.summary.model is None and record.kind == "turn"
-        return SummaryOrder(record.id, beside=mine and ask.context_tokens * prices.read < apart)
+    def _order(self, record: ArchiveRecord, request: PlanArchiving, prices: Prices) -> SummaryOrder:
+        """Return how to request the summary of `record`.
 
-    def _asked(self, shelves: OpenArchives, step: SummarizeArchive, style: SummaryStyle) -> SummaryRequest | str | None:
-        shelves.catch_up()
-        record = shelves.ledger.records.get(step.holder)
+        The request is part of the cached conversation or a separate request. The cheaper way is chosen.
+        """
+        separate_cost = record.tokens * prices.fresh
+        in_conversation = request.with_conversation and self.config.summary.model is None and record.kind == "turn"
+        return SummaryOrder(
+            record.id, with_conversation=in_conversation and request.context_tokens * prices.read < separate_cost
+        )
+
+    def _next_summary_step(
+        self, opened: OpenArchives, step: SummarizeArchive, style: SummaryStyle
+    ) -> SummaryRequest | str | None:
+        opened.catch_up()
+        record = opened.archives.records.get(step.holder)
         if record is None:
-            raise AgentNotFoundError(f"no archive {step.holder!r} in {shelves.ledger.path}")
-        if step.answer is None and step.beside:
-            shelves.asking[record.id] = in_conversation_summary_prompts(record.task, style)
+            raise AgentNotFoundError(f"no archive {step.holder!r} in {opened.archives.path}")
+        if step.answer is None and step.with_conversation:
+            opened.summary_requests[record.id] = in_conversation_summary_prompts(record.task, style)
         elif step.answer is None:
-            said = [stored.message for stored in shelves.ledger.messages(record.id)]
-            shelves.asking[record.id] = summary_prompts(said, style, self.config.summary.model)
-        # What is left of it when this fails is of no use.
-        asking = shelves.asking.pop(record.id, None)
-        if asking is None:
-            raise StoreError(f"nothing was asked about the archive {step.holder}, or too long ago: ask anew")
+            messages = [stored.message for stored in opened.archives.messages(record.id)]
+            opened.summary_requests[record.id] = summary_prompts(messages, style, self.config.summary.model)
+        # Remove the generator first, because a generator that raised cannot be continued.
+        requests = opened.summary_requests.pop(record.id, None)
+        if requests is None:
+            raise StoreError(
+                f"no summary of the archive {step.holder} was requested, or the request is too old; "
+                "request the summary again"
+            )
         try:
-            request = next(asking) if step.answer is None else asking.send(step.answer)
-        except StopIteration as over:
-            if not over.value:
+            request = next(requests) if step.answer is None else requests.send(step.answer)
+        except StopIteration as end:
+            if not end.value:
                 return None
-            return stub_text(record.kind, record.id, with_summary(record.receipt, over.value), record.answer)
-        shelves.asking[record.id] = asking
+            return stub_text(record.kind, record.id, with_summary(record.receipt, end.value), record.answer)
+        opened.summary_requests[record.id] = requests
         return request
 
 
-def _load_records(shelves: OpenArchives) -> list[ArchiveRecord]:
-    shelves.catch_up()
-    return list(shelves.ledger.records.values())
+def _load_records(opened: OpenArchives) -> list[ArchiveRecord]:
+    opened.catch_up()
+    return list(opened.archives.records.values())
 
 
-def _find_archive(shelves: OpenArchives, id: str) -> ArchiveRecord:
-    shelves.catch_up()
-    record = shelves.ledger.find(id)
+def _find_archive(opened: OpenArchives, id: str) -> ArchiveRecord:
+    opened.catch_up()
+    record = opened.archives.find(id)
     if record.deleted:
         raise archive_deleted_error(record.id, record.deleted)
     return record
 
 
-def _deletion_candidates(shelves: OpenArchives, before: str) -> tuple[Doomed, int]:
-    shelves.catch_up()
-    going = entries_to_delete(shelves.ledger, before)
-    return going, session_bytes(shelves.ledger.folder, [record.id for record in going.records])
+def _deletion_candidates(opened: OpenArchives, before: str) -> tuple[ContentToDelete, int]:
+    opened.catch_up()
+    content = entries_to_delete(opened.archives, before)
+    return content, session_bytes(opened.archives.folder, [record.id for record in content.records])
 
 
-def _delete_archives(shelves: OpenArchives, before: str, when: str) -> DeletionResult:
-    shelves.asking.clear()
-    return delete_archives(shelves.ledger, shelves.search, before, when)
+def _delete_archives(opened: OpenArchives, before: str, when: str) -> ContentToDelete:
+    opened.summary_requests.clear()
+    return delete_archives(opened.archives, opened.search, before, when)
 
 
-def _reindex(shelves: OpenArchives, change: Callable[[], T]) -> T:
-    shelves.asking.clear()
-    shelves.search.forget()
+def _finish_deletion(opened: OpenArchives, rewritten: bool) -> DeletedContent:
+    return finish_deletion(opened.archives, rewritten=rewritten)
+
+
+def _reindex(opened: OpenArchives, change: Callable[[], T]) -> T:
+    opened.summary_requests.clear()
+    opened.search.forget()
     try:
         return change()
     finally:
-        shelves.ledger.forget()
-        shelves.ledger.catch_up()
+        opened.archives.forget()
+        opened.archives.catch_up()
 
 
-def _source(shelves: OpenArchives, spec: AgentSpec, holder: str) -> ArchiveSource:
-    record = _find_archive(shelves, holder)
+def _source(opened: OpenArchives, spec: AgentSpec, holder: str) -> ArchiveSource:
+    record = _find_archive(opened, holder)
     if record.kind == "era":
-        return ArchiveSource(spec.folder, spec.id, record.kind, record.task, shown=shelves.ledger.shown(record))
+        return ArchiveSource(spec.folder, spec.id, record.kind, record.task, shown=opened.archives.era_messages(record))
     return ArchiveSource(spec.folder, spec.id, record.kind, record.task, record.spans, record.sha256)
 
 
-def _searched(shelves: OpenArchives, query: str, limit: int, among: Container[str] | None) -> list[SearchHit]:
-    shelves.catch_up()
-    return shelves.search.search(query, limit, among) if shelves.ledger.records else []
+def _search_archives(opened: OpenArchives, query: str, limit: int, among: Container[str] | None) -> list[SearchHit]:
+    opened.catch_up()
+    return opened.search.search(query, limit, among) if opened.archives.records else []
 
 
-def _passages(shelves: OpenArchives, question: str, era: str, limit: int) -> list[SearchHit]:
-    below = {record.id for record in shelves.ledger.below(_find_archive(shelves, era))}
-    return shelves.search.passages(question, below, limit)
+def _passages(opened: OpenArchives, question: str, era: str, limit: int) -> list[SearchHit]:
+    members = {record.id for record in opened.archives.descendants(_find_archive(opened, era))}
+    return opened.search.passages(question, members, limit)
 
 
-def _read(shelves: OpenArchives, id: str, first: int, last: int | None) -> list[Message]:
-    record = _find_archive(shelves, id)
-    return shelves.ledger.read(record.id, first, last)
+def _read(opened: OpenArchives, id: str, first: int, last: int | None) -> list[Message]:
+    record = _find_archive(opened, id)
+    return opened.archives.read(record.id, first, last)
 
 
 def merge_hits(hits: Sequence[Sequence[SearchHit]], limit: int) -> list[SearchHit]:
-    """Return the best `limit` of what several agents' archives found: exact hits first, the agents taking turns."""
-    rows = [hit for place in range(limit) for found in hits if place < len(found) for hit in [found[place]]]
+    """Return the best `limit` of the search hits from several agents.
+
+    Exact hits come first. Hits of different agents alternate.
+    """
+    rows = [hit for rank in range(limit) for found in hits if rank < len(found) for hit in [found[rank]]]
     return sorted(rows, key=lambda hit: not hit.exact)[:limit]

@@ -1,7 +1,6 @@
-"""What a model is asked about an archived turn, and what counts as an answer. No model is called here.
+"""Prompts for summaries of archived turns, and parsing of the answers. This module calls no model.
 
-A long turn is shown in pieces, each asked about by itself; what they say is put together by rule. A summary is never
-made of summaries.
+A long turn is summarized in pieces, and rules combine the results. No summary is made from other summaries.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from orch_protocol.agent.config import SummaryConfig
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Message
 from orch_protocol.core.text import scrub
-from orch_protocol.services.archiving import SummaryRequest
+from orch_protocol.services.archives.archiving import SummaryRequest
 from orch_worker.conversation.rendering import turn_pieces
 from orch_worker.conversation.tokens import clip
 
@@ -59,7 +58,7 @@ _FENCE: Final = re.compile(r"\A\s*```\w*\n(.*?)\n?```\s*\Z", re.S)
 
 
 class Summary(Struct, frozen=True):
-    """What a model says of a turn in the structured style."""
+    """A summary in the structured style."""
 
     outcome: Annotated[str, Meta(min_length=1)]
     key_findings: Annotated[tuple[str, ...], Meta(max_length=FINDINGS)] = ()
@@ -76,70 +75,77 @@ def request_summary(
     messages: Sequence[Message],
     style: SummaryStyle,
     model: str | None,
-    asked: Callable[[SummaryRequest], str],
+    send: Callable[[SummaryRequest], str],
 ) -> str | None:
-    """Return what the model behind `asked` says of `messages`, as text; None when it gives no usable answer."""
-    asking = summary_prompts(messages, style, model)
+    """Return a summary of `messages` as text.
+
+    Return None if there is no usable answer. `send` sends a request to the model.
+    """
+    requests = summary_prompts(messages, style, model)
     try:
-        request = next(asking)
+        request = next(requests)
         while True:
-            request = asking.send(asked(request))
-    except StopIteration as over:
-        text: str | None = over.value
+            request = requests.send(send(request))
+    except StopIteration as end:
+        text: str | None = end.value
         return text
 
 
 def summary_prompts(
     messages: Sequence[Message], style: SummaryStyle, model: str | None
 ) -> Generator[SummaryRequest, str, str | None]:
-    """Yield what a model is to be asked about `messages`, and be sent its answers; return the summary, None if none.
+    """Yield the requests for a summary of `messages`, and receive the answers. Return the summary, or None without a
+    summary.
 
-    An answer that does not fit is sent back once with what is wrong about it.
+    If an answer is not valid, one more request contains the error.
     """
     system = _STRUCTURED if style == "structured" else _PARAGRAPH
     parts = turn_pieces(messages, CHUNK_CHARS)
-    found: list[Summary] = []
+    summaries: list[Summary] = []
     for number, part in enumerate(parts, 1):
-        which = f" (part {number} of {len(parts)})" if len(parts) > 1 else ""
-        request = SummaryRequest(system, f"Summarise this finished turn{which}:\n\n{part}", model)
+        part_label = f" (part {number} of {len(parts)})" if len(parts) > 1 else ""
+        request = SummaryRequest(system, f"Summarize this finished turn{part_label}:\n\n{part}", model)
         answer = parse((yield request), style)
         if isinstance(answer, str):
-            again = f"{request.prompt}\n\nYour answer before was not usable: {answer}. Answer again."
-            answer = parse((yield SummaryRequest(system, again, model)), style)
+            retry_prompt = f"{request.prompt}\n\nYour previous answer was not usable: {answer}. Answer again."
+            answer = parse((yield SummaryRequest(system, retry_prompt, model)), style)
         if isinstance(answer, str):
             return None
-        found.append(answer)
-    if not found:
+        summaries.append(answer)
+    if not summaries:
         return None
     if style == "paragraph":
-        return clip("\n".join(summary.outcome for summary in found), MAX_CHARS, "the archive holds it all")
-    findings = [finding for row in _rows([summary.key_findings for summary in found]) for finding in row]
-    whole = Summary(found[-1].outcome, tuple(findings[:FINDINGS]), found[-1].open_questions)
-    return clip(str(whole), MAX_CHARS, "the archive holds it all")
+        return clip("\n".join(summary.outcome for summary in summaries), MAX_CHARS, "the archive holds it all")
+    findings = [finding for row in _interleave([summary.key_findings for summary in summaries]) for finding in row]
+    combined = Summary(summaries[-1].outcome, tuple(findings[:FINDINGS]), summaries[-1].open_questions)
+    return clip(str(combined), MAX_CHARS, "the archive holds it all")
 
 
 def in_conversation_summary_prompts(task: str, style: SummaryStyle) -> Generator[SummaryRequest, str, str | None]:
-    """Yield what a model that sees the conversation is to be asked about its turn `task`, and be sent its answers.
+    """Yield requests for a summary of the turn with the task `task`, and receive the answers.
 
-    Returns the summary, None if there is none.
+    The model of the conversation answers the requests. Return the summary, or None without a summary.
     """
     instructions = _STRUCTURED if style == "structured" else _PARAGRAPH
     prompt = _IN_CONVERSATION.format(task=task, instructions=instructions)
     answer = parse((yield SummaryRequest("", prompt)), style)
     if isinstance(answer, str):
-        again = f"{prompt}\n\nYour answer before was not usable: {answer}. Answer again."
-        answer = parse((yield SummaryRequest("", again)), style)
+        retry_prompt = f"{prompt}\n\nYour previous answer was not usable: {answer}. Answer again."
+        answer = parse((yield SummaryRequest("", retry_prompt)), style)
     if isinstance(answer, str):
         return None
     return clip(answer.outcome if style == "paragraph" else str(answer), MAX_CHARS, "the archive holds it all")
 
 
 def parse(answer: str, style: SummaryStyle) -> Summary | str:
-    """Return `answer` as a summary, or what is wrong about it. A fence around JSON is forgiven. Never raises."""
+    """Return the summary in `answer`. If `answer` is not valid, return a string with the error.
+
+    The JSON may be in a code fence. Does not raise.
+    """
     if not isinstance(answer, str):
         return f"it is a {type(answer).__name__}, not text"
     if len(answer) > ANSWER_CHARS:
-        return f"it is {len(answer):,} characters long, which is no summary"
+        return f"it is {len(answer):,} characters long, which is too long for a summary"
     text = answer.strip()
     if fenced := _FENCE.match(text):
         text = fenced[1].strip()
@@ -148,23 +154,23 @@ def parse(answer: str, style: SummaryStyle) -> Summary | str:
     try:
         return msgspec.json.decode(text, type=Summary)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-        return f"not the JSON object that was asked for ({error})"
+        return f"it is not the requested JSON object ({error})"
 
 
-def _rows(columns: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Return what stands first in each column, then second, and so on."""
+def _interleave(columns: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Return the first items of all columns, then all second items, and so on."""
     longest = max(map(len, columns), default=0)
-    return [[column[place] for column in columns if place < len(column)] for place in range(longest)]
+    return [[column[index] for column in columns if index < len(column)] for index in range(longest)]
 
 
-# --- Asking a caller's function for summaries ---
+# --- Summaries from a caller's function ---
 
 MAX_PENDING: Final = 4
 REASON_CHARS: Final = 300
 
 
 class _PendingSummary(Struct):
-    """One archive that is asked about, and what came of it: a text, or why there is none."""
+    """A requested summary and its result. The result is a text, or the reason why there is no text."""
 
     id: str
     text: str | None = None
@@ -172,63 +178,71 @@ class _PendingSummary(Struct):
 
 
 class SummaryRequester:
-    """Asks `summarise` about archives, in threads that may take longer than anybody waits for them.
+    """Requests summaries from the function `summarize`, in threads with a time limit.
 
-    Why there is no summary goes to `notes`, once for each kind of reason. Raises ConfigError for what cannot be called
-    like that.
+    Failures are added to `notes`, once for each kind. Raises ConfigError if `summarize` is not a plain function.
     """
 
-    def __init__(self, summarise: Callable[[SummaryRequest], str], settings: SummaryConfig, notes: list[str]) -> None:
-        if not callable(summarise) or inspect.iscoroutinefunction(summarise):
-            kind = "an async function" if callable(summarise) else f"a {type(summarise).__name__}"
-            raise ConfigError(f"summarise is {kind}: give a function that takes a SummaryRequest and returns text")
-        self._summarise = summarise
+    def __init__(self, summarize: Callable[[SummaryRequest], str], settings: SummaryConfig, notes: list[str]) -> None:
+        if not callable(summarize) or inspect.iscoroutinefunction(summarize):
+            kind = "an async function" if callable(summarize) else f"a {type(summarize).__name__}"
+            raise ConfigError(f"summarize is {kind}; pass a function that takes a SummaryRequest and returns text")
+        self._summarize = summarize
         self._settings = settings
         self._notes = notes
-        self._told: set[str] = set()
-        self._late: list[tuple[threading.Thread, _PendingSummary]] = []
+        self._reported: set[str] = set()
+        self._overdue: list[tuple[threading.Thread, _PendingSummary]] = []
 
-    def ask(self, id: str, messages: Sequence[Message]) -> str | None:
-        """Return a summary of `messages`, the archive `id`; None when there is none in time. Never raises."""
-        if sum(thread.is_alive() for thread, _ in self._late) >= MAX_PENDING:
-            self._tell(id, ("busy", f"{MAX_PENDING} are being waited for"))
+    def request(self, id: str, messages: Sequence[Message]) -> str | None:
+        """Return a summary of `messages`, which are the archive `id`.
+
+        Return None if no summary arrives in time. Does not raise.
+        """
+        if sum(thread.is_alive() for thread, _ in self._overdue) >= MAX_PENDING:
+            self._add_note(id, ("busy", f"{MAX_PENDING} summaries are already pending"))
             return None
-        question = _PendingSummary(id)
-        # A thread, because nothing else gives up on a caller's function that does not return.
-        thread = threading.Thread(target=self._work, args=(question, messages), name="orch-summary", daemon=True)
+        pending = _PendingSummary(id)
+        # Only a thread can be abandoned if the caller's function does not return.
+        thread = threading.Thread(target=self._run, args=(pending, messages), name="orch-summary", daemon=True)
         thread.start()
         thread.join(self._settings.timeout_seconds)
         if thread.is_alive():
-            self._late.append((thread, question))
-            self._tell(id, ("late", f"not within {self._settings.timeout_seconds:g} s; put in when it comes"))
+            self._overdue.append((thread, pending))
+            self._add_note(
+                id,
+                (
+                    "late",
+                    f"it did not arrive within {self._settings.timeout_seconds:g} s; it is inserted when it arrives",
+                ),
+            )
             return None
-        return self._answer(question)
+        return self._take_result(pending)
 
-    def late(self) -> list[tuple[str, str]]:
-        """Return the summaries, with the archives' ids, that came since they were last asked for. Waits for none."""
-        done = [question for thread, question in self._late if not thread.is_alive()]
-        self._late = [each for each in self._late if each[1] not in done]
-        answers = [(question.id, self._answer(question)) for question in done]
+    def late_summaries(self) -> list[tuple[str, str]]:
+        """Return the summaries that arrived since the last call, with the ids of their archives. Does not wait."""
+        finished = [pending for thread, pending in self._overdue if not thread.is_alive()]
+        self._overdue = [each for each in self._overdue if each[1] not in finished]
+        answers = [(pending.id, self._take_result(pending)) for pending in finished]
         return [(id, text) for id, text in answers if text]
 
-    def _work(self, question: _PendingSummary, messages: Sequence[Message]) -> None:
+    def _run(self, pending: _PendingSummary, messages: Sequence[Message]) -> None:
         settings = self._settings
         try:
-            text = request_summary(messages, settings.style, settings.model, self._summarise)
-        except BaseException as error:  # the caller's code: whatever it raises, the turn is archived
+            text = request_summary(messages, settings.style, settings.model, self._summarize)
+        except BaseException as error:  # an exception in the caller's code must not prevent archiving
             name = type(error).__name__
-            question.failure = (name, f"{name}: {error}")
+            pending.failure = (name, f"{name}: {error}")
         else:
-            question.text = None if text is None else scrub(text)
-            question.failure = ("unusable", f"what came back is no {settings.style} summary") if text is None else None
+            pending.text = None if text is None else scrub(text)
+            pending.failure = ("unusable", f"the result is not a {settings.style} summary") if text is None else None
 
-    def _answer(self, question: _PendingSummary) -> str | None:
-        if question.failure is not None:
-            self._tell(question.id, question.failure)
-        return question.text
+    def _take_result(self, pending: _PendingSummary) -> str | None:
+        if pending.failure is not None:
+            self._add_note(pending.id, pending.failure)
+        return pending.text
 
-    def _tell(self, id: str, failure: tuple[str, str]) -> None:
+    def _add_note(self, id: str, failure: tuple[str, str]) -> None:
         kind, reason = failure
-        if kind not in self._told:
-            self._told.add(kind)
-            self._notes.append(f"no summary of archive {id}: {reason[:REASON_CHARS]} (said once)")
+        if kind not in self._reported:
+            self._reported.add(kind)
+            self._notes.append(f"no summary of archive {id}: {reason[:REASON_CHARS]} (reported only once)")

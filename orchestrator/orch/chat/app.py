@@ -1,4 +1,4 @@
-"""A conversation with one agent: what is typed becomes prompts, steering, answers and commands; events become lines."""
+"""A chat with one agent. Input becomes prompts, steering, answers and commands; events become lines of output."""
 
 from __future__ import annotations
 
@@ -11,83 +11,89 @@ from typing import Any, Final
 
 from ..client.failure import CommandError
 from ..render.approvals import denied_note
+from ..render.worktrees import worktree_note
 from . import approvals, status_bar
 from .approvals import AskUser, Questions
-from .commands import ChatCommand, Commands, said_as
+from .commands import Commands, InputOrder, unescape
 from .daemon_connection import DaemonConnection
 from .keys import Interrupts
 from .pastes import Pastes, format_prompt
 from .text.live_text import LiveText
 from .text.styled_text import Piece
-from .turns import TOLD, TurnLog
+from .turns import HISTORY_MESSAGES, TurnLog
 
-__all__ = ["Absent", "Chat"]
-
-
-# --- Agents that were at work when the talk went on with another one ---
+__all__ = ["BackgroundAgents", "Chat"]
 
 
-class Absent:
-    """Watches them for a chat, each until its turn is over, or until one talks with it again."""
+# --- Agents that still work after the chat has switched to another agent ---
+
+
+class BackgroundAgents:
+    """Watches busy agents that the chat has left.
+
+    The watch ends when the agent's turn ends or the chat returns to the agent.
+    """
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
-        self._links: dict[str, DaemonConnection] = {}
+        self._connections: dict[str, DaemonConnection] = {}
 
     def __contains__(self, id: object) -> bool:
-        """Say whether that one is watched."""
-        return id in self._links
+        """Return whether the agent is watched."""
+        return id in self._connections
 
-    def left(self, agent: dict[str, Any]) -> None:
-        """The talk goes on with another one than `agent`, which is at work."""
-        self._links[agent["id"]] = link = self._chat.link.sibling()
-        asked = {"ref": agent["id"], "approve": self._chat.questions.wanted}
-        link.watch(asked, partial(self._event, agent), partial(self._lost, agent))
+    def watch(self, agent: dict[str, Any]) -> None:
+        """Start watching `agent`. The agent is busy while the chat switches to another agent."""
+        self._connections[agent["id"]] = connection = self._chat.connection.sibling()
+        request = {"ref": agent["id"], "approve": self._chat.questions.wanted}
+        connection.watch(request, partial(self._event, agent), partial(self._lost, agent))
 
-    def met(self, id: str) -> None:
-        """The talk is with that one again."""
-        if (link := self._links.pop(id, None)) is not None:
-            link.close()
+    def unwatch(self, id: str) -> None:
+        """Stop watching the agent because the chat has returned to this agent."""
+        if (connection := self._connections.pop(id, None)) is not None:
+            connection.close()
 
     def close(self) -> None:
-        """Watch nobody any more."""
-        for id in list(self._links):
-            self.met(id)
+        """Stop watching all agents."""
+        for id in list(self._connections):
+            self.unwatch(id)
 
     def _event(self, agent: dict[str, Any], event: dict[str, Any]) -> None:
         chat, kind = self._chat, event["kind"]
         if kind == "question":
             chat.questions.add(event | {"absent": agent["id"]})
         elif kind == "question_over":
-            chat.questions.over(event["id"])
+            chat.questions.expire(event["id"])
         elif kind == "ended":
-            self.met(agent["id"])
-            chat.questions.drop(agent["id"])
+            self.unwatch(agent["id"])
+            chat.questions.remove_agent(agent["id"])
             error = event["error"]
-            what = f"has failed: {error['type']}: {error['message']}" if error is not None else "has answered"
-            chat.sheet.note(f"{agent['name']} {what}; /switch {agent['seq']} goes there")
+            outcome = f"has failed: {error['type']}: {error['message']}" if error is not None else "has answered"
+            chat.output.note(f"{agent['name']} {outcome}; /switch {agent['seq']} returns to it")
         chat.changed()
 
     def _lost(self, agent: dict[str, Any], _: CommandError) -> None:
-        self.met(agent["id"])  # that the daemon is gone is said where one talks
+        self.unwatch(agent["id"])  # the chat itself reports a lost connection to the daemon
 
 
 BUSY: Final = "AgentBusyError"
 
 
 class Chat:
-    """Talks with an agent over `link` and writes on `sheet`; `changed` is called when there is something to show.
+    """A chat with an agent over the connection `connection`, with output on `output`.
 
-    What needs approval is asked of the person when `mode` is `ask`, let through when it is `auto`; with `deny` nobody
-    is asked, and the answer is no. `ask_user` asks in another place than the chat. Calls that were denied because
-    nobody could be asked make the turn a failed one, unless the user `chose_deny`. With `echo` what is said is shown.
-    `clock` counts seconds.
+    The chat calls `changed` for new output.
+
+    With `mode` "ask", approval questions go to the user. "auto" approves all calls, "deny" denies all calls. The
+    function `ask_user` asks questions outside the chat. The turn fails if calls were denied because no user could be
+    asked. With `chose_deny`, such a turn does not fail. With `echo`, input is repeated in the output. `clock` returns
+    seconds.
     """
 
     def __init__(
         self,
-        link: DaemonConnection,
-        sheet: LiveText,
+        connection: DaemonConnection,
+        output: LiveText,
         *,
         mode: str = "ask",
         ask_user: AskUser | None = None,
@@ -96,79 +102,78 @@ class Chat:
         changed: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.link = link
-        self.sheet = sheet
+        self.connection = connection
+        self.output = output
         self.changed = changed
         self.pastes = Pastes()
         self.rows: list[dict[str, Any]] = []
         self.agent: dict[str, Any] = {}
-        """The agent's row as it was when the talk with it began."""
+        """The agent's row at the time when the chat switched to it."""
         self.done = asyncio.Event()
-        """Set when it is time to leave."""
+        """Set when the chat ends."""
         self.idle = asyncio.Event()
-        """Set while the agent is not at work, as far as is known."""
+        """Set when the chat does not know that the agent is busy."""
         self.failed = False
-        """Whether what was said last came to nothing: its turn, or its command, failed."""
+        """Whether the last prompt or command failed."""
         self.draft = ""
-        """What is to be put where the next prompt is written."""
+        """Text to insert into the input line."""
         self.copied: str | None = None
-        """What is to be put on the clipboard."""
+        """Text to copy to the clipboard."""
         self.commands = Commands(self)
         self.questions = Questions(self, mode, ask_user)
         self._chose_deny = chose_deny
-        self.absent = Absent(self)
+        self.absent = BackgroundAgents(self)
         self._echo = echo
         self._clock = clock
-        self._own: set[str] = set()
+        self._own_requests: set[str] = set()
         self._steers: set[str] = set()
-        self._story = TurnLog(sheet, self._own)
-        self._met = asyncio.Event()
-        """Set when what was said before is on the sheet."""
+        self._turn_log = TurnLog(output, self._own_requests)
+        self._history_shown = asyncio.Event()
+        """Set when the last messages of the earlier conversation have been shown."""
         self._leaving = False
-        self._mine = False
-        """Whether the turn was asked for here."""
-        self._since: float | None = None
-        self._presses = Interrupts()
-        self._order = ChatCommand()
-        self._fresh = False
+        self._started_here = False
+        """Whether the turn was started from this chat."""
+        self._turn_start: float | None = None
+        self._interrupts = Interrupts()
+        self._input_order = InputOrder()
+        self._is_new = False
 
-    # With whom.
+    # The agent.
 
-    async def meet(self, ref: str, *, told: bool = True, fresh: bool = False) -> None:
-        """Talk with the agent `ref` from now on; with `told` tell the end of its conversation. Raises Failure, and the
-        talk is with whom it was.
+    async def switch_to(self, ref: str, *, show_history: bool = True, is_new: bool = False) -> None:
+        """Switch the chat to the agent `ref`. With `show_history`, show the last messages of its conversation.
 
-        A `fresh` one was made for this, and is not kept if nothing comes of it.
+        With `is_new`, the agent was created for this chat, and it is discarded if it stays unused. If the agent cannot
+        be found, raises CommandError, and the chat stays with the current agent.
         """
-        agent = await self.link.call("state", ref=ref)
+        agent = await self.connection.call("state", ref=ref)
         await self.commands.load(agent["id"])
-        if self._fresh and agent["id"] != self.id:
-            self.later(self._discard(self.id))
-        if self._since is not None and agent["id"] != self.id:
-            self.absent.left(self.agent)
-        self.absent.met(agent["id"])
+        if self._is_new and agent["id"] != self.id:
+            self.run_in_background(self._discard(self.id))
+        if self._turn_start is not None and agent["id"] != self.id:
+            self.absent.watch(self.agent)
+        self.absent.unwatch(agent["id"])
         self.agent = agent
-        self._fresh = fresh
+        self._is_new = is_new
         self.questions.clear(self.absent)
-        self._story = TurnLog(self.sheet, self._own, self.agent["depth"])
-        self._since = None
+        self._turn_log = TurnLog(self.output, self._own_requests, self.agent["depth"])
+        self._turn_start = None
         self.idle.set()
         self._introduce()
-        self._watch(TOLD if told and not fresh else 0)
-        await self._met.wait()
-        await self.look()
-        self.later(self.commands.refresh())
+        self._watch(HISTORY_MESSAGES if show_history and not is_new else 0)
+        await self._history_shown.wait()
+        await self.refresh_rows()
+        self.run_in_background(self.commands.refresh())
 
     def _introduce(self) -> None:
-        """Say with whom one talks."""
         row = self.agent
         model = f", {row['model']}" if row["model"] else ""
-        self.sheet.note(f"agent {row['seq']}, {row['name']}{model}, in {row['cwd']}; /help tells what can be typed")
+        self.output.note(f"agent {row['seq']}, {row['name']}{model}, in {row['cwd']}; /help lists commands")
 
     def echo(self, text: str) -> None:
-        """Show what was typed."""
+        """Show the input in the output."""
         if self._echo:
-            self.sheet.note(text, "you")
+            self.output.note(text, "you")
             self.changed()
 
     @property
@@ -178,328 +183,352 @@ class Chat:
 
     @property
     def working(self) -> float | None:
-        """For how many seconds the turn has been under way, None while there is none."""
-        return None if self._since is None else self._clock() - self._since
+        """Seconds since the current turn began. None between turns."""
+        return None if self._turn_start is None else self._clock() - self._turn_start
 
-    async def look(self) -> None:
-        """Ask how all agents are. That nobody answers is said elsewhere."""
+    async def refresh_rows(self) -> None:
+        """Refresh the rows of all agents. Errors are ignored here, because other requests report them."""
         try:
-            self.rows = await self.link.call("list")
+            self.rows = await self.connection.call("list")
         except CommandError:
             self.rows = []
         self.changed()
 
     def bar(self, width: int) -> list[Piece]:
-        """Return the line that says how all is."""
+        """Return the status bar."""
         return status_bar.format_status_bar(
             self.rows, self.id, width, working=self.working, widgets=self.commands.widgets["status"]
         )
 
     @property
-    def lively(self) -> bool:
-        """Whether the agent, or any below it, is at work."""
-        return self._since is not None or any(
+    def is_active(self) -> bool:
+        """Whether the agent or any of its descendants is working."""
+        return self._turn_start is not None or any(
             row["pending"] is not None for row in status_bar.live_descendants(self.rows, self.id)
         )
 
     @property
-    def asks(self) -> str:
-        """What is asked at the moment, "" for nothing."""
+    def input_hint(self) -> str:
+        """The prompt of the open question, or "" if there is no open question."""
         if self._leaving:
             return approvals.LEAVE
-        return self.questions.asks or self.commands.asks
+        return self.questions.input_hint or self.commands.input_hint
 
     @property
-    def topic(self) -> str:
-        """What tells the question that is open from every other, "" for none."""
+    def question_id(self) -> str:
+        """The identity of the open question, or "" if there is no open question."""
         return "leaving" if self._leaving else self.questions.id
 
-    # What is typed.
+    # Input.
 
-    async def take(self, typed: str, *, follow_up: bool = False, topic: str | None = None) -> None:
-        """Do what `typed` asks for. What goes wrong is said on the sheet.
+    async def process_input(self, typed: str, *, follow_up: bool = False, question_id: str | None = None) -> None:
+        """Process the input `typed`. Errors are shown on the sheet.
 
-        What answered the question `topic` answers no other: is that over, it goes back into the line.
+        `question_id` is the question that the input answers. If this question is no longer open, the input becomes the
+        draft.
         """
-        if topic and topic != self.topic:
+        if question_id and question_id != self.question_id:
             self.draft = typed
             self.changed()
             return
         try:
             if self._leaving:
-                await self._left(typed)
-            elif self.questions.asks:
+                await self._finish_leaving(typed)
+            elif self.questions.input_hint:
                 await self.questions.answer(typed)
-            elif self.commands.takes(typed):
+            elif self.commands.accepts(typed):
                 await self._command(typed)
             elif typed.strip():
-                async with self._order.turn() as meant:
-                    if meant:
-                        await self.say(said_as(typed), follow_up=follow_up)
+                async with self._input_order.turn() as is_current:
+                    if is_current:
+                        await self.send_prompt(unescape(typed), follow_up=follow_up)
                     else:
-                        self._give_back(typed)
+                        self._restore_draft(typed)
         except CommandError as failure:
             self._fail(failure)
         self.changed()
 
     async def _command(self, typed: str) -> None:
-        if not (moves := self.commands.moving(typed)) and not self._order.moving:
-            await self.commands.run(typed)  # which may take long, and nobody waits for it
+        if not (may_switch := self.commands.may_switch(typed)) and not self._input_order.is_switching:
+            await self.commands.run(typed)  # a command may take long; other input is accepted at the same time
             return
-        async with self._order.turn() as meant:
-            if not meant:
-                self._give_back(typed)
-            elif moves:
-                async with self._order.move() as missed:
+        async with self._input_order.turn() as is_current:
+            if not is_current:
+                self._restore_draft(typed)
+            elif may_switch:
+                async with self._input_order.move() as mark_missed:
                     await self.commands.run(typed)
                     if self.failed:
-                        missed()
-        if meant and not moves:
+                        mark_missed()
+        if is_current and not may_switch:
             await self.commands.run(typed)
 
-    def _give_back(self, typed: str) -> None:
-        """What was meant for an agent that nobody came to goes back into the line."""
+    def _restore_draft(self, typed: str) -> None:
+        """Restore the input `typed` as the draft.
+
+        The input was meant for an agent, but the switch to that agent failed.
+        """
         self.draft = f"{self.draft}\n{typed}" if self.draft else typed
-        self.sheet.note("that was not said: it was for another agent", "error")
+        self.output.note("not sent: the text was for another agent", "error")
 
     def _fail(self, failure: CommandError) -> None:
         self.failed = True
-        self.sheet.note(f"{failure.kind}: {failure}", "error")
+        self.output.note(f"{failure.kind}: {failure}", "error")
 
-    async def say(self, typed: str, *, follow_up: bool = False) -> None:
-        """Ask the agent, or while it works steer it, or let it hear that when it would stop. Raises Failure."""
+    async def send_prompt(self, typed: str, *, follow_up: bool = False) -> None:
+        """Send a prompt to the agent. While the agent works, send a steering message or, with `follow_up`, a follow-up.
+
+        Raises CommandError.
+        """
         text, unknown = self.pastes.unfold(typed)
         if unknown:
-            self.sheet.note(f"{unknown[0]} is not there any more, and nothing was said: paste it anew", "error")
+            self.output.note(
+                f"{unknown[0]} is no longer available, and nothing was sent: paste the text again", "error"
+            )
             self.draft = typed
             return
-        if not self.link.watching:
+        if not self.connection.watching:
             self._watch()
         self.echo(format_prompt(typed))
-        if self._since is not None:
-            said = await self.link.call("steer", ref=self.id, text=text, follow_up=follow_up)
-            if said.get("steer_id"):
-                self._steers.add(said["steer_id"])
-                self.sheet.note("  (heard when it would stop)" if follow_up else "  (heard before its next step)")
+        if self._turn_start is not None:
+            queued = await self.connection.call("steer", ref=self.id, text=text, follow_up=follow_up)
+            if queued.get("steer_id"):
+                self._steers.add(queued["steer_id"])
+                self.output.note(
+                    "  (delivered at the end of the turn)" if follow_up else "  (delivered before the next step)"
+                )
             return
-        await self._ask(text)
+        await self._submit(text)
 
-    async def _ask(self, text: str) -> None:
+    async def _submit(self, text: str) -> None:
         request_id = os.urandom(8).hex()
-        self._own.add(request_id)
-        self._works()
+        self._own_requests.add(request_id)
+        self._set_working()
         try:
-            await self.link.call("submit", ref=self.id, prompt=text, request_id=request_id)
+            await self.connection.call("submit", ref=self.id, prompt=text, request_id=request_id)
         except CommandError as failure:
-            self._rests()
+            self._set_idle()
             if failure.kind != BUSY:
                 raise
-            self._works()
-            await self.link.call("steer", ref=self.id, text=text)
+            self._set_working()
+            await self.connection.call("steer", ref=self.id, text=text)
 
-    def _works(self) -> None:
-        self._fresh = False
-        if self._since is None:
-            self._since = self._clock()
+    def _set_working(self) -> None:
+        self._is_new = False
+        if self._turn_start is None:
+            self._turn_start = self._clock()
         self.idle.clear()
 
-    def _rests(self) -> None:
-        self._since = None
+    def _set_idle(self) -> None:
+        self._turn_start = None
         self.idle.set()
         self.changed()
 
-    # What happens.
+    # Events.
 
     def _watch(self, messages: int = 0) -> None:
-        """Be told of what the agent does from now on; first of so many messages of its conversation."""
-        self._met = asyncio.Event()
+        """Start watching the agent. The watch begins with the last `messages` messages of its conversation."""
+        self._history_shown = asyncio.Event()
         if not messages:
-            self._met.set()
-        asked = {"ref": self.id, "approve": self.questions.wanted, "progress": True, "messages": messages}
-        self.link.watch(asked, self.event, self._lost)
+            self._history_shown.set()
+        request = {"ref": self.id, "approve": self.questions.wanted, "progress": True, "messages": messages}
+        self.connection.watch(request, self.event, self._lost)
 
     def _lost(self, failure: CommandError) -> None:
-        self._story.lost()
+        self._turn_log.show_disconnect()
         self._fail(failure)
-        self.sheet.note("what the agent finished is kept; the next prompt goes on with it")
-        self.questions.clear()  # those that still wait are told of again
-        self._met.set()
-        self._rests()
+        self.output.note("finished steps are kept; the next prompt continues from there")
+        self.questions.clear()  # questions that are still open are sent again
+        self._history_shown.set()
+        self._set_idle()
 
     def event(self, event: dict[str, Any]) -> None:
-        """Show what happened."""
+        """Show the event."""
         kind = event["kind"]
         if kind == "began":
-            self._works()
-            self._mine = event["request_id"] in self._own
-            self.later(self.look())
-            self._story.began(event)
+            self._set_working()
+            self._started_here = event["request_id"] in self._own_requests
+            self.run_in_background(self.refresh_rows())
+            self._turn_log.show_start(event)
         elif kind == "ended":
             self._ended(event)
         elif kind == "question":
             self.questions.add(event)
         elif kind == "question_over":
-            self.questions.over(event["id"])
+            self.questions.expire(event["id"])
         elif kind == "call":
-            self._story.called(event)
+            self._turn_log.show_call(event)
         elif kind == "spoken":
-            self._story.conversation(event["messages"], event["before"])
-            self._met.set()
+            self._turn_log.show_history(event["messages"], event["before"])
+            self._history_shown.set()
         elif kind == "so_far":
-            self._story.so_far(event)
+            self._turn_log.show_earlier_events(event)
         else:
-            self._story.happened(event)
+            self._turn_log.show_event(event)
         self.changed()
 
     def _ended(self, event: dict[str, Any]) -> None:
-        self._story.ended(event)
+        self._turn_log.show_end(event)
         self.failed = event["error"] is not None or self._has_denied(event["reply"])
-        self.questions.drop(self.id)
-        self._rests()
-        self.later(self._after())
+        self.questions.remove_agent(self.id)
+        self._turn_start = None
+        self.run_in_background(self._after_turn())
 
     def _has_denied(self, reply: dict[str, Any] | None) -> bool:
-        """Tell the person of calls that were denied because nobody could be asked; return whether there were any."""
+        """Report calls that were denied because no user could be asked. Return whether there were such calls."""
         if self._chose_deny or reply is None or not reply["denied"]:
             return False
-        self.sheet.note(denied_note(reply["denied"]), "error")
+        self.output.note(denied_note(reply["denied"]), "error")
         return True
 
-    async def _after(self) -> None:
-        """The answer was seen; what was said too late for the turn is asked now."""
-        if self._mine:
-            try:
-                await self.link.call("collect", ref=self.id, timeout=0.0)
-            except CommandError:
-                pass  # the next turn is under way, or the answer was an error
-        await self.look()
-        self.later(self.commands.refresh())
-        steers, self._steers = self._steers, set()
-        if not steers or self._since is not None:
-            return
-        waiting = (await self.link.call("queue", ref=self.id))["waiting"]
-        mine = [each["id"] for each in waiting if each["id"] in steers]
-        if mine:
-            taken = await self.link.call("clear_queue", ref=self.id, ids=mine)
-            if text := "\n\n".join(each["text"] for each in taken["waiting"]):
-                await self._ask_late(text)
-
-    async def _ask_late(self, text: str) -> None:
-        """Ask what nobody will hear otherwise; refused, it is there to be said again. Raises Failure."""
+    async def _after_turn(self) -> None:
+        """After a turn, collect the reply. Send messages that arrived too late for the turn as a prompt."""
         try:
-            await self._ask(text)
+            if self._started_here:
+                reply = await self.connection.call("collect", ref=self.id, timeout=0.0)
+                if note := worktree_note(reply):
+                    self.output.note(note)
+        except CommandError:
+            pass  # the next turn is running, or the query failed
+        finally:
+            if self._turn_start is None:
+                self._set_idle()
+        await self.refresh_rows()
+        self.run_in_background(self.commands.refresh())
+        steers, self._steers = self._steers, set()
+        if not steers or self._turn_start is not None:
+            return
+        queued = (await self.connection.call("queue", ref=self.id))["waiting"]
+        own_ids = [each["id"] for each in queued if each["id"] in steers]
+        if own_ids:
+            removed = await self.connection.call("clear_queue", ref=self.id, ids=own_ids)
+            if text := "\n\n".join(each["text"] for each in removed["waiting"]):
+                await self._send_late(text)
+
+    async def _send_late(self, text: str) -> None:
+        """Send late messages as a prompt.
+
+        If the prompt cannot be sent, the messages become the draft. Raises CommandError.
+        """
+        try:
+            await self._submit(text)
         except CommandError:
             self.draft = text
             raise
 
-    # Ctrl-C, and leaving.
+    # Ctrl-C and leaving.
 
     async def interrupt(self, *, typed: bool = False) -> str:
-        """Do what Ctrl-C means now, and return that; `clear` is left to the caller. A command is not waited for."""
+        """Handle Ctrl-C and return its meaning. If the meaning is `clear`, the caller clears the input.
+
+        The method does not wait for a running command.
+        """
         if self._leaving:
             self._leaving = False
             return "stay"
         if self.commands.pasting:
             self.commands.drop()
-            self.sheet.note("none of these lines is said")
+            self.output.note("these lines are not sent")
             self.changed()
             return "clear"
-        if self.commands.running and self._since is None:
+        if self.commands.running and self._turn_start is None:
             self.commands.stop()
             return "stop"
-        meaning = self._presses.meaning(self._clock(), typed=typed, working=self._since is not None)
+        meaning = self._interrupts.meaning(self._clock(), typed=typed, working=self._turn_start is not None)
         try:
             if meaning == "cancel":
-                self.sheet.note("the turn ends at its next safe point; Ctrl-C again ends it at once")
-                await self.link.call("cancel", ref=self.id)
+                self.output.note("the turn ends at its next safe point; Ctrl-C again ends it at once")
+                await self.connection.call("cancel", ref=self.id)
             elif meaning == "kill":
-                self.sheet.note("the turn is ended")
-                await self.link.call("cancel", ref=self.id, hard=True)
+                self.output.note("the turn is ended")
+                await self.connection.call("cancel", ref=self.id, hard=True)
             elif meaning == "warn":
-                self.sheet.note("Ctrl-C again, or Ctrl-D, leaves")
+                self.output.note("Ctrl-C again, or Ctrl-D, leaves")
             elif meaning == "leave":
                 await self.leave()
         except CommandError as failure:
-            self.sheet.note(f"{failure.kind}: {failure}", "error")
+            self.output.note(f"{failure.kind}: {failure}", "error")
         self.changed()
         return meaning
 
     async def leave(self) -> None:
-        """Leave, after a question when somebody would go on living."""
-        await self.look()
-        living = status_bar.live_descendants(self.rows, self.id)
-        if not living and self._since is None:
-            await self._left("keep")
+        """Leave the chat. If subagents are alive or the agent is working, ask the user first."""
+        await self.refresh_rows()
+        live_rows = status_bar.live_descendants(self.rows, self.id)
+        if not live_rows and self._turn_start is None:
+            await self._finish_leaving("keep")
             return
         if self._leaving:
             return
         self._leaving = True
-        for row in living:
-            doing = row["activity"] or row["status"]
-            self.sheet.note(f"  {row['seq']} {row['name']}: {doing}", "ask")
-        works = f"{self.agent['name']} is at work" if self._since is not None else ""
-        several = f"{len(living)} of its subagents live" if living else ""
-        self.sheet.note("; ".join(filter(None, (works, several))), "ask")
+        for row in live_rows:
+            activity = row["activity"] or row["status"]
+            self.output.note(f"  {row['seq']} {row['name']}: {activity}", "ask")
+        status_text = f"{self.agent['name']} is at work" if self._turn_start is not None else ""
+        subagents_text = f"{len(live_rows)} of its subagents are alive" if live_rows else ""
+        self.output.note("; ".join(filter(None, (status_text, subagents_text))), "ask")
         self.changed()
 
-    async def _left(self, typed: str) -> None:
-        said = approvals.parse_leave_answer(typed)
-        if said is None:
-            self.sheet.note("that is no answer", "error")
+    async def _finish_leaving(self, typed: str) -> None:
+        choice = approvals.parse_leave_answer(typed)
+        if choice is None:
+            self.output.note("not a valid answer", "error")
             return
         self._leaving = False
-        if said == "stay":
+        if choice == "stay":
             return
         try:
-            if said == "end":
+            if choice == "end":
                 await self._end_all()
-            self.sheet.note(await self._farewell())
+            self.output.note(await self._leave_message())
         except CommandError as failure:
-            self._fail(failure)  # a daemon that does not answer keeps nobody here
+            self._fail(failure)  # the chat ends even if the daemon does not answer
         self.done.set()
 
     async def _end_all(self) -> None:
-        """End the turn, and those below the agent. Raises Failure."""
-        if self._since is not None:
-            await self.link.call("cancel", ref=self.id, hard=True)
-        if living := [row["id"] for row in status_bar.live_descendants(self.rows, self.id)]:
-            await self.link.call("kill", refs=living)
+        """End the turn and kill the agent's descendants. Raises CommandError."""
+        if self._turn_start is not None:
+            await self.connection.call("cancel", ref=self.id, hard=True)
+        if live_ids := [row["id"] for row in status_bar.live_descendants(self.rows, self.id)]:
+            await self.connection.call("kill", refs=live_ids)
 
-    async def _farewell(self) -> str:
-        """Return how to come back; an agent that was never asked anything is not kept for that."""
-        row = await self.link.call("state", ref=self.id)
+    async def _leave_message(self) -> str:
+        """Return the line that tells the user how to resume the chat. Discard the agent if it has no conversation."""
+        row = await self.connection.call("state", ref=self.id)
         if row["status"] == "killed":
-            return f"agent {row['seq']} ({row['name']}) was ended: orch resume {row['seq']} lets it answer again"
-        if await self.gone():
-            return "nothing was asked, and nothing is kept"
-        return f"agent {row['seq']} ({row['name']}) is kept: orch chat {row['seq']} comes back to it"
+            return f"agent {row['seq']} ({row['name']}) was ended: orch resume {row['seq']} makes it usable again"
+        if await self.discard_unused():
+            return "no prompt was sent, so nothing is kept"
+        return f"agent {row['seq']} ({row['name']}) is kept: orch chat {row['seq']} continues the chat"
 
-    async def gone(self) -> bool:
-        """The person is gone, with a word or without: an agent that was made for this, and has nothing to tell of, is
-        ended. Return whether it is. Raises Failure."""
-        fresh, self._fresh = self._fresh, False
-        return fresh and await self._discard(self.id)
+    async def discard_unused(self) -> bool:
+        """Discard the agent if it was created for this chat and was never used.
+
+        Return whether the agent was discarded. Raises CommandError.
+        """
+        is_new, self._is_new = self._is_new, False
+        return is_new and await self._discard(self.id)
 
     async def _discard(self, id: str) -> bool:
-        shown, rows = await self.link.call("show", ref=id, messages=1), await self.link.call("list")
-        row = shown["agent"]
+        details, rows = await self.connection.call("show", ref=id, messages=1), await self.connection.call("list")
+        row = details["agent"]
         if (
-            shown["messages"]
+            details["messages"]
             or row["queries"]
             or row["pending"] is not None
             or row["title"]
             or status_bar.live_descendants(rows, id)
         ):
             return False
-        await self.link.call("kill", refs=[id])
+        await self.connection.call("kill", refs=[id])
         return True
 
-    def later(self, what: Any) -> None:
-        """Do `what` beside everything else, and say what goes wrong with it."""
-        task = asyncio.ensure_future(what)
-        task.add_done_callback(self._happened_later)
+    def run_in_background(self, coroutine: Any) -> None:
+        """Run the coroutine `coroutine` in the background. If the coroutine fails, show its error."""
+        task = asyncio.ensure_future(coroutine)
+        task.add_done_callback(self._report_failure)
 
-    def _happened_later(self, task: asyncio.Future[Any]) -> None:
+    def _report_failure(self, task: asyncio.Future[Any]) -> None:
         if not task.cancelled() and isinstance(failure := task.exception(), CommandError):
-            self.sheet.note(f"{failure.kind}: {failure}", "error")
+            self.output.note(f"{failure.kind}: {failure}", "error")
             self.changed()

@@ -1,4 +1,4 @@
-"""What needs approval, one question after the other."""
+"""Approval questions in a chat. The chat asks one question at a time."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from msgspec import Struct
 
 from orch_worker.system.threads import in_thread
 
+from ..render.approvals import approval_choices, scopes_of
 from .text.diffs import diff_lines
 
 if TYPE_CHECKING:
     from .app import Chat
 
 __all__ = [
-    "APPROVE",
     "LEAVE",
-    "REPLIES_PLAN",
     "AskUser",
     "ConsentInput",
     "Questions",
@@ -27,17 +26,14 @@ __all__ = [
 ]
 
 AskUser = Callable[[dict[str, Any]], str | None]
-"""Asks the user a question, and returns the scope of a yes, None for a no."""
+"""Asks the user a question. Returns the scope of the approval, or None if the user denies the call."""
 
 
-# --- What a person answers to a question of the console ---
+# --- Parsing of answers ---
 
-APPROVE: Final = "allow it? y: once, s: always in this session, p: always in this project, n [reason]: no"
-REPLIES_PLAN: Final = "approve this plan? y: yes, n [reason]: no"
+DENIAL: Final = "[n] no, or n REASON"
 LEAVE: Final = "k: keep them, e: end them, s: stay"
-
-YES: Final = {"y": "once", "yes": "once", "s": "session", "p": "project"}
-ENDS: Final[dict[str, Literal["keep", "end", "stay"]]] = {
+LEAVE_ANSWERS: Final[dict[str, Literal["keep", "end", "stay"]]] = {
     "": "keep",
     "k": "keep",
     "keep": "keep",
@@ -49,130 +45,139 @@ ENDS: Final[dict[str, Literal["keep", "end", "stay"]]] = {
 
 
 class ConsentInput(Struct, frozen=True):
-    """The answer to what needs approval."""
+    """The answer to an approval question."""
 
     allow: bool
     scope: str = "once"
     reason: str = ""
 
 
-def parse_consent(text: str, *, plan: bool = False) -> ConsentInput | None:
-    """Return the answer that `text` is, None when it is none: it may have been on its way before the question came."""
-    word, _, rest = text.strip().partition(" ")
+def parse_consent(text: str, tool: str) -> ConsentInput | None:
+    """Return the answer in `text` to the approval question about a call of `tool`.
+
+    Return None for other text, which may have been typed before the question appeared.
+    """
+    word, _, reason = text.strip().partition(" ")
     word = word.lower().rstrip(":,")
     if word in ("n", "no"):
-        return ConsentInput(False, reason=rest.strip())
-    if rest.strip() or word not in YES or (plan and YES[word] != "once"):
-        return None
-    return ConsentInput(True, YES[word])
+        return ConsentInput(False, reason=reason.strip())
+    scope = scopes_of(tool).get("y" if word == "yes" else word)
+    return None if scope is None or reason.strip() else ConsentInput(True, scope)
 
 
 def parse_leave_answer(text: str) -> Literal["keep", "end", "stay"] | None:
-    """Return what is to become of those that live on, None when `text` does not say."""
-    return ENDS.get(text.strip().lower())
+    """Parse the answer to the question about live subagents. Return None for an invalid answer."""
+    return LEAVE_ANSWERS.get(text.strip().lower())
 
 
-OWN_LINES: Final = 2
-"""The first lines of a question, which say whose it is and what that one is for."""
-QUESTIONS_PLAN: Final = "exit_plan_mode"
+AGENT_LINES: Final = 2
+"""The number of lines at the beginning of a question that describe the asking agent."""
 
 
 class Questions:
-    """Asks the person what agents of a chat want, when `mode` is `ask`; `auto` lets all through, `deny` wants none.
+    """Asks the user the approval questions of a chat's agents.
 
-    With `ask_user` questions are asked by that function, in a thread, one at a time, and not in the chat.
+    With `mode` "auto" all questions are approved; with "deny" all are denied. If the function `ask_user` is given, it
+    asks each question in a thread outside the chat, one at a time.
     """
 
     def __init__(self, chat: Chat, mode: str, ask_user: AskUser | None = None) -> None:
         self._chat = chat
         self._mode = mode
         self._ask_user = ask_user
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._open: list[dict[str, Any]] = []
 
     @property
     def wanted(self) -> bool:
-        """Whether somebody is there to be asked."""
+        """Whether questions are wanted. Questions are not wanted if the mode is `deny`."""
         return self._mode != "deny"
 
     @property
     def id(self) -> str:
-        """The id of the question that is to be answered, "" for none."""
+        """The id of the current question, or "" if there is no question."""
         return str(self._open[0]["id"]) if self._open else ""
 
     @property
-    def asks(self) -> str:
-        """What may be answered at the moment, "" when nothing is asked."""
-        if not self._open:
-            return ""
-        return REPLIES_PLAN if self._open[0]["tool"] == QUESTIONS_PLAN else APPROVE
+    def input_hint(self) -> str:
+        """The possible answers to the current question, or "" if there is no question."""
+        return approval_choices(self._open[0]["tool"], DENIAL) if self._open else ""
 
     def add(self, event: dict[str, Any]) -> None:
-        """Ask this, when what was asked before is answered."""
+        """Add a question. The user is asked after the earlier questions are answered."""
         if any(each["id"] == event["id"] for each in self._open):
             return
         if self._mode == "auto":
-            self._chat.sheet.note("let through: " + "; ".join(event["lines"]), "ask")
-            self._chat.later(self._chat.link.call("answer", id=event["id"], allow=True))
+            self._chat.output.note("allowed: " + "; ".join(event["lines"]), "ask")
+            self._chat.run_in_background(self._chat.connection.call("answer", id=event["id"], allow=True))
             return
         if self._ask_user is not None:
-            self._chat.later(self._ask_elsewhere(event, self._ask_user))
+            self._chat.run_in_background(self._ask_with_function(event, self._ask_user))
             return
         self._open.append(event)
         if len(self._open) == 1:
-            self._pose()
+            self._show_question()
 
-    async def _ask_elsewhere(self, event: dict[str, Any], ask_user: AskUser) -> None:
-        """Let `ask_user` ask, and send the answer: no if it raises. Raises Failure."""
-        async with self._turn:
+    async def _ask_with_function(self, event: dict[str, Any], ask_user: AskUser) -> None:
+        """Call `ask_user` and send its answer.
+
+        If `ask_user` raises an exception, the call is denied. Raises CommandError.
+        """
+        async with self._lock:
             scope, error = await in_thread(lambda: ask_user(event))
-        said = {"id": event["id"], "allow": scope is not None, "scope": scope or "once", "unasked": bool(error)}
-        taken = await self._chat.link.call("answer", **said)
-        if not taken["taken"]:
-            self._chat.sheet.note(f"that did not count: {taken['note']}", "ask")
+        answer = {"id": event["id"], "allow": scope is not None, "scope": scope or "once", "unasked": bool(error)}
+        response = await self._chat.connection.call("answer", **answer)
+        if not response["taken"]:
+            self._chat.output.note(f"the answer had no effect: {response['note']}", "ask")
 
-    def over(self, id: str) -> None:
-        """A question waits no more; that of one that was answered here is not there any more."""
+    def expire(self, id: str) -> None:
+        """Remove a question that no longer waits for an answer.
+
+        Questions that were answered here are already removed.
+        """
         if self._open and self._open[0]["id"] == id:
-            self._chat.sheet.note("that was answered elsewhere, or is not waited for any more", "ask")
-        self._keep([each for each in self._open if each["id"] != id])
+            self._chat.output.note("that question was answered elsewhere or has expired", "ask")
+        self._set_open([each for each in self._open if each["id"] != id])
 
-    def drop(self, agent_id: str) -> None:
-        """The turn of that agent is over, and with it what it asked, or what was asked on its behalf."""
-        self._keep([each for each in self._open if agent_id not in (each["agent_id"], each.get("absent"))])
+    def remove_agent(self, agent_id: str) -> None:
+        """Remove the questions of an agent whose turn has ended, and the questions that this agent forwarded."""
+        self._set_open([each for each in self._open if agent_id not in (each["agent_id"], each.get("absent"))])
 
     def clear(self, absent: Container[str] = ()) -> None:
-        """Ask nothing any more but what those want who were left at work."""
-        self._keep([each for each in self._open if each.get("absent") in absent])
+        """Remove all questions except those of the busy agents in `absent`."""
+        self._set_open([each for each in self._open if each.get("absent") in absent])
 
     async def answer(self, typed: str) -> None:
-        """Answer what is asked, if `typed` is an answer. Raises Failure."""
+        """Answer the current question, if `typed` is a valid answer. Raises CommandError."""
         chat, event = self._chat, self._open[0]
-        said = parse_consent(typed, plan=event["tool"] == QUESTIONS_PLAN)
-        if said is None:
-            chat.sheet.note("that is no answer, and nothing was allowed or said", "error")
+        consent = parse_consent(typed, event["tool"])
+        if consent is None:
+            chat.output.note("not a valid answer: nothing was allowed or sent", "error")
             chat.draft = typed
             return
         self._open.pop(0)
-        following = self._open[:1]
-        told = f"allowed ({said.scope})" if said.allow else f"no{f': {said.reason}' if said.reason else ''}"
-        chat.sheet.note(told, "ask")  # before anything that comes of it
-        taken = await chat.link.call("answer", id=event["id"], allow=said.allow, scope=said.scope, reason=said.reason)
-        if not taken["taken"]:
-            chat.sheet.note(f"that did not count: {taken['note']}", "ask")
-        if self._open[:1] == following:  # one that has come since, or has moved up, is shown already
-            self._pose()
+        next_question = self._open[:1]
+        decision = (
+            f"allowed ({consent.scope})" if consent.allow else f"no{f': {consent.reason}' if consent.reason else ''}"
+        )
+        chat.output.note(decision, "ask")  # shown before the effects of the answer
+        response = await chat.connection.call(
+            "answer", id=event["id"], allow=consent.allow, scope=consent.scope, reason=consent.reason
+        )
+        if not response["taken"]:
+            chat.output.note(f"the answer had no effect: {response['note']}", "ask")
+        if self._open[:1] == next_question:  # a new current question has already been shown
+            self._show_question()
 
-    def _keep(self, left: list[dict[str, Any]]) -> None:
-        before, self._open = self._open, left
-        if left and left[0] is not before[0]:
-            self._pose()
+    def _set_open(self, remaining: list[dict[str, Any]]) -> None:
+        previous, self._open = self._open, remaining
+        if remaining and remaining[0] is not previous[0]:
+            self._show_question()
 
-    def _pose(self) -> None:
-        """Show the question that is to be answered, if there is one."""
+    def _show_question(self) -> None:
         if not self._open:
             return
         event = self._open[0]
-        lines = event["lines"][OWN_LINES:] if event["agent_id"] == self._chat.id else event["lines"]
-        self._chat.sheet.note("\n".join(lines), "ask")
-        self._chat.sheet.pieces(diff_lines(event["tool"], event["input"], event["subject"]))
+        lines = event["lines"][AGENT_LINES:] if event["agent_id"] == self._chat.id else event["lines"]
+        self._chat.output.note("\n".join(lines), "ask")
+        self._chat.output.pieces(diff_lines(event["tool"], event["input"], event["subject"]))

@@ -1,4 +1,4 @@
-"""Commands of the session as they are typed in a chat: which there are, and what is done about what comes of one."""
+"""Slash commands of a chat. This module lists commands, executes commands, and applies their effects."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from .text.diffs import diff_line_style
 if TYPE_CHECKING:
     from .app import Chat
 
-__all__ = ["END", "KEYS", "ChatCommand", "Commands", "said_as"]
+__all__ = ["END", "KEYS", "Commands", "InputOrder", "unescape"]
 
 
 KEYS: Final = """\
-  Enter        say it; while the agent works it hears it before its next step
-  Alt-Enter    while the agent works: it hears it when it would stop
-  Ctrl-J       a line end (a backslash at the end of a line does the same)
-  Ctrl-C       clear the line, or end the turn; again within 2 s: end it at once, or leave
+  Enter        send; while the agent works, deliver the text before its next step
+  Alt-Enter    send; while the agent works, deliver the text at the end of its turn
+  Ctrl-J       new line (also: a backslash at the end of a line)
+  Ctrl-C       clear the line, or end the turn; again within 2 s: end the turn at once, or leave
   Ctrl-D       leave
-  Tab          complete commands, agents behind an @, paths
-  Up, Ctrl-R   what was typed before
+  Tab          complete commands, agents after an @, paths
+  Up, Ctrl-R   earlier input
 """
 ESCAPED: Final = ("//", "\\/", "\\!")
 END: Final = "/end"
-MOST_WIDGETS: Final = 4
+MAX_WIDGETS: Final = 4
 COPIES: Final = ("fork",)
-"""Commands that go on in a copy of the conversation, which is on the screen already."""
+"""Commands that switch to a copy of the conversation. The screen already shows this conversation."""
 
 
-def said_as(typed: str) -> str:
-    """Return the prompt that `typed` is: as it stands, but for what lets one begin with a slash."""
+def unescape(typed: str) -> str:
+    """Return the prompt for `typed`. If a leading slash is escaped, the escape is removed."""
     return read(typed).text if typed.lstrip().startswith(ESCAPED) else typed
 
 
 class Commands:
-    """Executes commands for a chat."""
+    """Executes slash commands for a chat."""
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
@@ -50,120 +50,120 @@ class Commands:
         self._widgets: list[dict[str, Any]] = []
         self._digest = ""
         self.keys: dict[str, str] = {}
-        """The line that each key runs, of those that extensions bring."""
+        """The command line for each key binding of an extension."""
         self.widgets: dict[str, list[str]] = {"status": [], "panel": []}
-        """What they show all the time, by the place for it."""
+        """The texts of extension widgets, by their place on the screen."""
         self._running: set[threading.Event] = set()
         self._lines: list[str] | None = None
 
     async def load(self, id: str) -> None:
-        """Ask which commands, keys and widgets the agent `id` has. Raises Failure."""
-        there = await self._chat.link.call("commands", ref=id)
-        if there["digest"] == self._digest:
+        """Load the commands, key bindings and widgets of the agent `id`. Raises CommandError."""
+        catalog = await self._chat.connection.call("commands", ref=id)
+        if catalog["digest"] == self._digest:
             return
-        self._digest, self._rows, self._widgets = there["digest"], there["commands"], there["widgets"]
-        self.keys = {each["key"]: each["command"] for each in there["keys"]}
+        self._digest, self._rows, self._widgets = catalog["digest"], catalog["commands"], catalog["widgets"]
+        self.keys = {each["key"]: each["command"] for each in catalog["keys"]}
 
     async def refresh(self) -> None:
-        """Ask what there is, and what widgets show now; one that fails shows nothing. Raises Failure."""
+        """Reload commands and widgets. A widget that fails shows nothing. Raises CommandError."""
         await self.load(self._chat.id)
-        found: dict[str, list[str]] = {"status": [], "panel": []}
-        for each in self._widgets[:MOST_WIDGETS]:
-            if text := await self._told(each["command"]):
-                found[each["place"]].append(f"{each['title'] or each['name']}: {text}")
-        self.widgets = found
+        texts: dict[str, list[str]] = {"status": [], "panel": []}
+        for each in self._widgets[:MAX_WIDGETS]:
+            if text := await self._widget_text(each["command"]):
+                texts[each["place"]].append(f"{each['title'] or each['name']}: {text}")
+        self.widgets = texts
         self._chat.changed()
 
-    async def _told(self, line: str) -> str:
+    async def _widget_text(self, line: str) -> str:
         try:
-            done = await self._chat.link.call("execute", ref=self._chat.id, text=line, shows=True)
+            result = await self._chat.connection.call("execute", ref=self._chat.id, text=line, shows=True)
         except CommandError:
             return ""
-        return "" if done["is_error"] else terminal.truncate_line(done["text"])
+        return "" if result["is_error"] else terminal.truncate_line(result["text"])
 
     @property
     def known(self) -> Mapping[str, str]:
-        """Each command's name, and each other name of it, with what it does."""
+        """Summaries of commands by name and alias."""
         return {name: row["summary"] for row in self._rows for name in (row["name"], *row["aliases"])}
 
     def arguments(self, name: str) -> Sequence[dict[str, Any]]:
-        """Return what the command `name` takes."""
+        """Return the arguments of the command `name`."""
         return next((row["arguments"] for row in self._rows if name in (row["name"], *row["aliases"])), ())
 
     @property
     def running(self) -> bool:
-        """Whether the end of a command is waited for."""
+        """Whether a command is running."""
         return bool(self._running)
 
     @property
     def pasting(self) -> bool:
-        """Whether lines are taken as they come."""
+        """Whether input lines are being collected."""
         return self._lines is not None
 
     @property
-    def asks(self) -> str:
-        """What is wanted at the moment, "" for nothing."""
-        return "" if self._lines is None else f"{END} on a line of its own says all of it"
+    def input_hint(self) -> str:
+        """The instruction for the current input, or "" if there is no instruction."""
+        return "" if self._lines is None else f"{END} on a separate line sends the text"
 
-    def moving(self, typed: str) -> bool:
-        """Say whether what is typed behind the command `typed` may be for another agent."""
+    def may_switch(self, typed: str) -> bool:
+        """Return whether the command `typed` may switch to another agent."""
         name = read(typed).name if self._lines is None else ""
         return any(row.get("moves") for row in self._rows if name in (row["name"], *row["aliases"]))
 
     def drop(self) -> None:
-        """Forget the lines that were taken."""
+        """Discard the collected lines."""
         self._lines = None
 
     def stop(self) -> None:
-        """Wait for no command any more."""
+        """Stop waiting for running commands."""
         for each in self._running:
             each.set()
 
-    def takes(self, typed: str) -> bool:
-        """Say whether `typed` is a command, or a line of what one takes."""
+    def accepts(self, typed: str) -> bool:
+        """Return whether `typed` is a command or a line to collect."""
         return self._lines is not None or read(typed).kind == "command"
 
     async def run(self, typed: str) -> None:
-        """Execute a command. Raises Failure."""
+        """Execute a command. Raises CommandError."""
         if self._lines is not None:
-            await self._pasted(typed)
+            await self._collect_line(typed)
             return
-        chat, dropped = self._chat, threading.Event()
+        chat, cancelled = self._chat, threading.Event()
         text, _ = chat.pastes.unfold(typed)
         name = read(text).name
         if name == "help" and not read(text).text:
-            chat.sheet.note(KEYS)
+            chat.output.note(KEYS)
         elif name not in ("quit", "q", "exit"):
             chat.echo(format_prompt(typed))
-        self._running.add(dropped)
+        self._running.add(cancelled)
         try:
-            done = await chat.link.call("execute", ref=chat.id, text=text, dropped=dropped)
+            result = await chat.connection.call("execute", ref=chat.id, text=text, dropped=cancelled)
         finally:
-            self._running.discard(dropped)
-        self._show(done)
-        if (effect := done["effect"]) is not None:
-            await self._effect(done["command"], effect)
-        chat.later(chat.look())
+            self._running.discard(cancelled)
+        self._show(result)
+        if (effect := result["effect"]) is not None:
+            await self._apply_effect(result["command"], effect)
+        chat.run_in_background(chat.refresh_rows())
 
-    def _show(self, done: dict[str, Any]) -> None:
-        if done["command"] != "quit":
-            self._chat.failed = done["is_error"]
-        text = done["text"].removesuffix("\n")
-        if done["command"] == "diff":
-            self._chat.sheet.pieces([(diff_line_style(line), line)] for line in text.splitlines())
+    def _show(self, result: dict[str, Any]) -> None:
+        if result["command"] != "quit":
+            self._chat.failed = result["is_error"]
+        text = result["text"].removesuffix("\n")
+        if result["command"] == "diff":
+            self._chat.output.pieces([(diff_line_style(line), line)] for line in text.splitlines())
         elif text:
-            self._chat.sheet.note(text, "error" if done["is_error"] else "")
+            self._chat.output.note(text, "error" if result["is_error"] else "")
 
-    async def _effect(self, name: str, effect: dict[str, Any]) -> None:
+    async def _apply_effect(self, name: str, effect: dict[str, Any]) -> None:
         chat, kind, text = self._chat, effect["kind"], effect["text"]
         if kind == "quit":
             await chat.leave()
         elif kind == "switch":
-            await chat.meet(effect["agent"], told=name not in COPIES)
+            await chat.switch_to(effect["agent"], show_history=name not in COPIES)
             if text:
-                await chat.say(text)
+                await chat.send_prompt(text)
         elif kind == "ask":
-            await chat.say(text)
+            await chat.send_prompt(text)
         elif kind == "edit":
             chat.draft = text
         elif kind == "copy":
@@ -171,33 +171,33 @@ class Commands:
         elif kind == "paste":
             self._lines = [text] if text else []
 
-    async def _pasted(self, typed: str) -> None:
+    async def _collect_line(self, typed: str) -> None:
         lines = self._lines or []
         if typed.strip() != END:
             self._lines = [*lines, typed]
             return
         self._lines = None
         if text := "\n".join(lines):
-            await self._chat.say(text)
+            await self._chat.send_prompt(text)
 
 
-# --- In which order what was typed is said, and to whom ---
+# --- The order of input lines and their agent ---
 
 
-class ChatCommand:
-    """One line after the other, as they were typed."""
+class InputOrder:
+    """Processes input lines one after another, in the order in which they were typed."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
         self._missed = 0
-        self.moving = False
-        """Whether it is open just now with whom one is going to talk."""
+        self.is_switching = False
+        """Whether a switch to another agent is in progress."""
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[bool]:
-        """Wait until all that was typed before is said; tell whether the line is for whom one talks to then.
+        """Wait until earlier lines are processed. Yield whether the line is still meant for the current agent.
 
-        It is not when one was to talk to somebody else meanwhile, and does not.
+        The value is False if an earlier line should have switched to another agent and the switch failed.
         """
         missed = self._missed
         async with self._lock:
@@ -205,14 +205,17 @@ class ChatCommand:
 
     @asynccontextmanager
     async def move(self) -> AsyncIterator[Callable[[], None]]:
-        """Let the line that has its turn lead to another agent; call what this yields when it has not."""
+        """Mark the current line as a switch to another agent.
+
+        If the switch fails, the caller calls the yielded function.
+        """
         missed: list[int] = []
-        self.moving = True
+        self.is_switching = True
         try:
             yield lambda: missed.append(1)
         except BaseException:
             missed.append(1)
             raise
         finally:
-            self.moving = False
+            self.is_switching = False
             self._missed += len(missed)

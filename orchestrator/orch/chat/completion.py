@@ -1,4 +1,4 @@
-"""What can be written where the cursor is: commands, agents, paths. Data in, data out, but for the names of files."""
+"""Completions at the cursor: commands, agents and paths. Except for listing files, the functions are pure."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ __all__ = ["Suggestion", "agent_completions", "suggestions"]
 
 WORD: Final = re.compile(r"\S*\Z")
 COMMAND: Final = re.compile(r"/[\w.:-]*\Z")
-MOST: Final = 200
+MAX_SUGGESTIONS: Final = 200
 List = Callable[[str], Sequence[str]]
 
 
 class Suggestion(Struct, frozen=True):
-    """`text` in place of the last `length` characters before the cursor; `about` says what it is."""
+    """A completion.
+
+    `text` replaces the last `length` characters before the cursor; `description` describes the completion.
+    """
 
     text: str
     length: int
-    about: str = ""
+    description: str = ""
 
 
 def suggestions(
@@ -34,36 +37,39 @@ def suggestions(
     arguments: Callable[[str], Sequence[dict[str, Any]]] = lambda _: (),
     *,
     cwd: str = ".",
-    listed: List | None = None,
+    list_folder: List | None = None,
 ) -> list[Suggestion]:
-    """Return what may stand at the end of `before`: a command of `commands` (each with what it does) where a line
-    begins with a slash, behind it what its `arguments` may be, an agent of `rows` behind an `@`, or a path as seen from
-    `cwd`."""
+    """Return completions of the text `before` the cursor.
+
+    After a slash at the beginning of a line, the completions are `commands` (with summaries). After a command, the
+    completions are the `arguments` of the command. After an `@`, the completions are agents in `rows`. Paths are
+    relative to `cwd`.
+    """
     if COMMAND.match(before):
         names = sorted(name for name in commands if name.startswith(before[1:]))
         return [Suggestion(f"/{name}", len(before), commands[name]) for name in names]
-    found = WORD.search(before)
-    word = found[0] if found is not None else ""
-    taken = arguments(before[1:].split(None, 1)[0]) if before.startswith("/") and before[1:].strip() else ()
-    agents = word.startswith("@") or any(each["kind"] == "agent" for each in taken)
+    match = WORD.search(before)
+    word = match[0] if match is not None else ""
+    command_arguments = arguments(before[1:].split(None, 1)[0]) if before.startswith("/") and before[1:].strip() else ()
+    agents = word.startswith("@") or any(each["kind"] == "agent" for each in command_arguments)
     return [
         *(_agents(word, rows) if agents else ()),
-        *_choices(word, taken, commands),
-        *_paths(word, cwd, listed or _listed),
-    ][:MOST]
+        *_choices(word, command_arguments, commands),
+        *_paths(word, cwd, list_folder or _list_folder),
+    ][:MAX_SUGGESTIONS]
 
 
 def agent_completions(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield what each agent can be called, and what it is for."""
+    """Yield the name of each agent and its description."""
     for row in rows:
         yield row["name"], f"{row['seq']}, {row['status']}: {row['task']}"
 
 
 def _agents(word: str, rows: Sequence[dict[str, Any]]) -> Iterator[Suggestion]:
-    begun = word.removeprefix("@")
-    for name, about in agent_completions(rows):
-        if name.startswith(begun) and name.isprintable():
-            yield Suggestion(name, len(word), terminal.truncate_line(about))
+    prefix = word.removeprefix("@")
+    for name, description in agent_completions(rows):
+        if name.startswith(prefix) and name.isprintable():
+            yield Suggestion(name, len(word), terminal.truncate_line(description))
 
 
 def _choices(word: str, arguments: Sequence[dict[str, Any]], commands: Mapping[str, str]) -> Iterator[Suggestion]:
@@ -75,18 +81,18 @@ def _choices(word: str, arguments: Sequence[dict[str, Any]], commands: Mapping[s
                 yield Suggestion(name, len(word))
 
 
-def _paths(word: str, cwd: str, listed: List) -> Iterator[Suggestion]:
+def _paths(word: str, cwd: str, list_folder: List) -> Iterator[Suggestion]:
     word = word.removeprefix("@")
     if not word:
         return
-    folder, begun = os.path.split(word)
-    for name in sorted(listed(os.path.join(cwd, os.path.expanduser(folder)) if folder else cwd)):
-        # A name that a terminal would obey, or that is two words, is better written by hand.
-        if name.startswith(begun) and (begun or not name.startswith(".")) and name.isprintable() and " " not in name:
-            yield Suggestion(name, len(begun))
+    folder, prefix = os.path.split(word)
+    for name in sorted(list_folder(os.path.join(cwd, os.path.expanduser(folder)) if folder else cwd)):
+        # Names with control characters or spaces are skipped.
+        if name.startswith(prefix) and (prefix or not name.startswith(".")) and name.isprintable() and " " not in name:
+            yield Suggestion(name, len(prefix))
 
 
-def _listed(folder: str) -> list[str]:
+def _list_folder(folder: str) -> list[str]:
     try:
         with os.scandir(folder) as entries:
             return [f"{entry.name}/" if entry.is_dir() else entry.name for entry in entries]

@@ -1,4 +1,4 @@
-"""The console's connections to the daemon: requests beside each other, and a watch that goes on meanwhile."""
+"""The chat's connections to the daemon. The connections carry concurrent requests and one watch."""
 
 from __future__ import annotations
 
@@ -14,35 +14,38 @@ from ..client.failure import CommandError
 
 __all__ = ["DaemonConnection"]
 
-AT_ONCE: Final = 8
+MAX_THREADS: Final = 8
 OnEvent = Callable[[dict[str, Any]], None]
 OnLost = Callable[[CommandError], None]
 
 
-class _Left(Exception):
-    """The watch is not wanted any more."""
+class _StoppedWaiting(Exception):
+    """This client has stopped waiting."""
 
 
 class DaemonConnection:
-    """Asks the daemon by connections that `connect` makes, each in a thread of its own while it waits.
+    """Sends requests to the daemon over connections from `connect`. Each request waits in a separate thread.
 
-    All callbacks come in the event loop that the link is used in.
+    All callbacks run on the event loop of the caller.
     """
 
     def __init__(self, connect: Callable[[], Connection] = Connection) -> None:
         self._connect = connect
         self._idle: list[Connection] = []
-        self._threads = ThreadPoolExecutor(AT_ONCE, "orch-chat")
+        self._threads = ThreadPoolExecutor(MAX_THREADS, "orch-chat")
         self._watch: threading.Event | None = None
 
     def sibling(self) -> DaemonConnection:
-        """Return another link to the same daemon."""
+        """Return another DaemonConnection to the same daemon."""
         return DaemonConnection(self._connect)
 
     async def call(self, method: str, *, dropped: threading.Event | None = None, **params: Any) -> Any:
-        """Return what comes of a request, however long that takes. Raises Failure, also soon after `dropped` is set."""
+        """Return the result of a request. There is no time limit.
+
+        Raises CommandError if the request fails, and shortly after `dropped` is set.
+        """
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._asked, method, params, dropped)
+        return await loop.run_in_executor(self._threads, self._request, method, params, dropped)
 
     @property
     def watching(self) -> bool:
@@ -50,96 +53,99 @@ class DaemonConnection:
         return self._watch is not None
 
     def watch(self, params: dict[str, Any], on_event: OnEvent, on_lost: OnLost) -> None:
-        """Be told of the turns of an agent from now on, of no other any more; `on_lost` is called when that ends."""
+        """Watch the turns of an agent, and stop watching the previous agent.
+
+        If the watch fails, `on_lost` is called.
+        """
         self.leave()
-        self._watch = left = threading.Event()
+        self._watch = stopped = threading.Event()
         loop = asyncio.get_running_loop()
 
-        def told(event: dict[str, Any]) -> None:
-            if not left.is_set():
+        def deliver(event: dict[str, Any]) -> None:
+            if not stopped.is_set():
                 on_event(event)
 
         def lost(failure: CommandError) -> None:
-            if not left.is_set():
+            if not stopped.is_set():
                 self._watch = None
                 on_lost(failure)
 
-        threading.Thread(target=self._follow, args=(loop, params, left, told, lost), daemon=True).start()
+        threading.Thread(target=self._run_watch, args=(loop, params, stopped, deliver, lost), daemon=True).start()
 
     def leave(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         if self._watch is not None:
             self._watch.set()
             self._watch = None
 
     def close(self) -> None:
-        """Hang up. What was asked for and is under way goes on."""
+        """Close all connections. Requests in progress continue in the daemon."""
         self.leave()
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._hang_up()
+        self._close_idle()
 
-    def _hang_up(self) -> None:
-        """Close what is idle: where one connection has ended, the others lead nowhere either."""
-        with suppress(IndexError):  # threads take them too
+    def _close_idle(self) -> None:
+        """Close idle connections. If one connection has ended, the daemon has ended the other connections too."""
+        with suppress(IndexError):  # other threads take connections too
             while True:
                 self._idle.pop().close()
 
-    def _asked(self, method: str, params: dict[str, Any], dropped: threading.Event | None) -> Any:
+    def _request(self, method: str, params: dict[str, Any], dropped: threading.Event | None) -> Any:
         try:
             connection = self._idle.pop()
         except IndexError:
             connection = self._connect()
         try:
-            result = connection.call(method, params, on_silence=_raising(dropped))
-        except _Left:
-            connection.close()  # which ends what waits at the other end
-            raise CommandError("Interrupted", f"{method} is not waited for any more", 130) from None
+            result = connection.call(method, params, on_silence=_stop_check(dropped))
+        except _StoppedWaiting:
+            connection.close()  # closing the connection ends the request in the daemon
+            raise CommandError("Interrupted", f"stopped waiting for {method}", 130) from None
         except CommandError as failure:
-            connection.close()  # it may be half read
+            connection.close()  # the connection may have received a part of a response
             if failure.kind in ENDED:
-                self._hang_up()
+                self._close_idle()
             raise
         self._idle.append(connection)
         return result
 
-    def _follow(
+    def _run_watch(
         self,
         loop: asyncio.AbstractEventLoop,
         params: dict[str, Any],
-        left: threading.Event,
-        told: OnEvent,
-        lost: OnLost,
+        stopped: threading.Event,
+        on_event: OnEvent,
+        on_lost: OnLost,
     ) -> None:
         connection = self._connect()
         try:
             connection.call(
                 "watch",
                 params,
-                on_event=lambda event: _tell(loop, told, event),
-                on_silence=_raising(left),
+                on_event=lambda event: _call_soon(loop, on_event, event),
+                on_silence=_stop_check(stopped),
             )
-        except _Left:
+        except _StoppedWaiting:
             pass
         except (CommandError, OSError) as error:
             failure = error if isinstance(error, CommandError) else CommandError("OSError", str(error))
-            self._hang_up()
-            _tell(loop, lost, failure)
+            self._close_idle()
+            _call_soon(loop, on_lost, failure)
         finally:
             connection.close()
 
 
-def _raising(left: threading.Event | None) -> Callable[[], None] | None:
-    """Return what ends the waiting of a connection once `left` is set."""
+def _stop_check(stopped: threading.Event | None) -> Callable[[], None] | None:
+    """Return a function that ends the wait of a connection when `stopped` is set."""
 
     def silent() -> None:
-        if left is not None and left.is_set():
-            raise _Left
+        if stopped is not None and stopped.is_set():
+            raise _StoppedWaiting
 
-    return silent if left is not None else None
+    return silent if stopped is not None else None
 
 
-def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[[Any], None], what: Any) -> None:
+def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[Any], None], argument: Any) -> None:
     try:
-        loop.call_soon_threadsafe(callback, what)
+        loop.call_soon_threadsafe(callback, argument)
     except RuntimeError:
-        pass  # the loop is closed: nobody is there any more
+        pass  # the event loop is closed

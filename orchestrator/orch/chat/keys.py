@@ -1,4 +1,4 @@
-"""What Ctrl-C means, by what goes on and what was pressed before."""
+"""The meaning of Ctrl-C. The meaning depends on the state of the chat and on earlier key presses."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ AGAIN_SECONDS: Final = 2.0
 
 
 class Interrupts:
-    """Ctrl-C clears what was typed; ends the turn, and at once when it comes again; leaves when it comes twice."""
+    """Ctrl-C clears the input or cancels the turn. Pressed again, Ctrl-C kills the turn or leaves the chat."""
 
     def __init__(self) -> None:
         self._last: tuple[Meaning, float] = "clear", float("-inf")
 
     def meaning(self, now: float, *, typed: bool, working: bool) -> Meaning:
-        """Return what this one means. `now` is in seconds, on any clock."""
-        before, at = self._last
-        again = now - at <= AGAIN_SECONDS
-        if working and again and before == "cancel":
-            found: Meaning = "kill"
+        """Return the meaning of Ctrl-C when it is pressed at the time `now` (seconds of any clock)."""
+        previous, pressed_at = self._last
+        is_repeated = now - pressed_at <= AGAIN_SECONDS
+        if working and is_repeated and previous == "cancel":
+            meaning: Meaning = "kill"
         elif typed:
-            found = "clear"
+            meaning = "clear"
         elif working:
-            found = "cancel"
+            meaning = "cancel"
         else:
-            found = "leave" if again and before == "warn" else "warn"
-        self._last = found, now
-        return found
+            meaning = "leave" if is_repeated and previous == "warn" else "warn"
+        self._last = meaning, now
+        return meaning

@@ -1,4 +1,4 @@
-"""Where lines are printed at a terminal and no prompt stands below them: what an agent says as the Markdown it is."""
+"""Output on a terminal without an input line. The agent's Markdown is rendered as it arrives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .text.styled_text import Piece
 __all__ = ["MarkdownOutput", "turn_output"]
 
 ROWS: Final = 3
-"""A paragraph that takes more is printed as far as it has come."""
+"""The maximum height in rows of an incomplete paragraph. The first rows of a higher paragraph are printed."""
 SGR: Final = {
     "strong": "1",
     "em": "3",
@@ -34,31 +34,33 @@ SGR: Final = {
 
 
 class MarkdownOutput:
-    """Prints on stdout what is said, each line once it is complete, and everything else on stderr. Whoever is done says
-    so with `over`: a table is printed at its end."""
+    """Prints the agent's text on stdout when a line is complete, and all other output on stderr.
+
+    Call `finish` at the end, because a table is printed only when it is complete.
+    """
 
     def __init__(self) -> None:
-        self._sheet = LiveText(Markdown())
+        self._output = LiveText(Markdown())
 
     def text(self, text: str) -> None:
-        """Take a piece of what is said."""
-        self._sheet.resize(shutil.get_terminal_size().columns)
-        self._sheet.text(text)
-        self._sheet.scroll(ROWS)
+        """Print a part of the agent's text."""
+        self._output.resize(shutil.get_terminal_size().columns)
+        self._output.text(text)
+        self._output.scroll(ROWS)
         self._print()
 
     def note(self, text: str, style: str = "") -> None:  # noqa: ARG002
-        """Print a line about what is done."""
-        self.over()
+        """Print a line on stderr."""
+        self.finish()
         print(text, file=sys.stderr, flush=True)
 
-    def over(self) -> None:
-        """Print what is left of what was said."""
-        self._sheet.over()
+    def finish(self) -> None:
+        """Print the rest of the agent's text."""
+        self._output.finish()
         self._print()
 
     def _print(self) -> None:
-        for line in self._sheet.take():
+        for line in self._output.take():
             sys.stdout.write(f"{_to_ansi(line)}\n")
         sys.stdout.flush()
 
@@ -72,9 +74,9 @@ def _styled(text: str, codes: str) -> str:
 
 
 def turn_output() -> PlainOutput | MarkdownOutput:
-    """Return the output of a turn or an answer: rendered Markdown on a terminal, plain text elsewhere."""
-    can = sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")
-    if not can or os.environ.get("NO_COLOR") or not terminal.supports_unicode(sys.stdout):
+    """Return the output for a turn or an answer. On a terminal it renders Markdown, elsewhere it prints plain text."""
+    is_capable = sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")
+    if not is_capable or os.environ.get("NO_COLOR") or not terminal.supports_unicode(sys.stdout):
         return PlainOutput()
 
     return MarkdownOutput()

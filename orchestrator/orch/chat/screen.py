@@ -1,4 +1,4 @@
-"""A terminal: the conversation scrolls above, below it stands a prompt that always takes what is typed."""
+"""The terminal screen of a chat. The output scrolls, and an input line below the output always accepts input."""
 
 from __future__ import annotations
 
@@ -64,21 +64,23 @@ STYLE: Final = Style.from_dict(
     }
 )
 GATHER_SECONDS: Final = 0.04
-"""For how long what happens is gathered before it is shown: the prompt is drawn anew each time."""
-LOOK_SECONDS: Final = 1.0
+"""Output is collected for this number of seconds, because the input line is redrawn for each output."""
+REFRESH_SECONDS: Final = 1.0
 IDLE_SECONDS: Final = 4.0
 LIVE_ROWS: Final = 6
-"""So many rows of what is not complete stand above the prompt; what goes beyond scrolls away."""
+"""The maximum height in rows of incomplete output above the input line. The first rows of higher output scroll away."""
 PROMPT: Final = "> "
 PROSE: Final = frozenset({"note", "error", "ask", "you", "call"})
-"""Styles of lines of words, which end between these; others are as they are."""
+"""Styles of lines that are wrapped between words; other lines are not wrapped."""
 HANG: Final = "  "
 DEFAULT: Final = "DEFAULT_BUFFER"
 
 
 class Screen:
-    """Shows `chat` at a terminal. `history` is the file of what was typed, None to keep none; without `color` nothing
-    is told by colour. `input` and `output` are the terminal's, unless they are given."""
+    """Shows `chat` on a terminal. `history` is the file of the input history, or None. `color` enables colors.
+
+    `input` and `output` default to the terminal.
+    """
 
     def __init__(
         self,
@@ -90,26 +92,26 @@ class Screen:
         output: Output | None = None,
     ) -> None:
         self._chat = chat
-        self._aside = ""
-        self._topic = ""
-        """The question that is on the screen: no other is answered by what is typed."""
-        self._bound: tuple[dict[str, str] | None, KeyBindings] = None, KeyBindings()
-        self._spaced = False
-        """Whether a prompt has to be set off from what stands above it."""
+        self._saved_input = ""
+        self._shown_id = ""
+        """The question shown on the screen. Input can answer only this question."""
+        self._extension_keys: tuple[dict[str, str] | None, KeyBindings] = None, KeyBindings()
+        self._needs_blank_line = False
+        """Whether a blank line is needed before the next prompt."""
         self._dirty = asyncio.Event()
         chat.changed = self._dirty.set
         self._tasks: set[asyncio.Task[Any]] = set()
-        begins = Condition(lambda: self._session.default_buffer.text.startswith("/"))
+        starts_with_slash = Condition(lambda: self._session.default_buffer.text.startswith("/"))
         self._session: PromptSession[str] = PromptSession(
             message=self._message,
             multiline=True,
             prompt_continuation="  ",
             history=_history(history),
             completer=_Completer(chat),
-            complete_while_typing=begins,
+            complete_while_typing=starts_with_slash,
             complete_in_thread=True,
             bottom_toolbar=self._bar,
-            key_bindings=merge_key_bindings([DynamicKeyBindings(self._brought), self._keys()]),
+            key_bindings=merge_key_bindings([DynamicKeyBindings(self._extension_bindings), self._keys()]),
             style=STYLE,
             color_depth=None if color else ColorDepth.DEPTH_1_BIT,
             enable_suspend=True,
@@ -117,30 +119,30 @@ class Screen:
             input=input,
             output=output,
         )
-        # Keys of the library's that accept a line would end the prompt, and with it the chat.
+        # Some built-in keys of the library accept the line. Without this handler they would end the chat.
         self._session.default_buffer.accept_handler = lambda _: True
-        chat.sheet.resize(self._session.output.get_size().columns)
+        chat.output.resize(self._session.output.get_size().columns)
 
     async def run(self) -> None:
-        """Show and listen until the person leaves, or the terminal is gone: then without a question."""
-        self._print(self._chat.sheet.take())
-        async with self._beside():
+        """Run until the user leaves or the terminal is closed."""
+        self._print(self._chat.output.take())
+        async with self._background_tasks():
             try:
                 await self._session.prompt_async()
             except EOFError:
-                return  # the terminal is gone; the agent works on
+                return  # the terminal was closed; the agent continues
             except OSError as error:
                 if error.errno != errno.EIO:
                     raise
-                return  # so it is
-        self._print(self._chat.sheet.take())
+                return  # the terminal was closed
+        self._print(self._chat.output.take())
 
     @asynccontextmanager
-    async def _beside(self) -> AsyncIterator[None]:
-        """Do meanwhile what goes on by itself."""
+    async def _background_tasks(self) -> AsyncIterator[None]:
+        """Run background tasks and signal handlers during the block."""
         loop = asyncio.get_running_loop()
-        ends = (signal.SIGTERM, signal.SIGHUP)
-        for number in ends:
+        signals = (signal.SIGTERM, signal.SIGHUP)
+        for number in signals:
             loop.add_signal_handler(number, self._chat.done.set)
         tasks = [asyncio.create_task(each) for each in (self._show(), self._watch(), self._end())]
         try:
@@ -149,23 +151,23 @@ class Screen:
             for task in (*tasks, *self._tasks):
                 task.cancel()
             await asyncio.gather(*tasks, *self._tasks, return_exceptions=True)
-            for number in ends:
+            for number in signals:
                 loop.remove_signal_handler(number)
 
-    # What is shown.
+    # Output.
 
     def _message(self) -> FormattedText:
-        """Return what stands before the cursor: the line under way, the question that is open."""
+        """Return the incomplete output and the open question, which are shown before the cursor."""
         found: list[tuple[str, str]] = []
-        for line in self._chat.sheet.live[-LIVE_ROWS:]:
-            found += [*_formatted(line), ("", "\n")]
+        for line in self._chat.output.live[-LIVE_ROWS:]:
+            found += [*_format_pieces(line), ("", "\n")]
         found += [("class:note", f"{each}\n") for each in self._chat.commands.widgets["panel"]]
-        if self._chat.topic == self._topic and (asks := self._chat.asks):
-            found.append(("class:ask", f"{asks}\n"))
+        if self._chat.question_id == self._shown_id and (input_hint := self._chat.input_hint):
+            found.append(("class:ask", f"{input_hint}\n"))
         return FormattedText([*found, ("class:you", PROMPT)])
 
     def _bar(self) -> FormattedText:
-        return FormattedText(_formatted(self._chat.bar(self._session.output.get_size().columns - 1)))
+        return FormattedText(_format_pieces(self._chat.bar(self._session.output.get_size().columns - 1)))
 
     async def _show(self) -> None:
         while True:
@@ -173,25 +175,25 @@ class Screen:
             await asyncio.sleep(GATHER_SECONDS)
             self._dirty.clear()
             self._take_draft()
-            sheet, app = self._chat.sheet, self._session.app
-            sheet.resize(self._session.output.get_size().columns)
-            sheet.scroll(LIVE_ROWS)
-            topic = self._chat.topic
-            if sheet.pending and app.is_running:
+            output, app = self._chat.output, self._session.app
+            output.resize(self._session.output.get_size().columns)
+            output.scroll(LIVE_ROWS)
+            question_id = self._chat.question_id
+            if output.pending and app.is_running:
                 async with in_terminal():
-                    self._print(sheet.take())
-            self._topic = topic
+                    self._print(output.take())
+            self._shown_id = question_id
             app.invalidate()
 
     def _print(self, lines: Iterable[list[Piece]]) -> None:
         text: list[tuple[str, str]] = []
         width = self._session.output.get_size().columns
         for line in lines:
-            if self._spaced and line and line[0][0] == "you" and line[0][1].startswith(PROMPT):
+            if self._needs_blank_line and line and line[0][0] == "you" and line[0][1].startswith(PROMPT):
                 text.append(("", "\n"))
-            self._spaced = any(piece.strip() for _, piece in line)
+            self._needs_blank_line = any(piece.strip() for _, piece in line)
             for row in wrap(line, width, hang=HANG) if len(line) == 1 and line[0][0] in PROSE else [line]:
-                text += [*_formatted(row), ("", "\n")]
+                text += [*_format_pieces(row), ("", "\n")]
         if text:
             print_formatted_text(
                 FormattedText(text),
@@ -203,60 +205,59 @@ class Screen:
             )
 
     def _take_draft(self) -> None:
-        """Lay aside what is being typed when a question comes, and take it up again when it is answered."""
+        """When a question arrives, save and clear the input. After the answer, restore the input."""
         chat, buffer = self._chat, self._session.default_buffer
-        self._aside, chat.draft = self._aside + chat.draft, ""
-        if chat.topic:
-            if not self._topic and buffer.text:
-                self._aside += buffer.text
+        self._saved_input, chat.draft = self._saved_input + chat.draft, ""
+        if chat.question_id:
+            if not self._shown_id and buffer.text:
+                self._saved_input += buffer.text
                 buffer.reset()
-        elif self._aside:
-            buffer.insert_text(self._aside)
-            self._aside = ""
+        elif self._saved_input:
+            buffer.insert_text(self._saved_input)
+            self._saved_input = ""
         if chat.copied is not None:
-            # What terminals take for their clipboard; those that do not, ignore it.
+            # This is the escape sequence for the terminal's clipboard. Terminals without support for it ignore it.
             data = base64.b64encode(chat.copied.encode("utf-8", "replace")).decode()
             self._session.output.write_raw(f"\x1b]52;c;{data}\x07")
             self._session.output.flush()
             chat.copied = None
 
     async def _watch(self) -> None:
-        """Keep what is said of all agents up to date."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS if self._chat.lively else IDLE_SECONDS)
-            await self._chat.look()
+            await asyncio.sleep(REFRESH_SECONDS if self._chat.is_active else IDLE_SECONDS)
+            await self._chat.refresh_rows()
 
     async def _end(self) -> None:
         await self._chat.done.wait()
         if self._session.app.is_running:
             self._session.app.exit(result="")
 
-    # What is typed.
+    # Input.
 
     def _keys(self) -> KeyBindings:
-        keys, here = KeyBindings(), has_focus(DEFAULT)
+        keys, in_input = KeyBindings(), has_focus(DEFAULT)
 
-        @keys.add("enter", filter=here)
+        @keys.add("enter", filter=in_input)
         def _enter(event: KeyPressEvent) -> None:
             buffer = event.current_buffer
-            chosen = buffer.complete_state is not None and buffer.complete_state.current_completion is not None
-            if chosen and not buffer.text.startswith("/"):
-                buffer.complete_state = None  # the path is chosen, the prompt goes on
-            elif _goes_on(buffer.document) and not self._chat.commands.pasting:
+            is_completing = buffer.complete_state is not None and buffer.complete_state.current_completion is not None
+            if is_completing and not buffer.text.startswith("/"):
+                buffer.complete_state = None  # Enter accepts only the completion here
+            elif _continues(buffer.document) and not self._chat.commands.pasting:
                 buffer.delete_before_cursor()
                 buffer.newline(copy_margin=False)
             else:
                 self._enter(event, follow_up=False)
 
-        @keys.add("escape", "enter", filter=here)
+        @keys.add("escape", "enter", filter=in_input)
         def _alt_enter(event: KeyPressEvent) -> None:
             self._enter(event, follow_up=True)
 
-        @keys.add("c-j", filter=here)
+        @keys.add("c-j", filter=in_input)
         def _newline(event: KeyPressEvent) -> None:
             event.current_buffer.newline(copy_margin=False)
 
-        @keys.add("c-x", "c-e", filter=here)
+        @keys.add("c-x", "c-e", filter=in_input)
         def _edit(event: KeyPressEvent) -> None:
             event.current_buffer.open_in_editor()
 
@@ -265,144 +266,144 @@ class Screen:
         def _interrupt(event: KeyPressEvent) -> None:
             self._start(self._interrupt(event.current_buffer.text))
 
-        @keys.add("c-d", filter=here & Condition(lambda: not self._session.default_buffer.text))
+        @keys.add("c-d", filter=in_input & Condition(lambda: not self._session.default_buffer.text))
         def _leave(_: KeyPressEvent) -> None:
             self._start(self._chat.leave())
 
-        @keys.add(Keys.BracketedPaste, filter=here)
+        @keys.add(Keys.BracketedPaste, filter=in_input)
         def _paste(event: KeyPressEvent) -> None:
             event.current_buffer.insert_text(self._chat.pastes.fold(event.data))
 
         return keys
 
-    def _brought(self) -> KeyBindings:
-        """Return the keys that extensions bring, each of which runs a line; those of the console go before them."""
-        wanted = self._chat.commands.keys
-        if self._bound[0] is not wanted:
+    def _extension_bindings(self) -> KeyBindings:
+        """Return the key bindings of extensions. Each key runs a command line. The chat's own keys take precedence."""
+        commands_by_key = self._chat.commands.keys
+        if self._extension_keys[0] is not commands_by_key:
             keys = KeyBindings()
-            for key, line in wanted.items():
+            for key, line in commands_by_key.items():
                 keys.add(*key.split(" "), filter=has_focus(DEFAULT))(partial(self._run, line))
-            self._bound = wanted, keys
-        return self._bound[1]
+            self._extension_keys = commands_by_key, keys
+        return self._extension_keys[1]
 
     def _run(self, line: str, _: KeyPressEvent) -> None:
-        if not self._chat.asks:
-            self._start(self._chat.take(line))
+        if not self._chat.input_hint:
+            self._start(self._chat.process_input(line))
 
     def _enter(self, event: KeyPressEvent, *, follow_up: bool) -> None:
         buffer = event.current_buffer
         text = buffer.text
-        if text.strip() and not self._chat.asks:
+        if text.strip() and not self._chat.input_hint:
             buffer.append_to_history()
         buffer.reset()
-        if self._chat.topic and self._chat.topic != self._topic:
-            self._aside += text  # it was on its way before the question was there to be read
+        if self._chat.question_id and self._chat.question_id != self._shown_id:
+            self._saved_input += text  # the text was typed before the question was visible
             return
-        self._start(self._chat.take(text, follow_up=follow_up, topic=self._chat.topic))
+        self._start(self._chat.process_input(text, follow_up=follow_up, question_id=self._chat.question_id))
 
     async def _interrupt(self, typed: str) -> None:
         if await self._chat.interrupt(typed=bool(typed)) == "clear":
             self._session.default_buffer.reset()
 
-    def _start(self, what: Any) -> None:
-        task = asyncio.ensure_future(what)
+    def _start(self, coroutine: Any) -> None:
+        task = asyncio.ensure_future(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
 
 class _Completer(Completer):
-    """Completes with what the chat knows."""
-
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
 
     def get_completions(self, document: Document, _: CompleteEvent) -> Iterable[Completion]:
-        """Yield what may stand at the cursor."""
-        known, folder = self._chat.commands, str(self._chat.agent["cwd"])  # which paths are for the agent to find in
+        """Yield completions at the cursor."""
+        commands, folder = self._chat.commands, str(self._chat.agent["cwd"])  # paths are relative to the agent's folder
         before = document.text_before_cursor
-        for each in suggestions(before, known.known, self._chat.rows, known.arguments, cwd=folder):
-            yield Completion(each.text, start_position=-each.length, display_meta=each.about)
+        for each in suggestions(before, commands.known, self._chat.rows, commands.arguments, cwd=folder):
+            yield Completion(each.text, start_position=-each.length, display_meta=each.description)
 
 
-class _Kept(FileHistory):
-    """Keeps what was typed in a file, as long as that can be written: nobody is kept from saying it."""
+class _SafeHistory(FileHistory):
+    """A history file that ignores write errors."""
 
     def store_string(self, string: str) -> None:
-        """Write it down."""
+        """Append an entry."""
         with suppress(OSError):
             super().store_string(scrub(string))
 
 
-def _goes_on(document: Document) -> bool:
+def _continues(document: Document) -> bool:
     return document.is_cursor_at_the_end and document.text_before_cursor.endswith("\\")
 
 
 def _history(file: Path | None) -> History:
-    return InMemoryHistory() if file is None else _Kept(str(file))
+    return InMemoryHistory() if file is None else _SafeHistory(str(file))
 
 
-def _formatted(line: Iterable[Piece]) -> list[tuple[str, str]]:
+def _format_pieces(line: Iterable[Piece]) -> list[tuple[str, str]]:
     return [(f"class:{style}" if style else "", text) for style, text in line]
 
 
-# --- Keys that are pressed before there is a prompt ---
+# --- Keys pressed before the input line exists ---
 
 INPUT: Final = 0
 MODES: Final = 3
-"""Where the two stand in what termios tells of a terminal."""
+"""Indexes of the input and local modes in the attributes from termios."""
 
 
 @contextmanager
 def buffer_early_keys(descriptor: int) -> Iterator[None]:
-    """Let keys wait for whoever reads them from the terminal, unseen, and Enter as what it is: no end of a line,
-    which could be Ctrl-J. Ctrl-C interrupts as ever."""
+    """Keep typed keys for the next reader of the terminal.
+
+    The keys are not echoed, and Enter stays distinct from Ctrl-J. Ctrl-C still interrupts the program.
+    """
     try:
-        before = termios.tcgetattr(descriptor)
+        saved = termios.tcgetattr(descriptor)
     except termios.error:
-        yield  # it is no terminal
+        yield  # not a terminal
         return
-    now = list(before)
-    now[INPUT] &= ~termios.ICRNL
-    now[MODES] &= ~(termios.ECHO | termios.ICANON)
-    termios.tcsetattr(descriptor, termios.TCSANOW, now)
+    attributes = list(saved)
+    attributes[INPUT] &= ~termios.ICRNL
+    attributes[MODES] &= ~(termios.ECHO | termios.ICANON)
+    termios.tcsetattr(descriptor, termios.TCSANOW, attributes)
     try:
         yield
     finally:
         with suppress(termios.error):  # the terminal is gone
-            termios.tcsetattr(descriptor, termios.TCSANOW, before)
+            termios.tcsetattr(descriptor, termios.TCSANOW, saved)
 
 
-# --- A terminal that can do nothing, or none at all ---
+# --- Terminals without capabilities, and pipes ---
 
 
 class PlainScreen(LiveText):
-    """A sheet that is printed as it is written: what the agent says on stdout, everything else on stderr."""
+    """An output that prints immediately. The agent's text is printed on stdout, and all other output on stderr."""
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
         super().__init__()
         self._out = out or sys.stdout
         self._err = err or sys.stderr
         self._open = False
-        self.gone = asyncio.Event()
-        """Set when what the agent says cannot be written any more."""
-        self.why: OSError = BrokenPipeError()
-        """Why not."""
+        self.output_closed = asyncio.Event()
+        """Set when the agent's text can no longer be written."""
+        self.write_error: OSError = BrokenPipeError()
+        """The error of the failed write."""
 
     def text(self, text: str, style: str = "") -> None:
-        """Print `text`, all of it as it is."""
+        """Print `text` immediately."""
         stream = self._err if style else self._out
         safe = self._out.isatty() or style
         try:
             stream.write(terminal.safe(text.replace("\r\n", "\n")) if safe else text)
             stream.flush()
         except OSError as error:
-            self.why = error
-            self.gone.set()
+            self.write_error = error
+            self.output_closed.set()
         if not style:
             self._open = not text.endswith("\n")
 
     def note(self, text: str, style: str = "note") -> None:
-        """Print lines of their own."""
+        """Print separate lines."""
         self.close()
         self.text(f"{text}\n", style)
 
@@ -412,78 +413,84 @@ class PlainScreen(LiveText):
             self.note("".join(text.replace("\n", "\\n") for _, text in line))
 
     def close(self) -> None:
-        """Finish the line."""
+        """End the current line."""
         if self._open:
             self.text("\n")
 
 
 class LineInput:
-    """Reads `chat`'s lines from `source`. With `waits` each is said when the last one was answered; without, as it
-    comes: while the agent works it steers."""
+    """Reads input lines for `chat` from `source`.
 
-    def __init__(self, chat: Chat, source: TextIO, *, waits: bool) -> None:
+    With `wait_for_turns`, each line is sent after the answer to the previous line. Otherwise, each line is sent
+    immediately. A line that is sent while the agent works is a steering message.
+    """
+
+    def __init__(self, chat: Chat, source: TextIO, *, wait_for_turns: bool) -> None:
         self._chat = chat
         self._source = source
-        self._waits = waits
-        self._asked = ""
+        self._wait_for_turns = wait_for_turns
+        self._shown_hint = ""
         chat.changed = self._changed
 
     async def run(self) -> None:
-        """Talk until the lines end. Raises OSError when what comes of them cannot be written."""
+        """Process lines until the end of input. Raises OSError when output cannot be written."""
         loop, lines = asyncio.get_running_loop(), asyncio.Queue[str | None]()
         loop.add_signal_handler(signal.SIGINT, lambda: asyncio.ensure_future(self._chat.interrupt()))
         loop.add_signal_handler(signal.SIGHUP, self._chat.done.set)
         threading.Thread(target=_read, args=(loop, self._source, lines), daemon=True).start()
-        sheet = self._chat.sheet if isinstance(self._chat.sheet, PlainScreen) else PlainScreen()
-        talk = asyncio.ensure_future(self._talk(lines))
-        ends = [talk, *(asyncio.ensure_future(each.wait()) for each in (self._chat.done, sheet.gone))]
+        output = self._chat.output if isinstance(self._chat.output, PlainScreen) else PlainScreen()
+        reader = asyncio.ensure_future(self._read_lines(lines))
+        waiters = [reader, *(asyncio.ensure_future(each.wait()) for each in (self._chat.done, output.output_closed))]
         try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if talk.done():
-                talk.result()
-            if sheet.gone.is_set():
-                raise sheet.why
+            await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
+            if reader.done():
+                reader.result()
+            if output.output_closed.is_set():
+                raise output.write_error
         finally:
-            for each in ends:
+            for each in waiters:
                 each.cancel()
             loop.remove_signal_handler(signal.SIGINT)
             loop.remove_signal_handler(signal.SIGHUP)
 
-    async def _talk(self, lines: asyncio.Queue[str | None]) -> None:
+    async def _read_lines(self, lines: asyncio.Queue[str | None]) -> None:
         typed = ""
-        while (said := await lines.get()) is not None:
-            typed += said.rstrip("\r\n")
+        while (line := await lines.get()) is not None:
+            typed += line.rstrip("\r\n")
             if typed.endswith("\\") and not self._chat.commands.pasting:
                 typed = f"{typed[:-1]}\n"
                 continue
-            await self._take(typed)
+            await self._process(typed)
             typed = ""
         if typed.strip():
-            await self._take(typed)
+            await self._process(typed)
         await self._end()
 
-    async def _take(self, typed: str) -> None:
-        self._asked = ""
-        await self._chat.take(typed)
-        if self._waits:
+    async def _process(self, typed: str) -> None:
+        self._shown_hint = ""
+        await self._chat.process_input(typed)
+        if self._wait_for_turns:
             await self._chat.idle.wait()
 
     def _changed(self) -> None:
-        """Say what is asked, once."""
-        if (asks := self._chat.asks) != self._asked:
-            self._asked = asks
-            if asks:
-                self._chat.sheet.note(asks, "ask")
+        """Show the open question once."""
+        if (input_hint := self._chat.input_hint) != self._shown_hint:
+            self._shown_hint = input_hint
+            if input_hint:
+                self._chat.output.note(input_hint, "ask")
 
     async def _end(self) -> None:
-        """Leave, and keep what lives: nobody can be asked any more."""
+        """Leave the chat and keep live agents.
+
+        The user cannot be asked about these agents, because the input has ended.
+        """
         if self._chat.commands.pasting:
-            await self._take(END)
-        if self._waits:
+            await self._process(END)
+        if self._wait_for_turns:
             await self._chat.idle.wait()
         await self._chat.leave()
         if not self._chat.done.is_set():
-            await self._chat.take("keep")
+            await self._chat.process_input("keep")
 
 
 def _read(loop: asyncio.AbstractEventLoop, source: TextIO, lines: asyncio.Queue[str | None]) -> None:
@@ -492,4 +499,4 @@ def _read(loop: asyncio.AbstractEventLoop, source: TextIO, lines: asyncio.Queue[
             loop.call_soon_threadsafe(lines.put_nowait, line)
         loop.call_soon_threadsafe(lines.put_nowait, None)
     except (RuntimeError, ValueError, OSError):
-        pass  # nobody reads any more
+        pass  # the reader has ended

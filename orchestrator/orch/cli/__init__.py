@@ -1,6 +1,6 @@
-"""The `orch` command. Thin: a verb is imported when it is asked for, and a request goes to the daemon as one line.
+"""The `orch` command. The module of a verb is imported when the verb runs. The verb sends its request to the daemon.
 
-Nothing here or in the verbs that people type all day imports more than argparse, json and socket.
+To start quickly, this module and the frequently used verbs import only argparse, json and socket.
 """
 
 from __future__ import annotations
@@ -37,11 +37,13 @@ VERBS = {
     },
     "archive": ("orch.cli.sessions.archive", "search, read and ask archived turns"),
     "session": ("orch.cli.sessions.session", "show, branch, fork, import and export sessions"),
+    "forget": ("orch.cli.sessions.forget", "delete a session permanently"),
     "memory": ("orch.cli.resources.memory", "show and edit what agents remember about a project"),
     "workspace": ("orch.cli.resources.workspace", "show and pin the artifacts of an agent"),
     "prompts": ("orch.cli.prompts", "list and fill in prompt templates"),
     "hooks": ("orch.cli.resources.hooks", "list, enable, disable and create hooks"),
     "skills": ("orch.cli.resources.skills", "list, install, create and test skills"),
+    "agent-types": ("orch.cli.resources.agent_types", "list, show and trust agent types"),
     "extensions": ("orch.cli.resources.extensions", "list, enable and trust extensions"),
     "costs": ("orch.cli.resources.costs", "show daily costs of models and tools"),
     "models": ("orch.cli.resources.models", "list known models: limits, prices, keys"),
@@ -55,24 +57,24 @@ VERBS = {
     "doctor": ("orch.cli.system.doctor", "check whether this machine meets orch's requirements"),
     "fsck": ("orch.cli.system.fsck", "find and repair damaged files"),
 }
-"""Each verb, the module it lives in, and what it does."""
+"""The module and the summary of each verb."""
 
 USAGE = 2
 INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line and leave the process."""
-    # A command lives for milliseconds: collecting cycles and taking the interpreter apart would be a fifth of them.
+    """Run the command line and exit the process."""
+    # A command runs for milliseconds. Garbage collection and interpreter shutdown would take a fifth of that time.
     gc.disable()
-    _take_descriptors()
+    _open_standard_descriptors()
     try:
-        os._exit(_run_to_the_end(sys.argv[1:]))
+        os._exit(_run_and_flush(sys.argv[1:]))
     except KeyboardInterrupt:
-        os._exit(INTERRUPTED)  # again, while it was said that the first one was heard, or what was printed went out
+        os._exit(INTERRUPTED)  # Ctrl-C was pressed again during the message or the final flush
 
 
-def _run_to_the_end(argv: list[str]) -> int:
+def _run_and_flush(argv: list[str]) -> int:
     code = run(argv)
     try:
         if sys.stdout is not None:
@@ -80,25 +82,30 @@ def _run_to_the_end(argv: list[str]) -> int:
     except BrokenPipeError:
         code = code or 1
     except OSError as error:
-        code = code or _fail(argv, error)
+        code = code or _report_error(argv, error)
     return code
 
 
 def run(argv: list[str]) -> int:
-    """Run one command line and return its exit code: 0 ok, 1 failed, 2 usage, 3 not found, 4 still running, 5 limit."""
+    """Run one command line and return its exit code.
+
+    The codes mean: 0 ok, 1 failed, 2 usage error, 3 not found, 4 still running, 5 limit reached.
+    """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a name in another script must not end a listing
+            stream.reconfigure(errors="backslashreplace")  # an unencodable name must not abort a listing
     try:
         if sys.stdout is None:
-            return _complain(argv, "OSError", "standard output is closed: leave it open, or use >/dev/null", 1)
+            return _print_error(
+                argv, "OSError", "standard output is closed; keep it open or redirect it to /dev/null", 1
+            )
         return _dispatch(argv)
     except KeyboardInterrupt:
-        return _complain(argv, "Interrupted", "interrupted", INTERRUPTED)
+        return _print_error(argv, "Interrupted", "interrupted", INTERRUPTED)
     except BrokenPipeError:
-        return 1  # whoever read our output has seen enough
+        return 1  # the reader closed the pipe
     except Exception as error:
-        return _fail(argv, error)
+        return _report_error(argv, error)
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -106,8 +113,8 @@ def _dispatch(argv: list[str]) -> int:
     if name == "help" and argv[1:]:
         name, argv = argv[1], [argv[1], "--help"]
     if name in VERBS:
-        home = VERBS[name][0]
-        module = __import__(home, fromlist=["VERBS"])  # importlib itself would cost a millisecond
+        module_name = VERBS[name][0]
+        module = __import__(module_name, fromlist=["VERBS"])  # importing importlib takes a millisecond
         code: int = module.VERBS[name].run(name, argv[1:])
         return code
     if name in ("-h", "--help", "help"):
@@ -123,17 +130,17 @@ def _dispatch(argv: list[str]) -> int:
         return USAGE
     from difflib import get_close_matches
 
-    close = get_close_matches(name, VERBS, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else "see: orch --help"
-    return _complain(argv, "UsageError", f"there is no command {name!r}; {hint}", USAGE)
+    matches = get_close_matches(name, VERBS, n=1)
+    hint = f"did you mean {matches[0]!r}?" if matches else "see: orch --help"
+    return _print_error(argv, "UsageError", f"unknown command {name!r}; {hint}", USAGE)
 
 
 def _overview() -> str:
-    verbs = "\n".join(f"  {name:14}{what}" for name, (_, what) in VERBS.items())
+    verbs = "\n".join(f"  {name:14}{summary}" for name, (_, summary) in VERBS.items())
     return f"""\
 usage: orch COMMAND ...
 
-Agents that are processes: spawn one, ask it, kill it, ask it again.
+Run AI agents as processes: spawn, query, kill, and query them again.
 
 {verbs}
 
@@ -141,50 +148,53 @@ REF: agent number, id or unique prefix, name, or "latest". `orch COMMAND --help`
 Exit code: 0 ok, 1 failed, 2 usage, 3 not found, 4 still running, 5 limit reached, 130 interrupted."""
 
 
-def _fail(argv: list[str], error: Exception) -> int:
-    """Say what went wrong and return the exit code. Raises what is a defect, which must show where it is."""
+def _report_error(argv: list[str], error: Exception) -> int:
+    """Print the error and return the exit code.
+
+    Unexpected errors are raised again, so that Python shows a traceback.
+    """
     if (code := getattr(error, "exit_code", None)) is not None:
         kind, outcome = getattr(error, "kind", type(error).__name__), getattr(error, "outcome", "")
-        return _complain(argv, kind, str(error), code, outcome)
+        return _print_error(argv, kind, str(error), code, outcome)
     if isinstance(error, OSError):
         from ..client.failure import describe_os_error
 
-        return _complain(argv, "OSError", describe_os_error(error), 1)
+        return _print_error(argv, "OSError", describe_os_error(error), 1)
     raise error
 
 
-def _complain(argv: list[str], kind: str, message: str, code: int, outcome: str = "") -> int:
-    """Say on stderr what went wrong: a sentence, or with --json an object. stdout stays data."""
+def _print_error(argv: list[str], kind: str, message: str, code: int, outcome: str = "") -> int:
+    """Print an error on stderr. With --json the error is an object, otherwise a sentence. stdout contains only data."""
     if "--json" in argv or "--json-events" in argv:
         import json
 
-        ended = {"outcome": outcome} if outcome not in ("", "failed") else {}
-        said = json.dumps({"error": {"type": kind, "message": message} | ended})
+        outcome_field = {"outcome": outcome} if outcome not in ("", "failed") else {}
+        line = json.dumps({"error": {"type": kind, "message": message} | outcome_field})
     else:
         from ..render.terminal import safe
 
-        said = f"orch: {safe(message)}"
+        line = f"orch: {safe(message)}"
     try:
-        print(said, file=sys.stderr)
+        print(line, file=sys.stderr)
     except OSError:
-        pass  # nobody can be told; the exit code is left
+        pass  # stderr is closed; the exit code still reports the error
     return code
 
 
-def _take_descriptors() -> None:
-    """Let no descriptor of the three standard ones be closed: the next file or socket would become it."""
-    while (taken := os.open(os.devnull, os.O_RDWR)) <= 2:
+def _open_standard_descriptors() -> None:
+    """Open the standard descriptors that are closed. Otherwise files opened later would get their numbers."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
-    os.close(taken)
+    os.close(descriptor)
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    said: io.TextIOWrapper = sys.stderr  # type: ignore[assignment]
-    encoding = said.encoding
-    sys.stderr = _LossyStderr(said.detach(), encoding, line_buffering=True)
+    stream: io.TextIOWrapper = sys.stderr  # type: ignore[assignment]
+    encoding = stream.encoding
+    sys.stderr = _LossyStderr(stream.detach(), encoding, line_buffering=True)
 
 
 class _LossyStderr(io.TextIOWrapper):
-    """stderr, which people read: that it is full, or nobody reads it any more, keeps no data from stdout."""
+    """A stderr that ignores write errors, so that they do not prevent output on stdout."""
 
     def write(self, text: str) -> int:
         try:

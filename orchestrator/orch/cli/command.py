@@ -1,4 +1,4 @@
-"""One command of the CLI: its arguments, its example, what it does."""
+"""Commands of the CLI (arguments, example and action), and helpers for arguments and output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from pathlib import Path
     from typing import Any, NoReturn
+
+    from ..config.config import LoadedConfig
 
 __all__ = [
     "CliCommand",
@@ -25,10 +28,12 @@ __all__ = [
     "agent_argument",
     "budget",
     "budget_arguments",
+    "confirm",
     "file",
     "format_ranges",
     "is_file",
     "key_argument",
+    "load_config",
     "names",
     "non_negative_int",
     "one_from_stdin",
@@ -36,20 +41,24 @@ __all__ = [
     "pair",
     "positive_int",
     "print_deleted",
+    "print_off",
     "print_result",
     "print_switched",
+    "print_trusted",
+    "print_untrusted",
     "seconds",
     "text",
+    "variables_argument",
     "without_deleted",
 ]
 
 
 TEXTS = frozenset({"PROMPT", "QUERY", "TASK", "TEXT"})
-"""Arguments that are whatever a person wants to say."""
+"""Arguments that contain free text."""
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that complains the way the rest of orch does, and does not ask for the terminal's size until needed."""
+    """An argument parser that raises CommandError instead of exiting. Help does not depend on the terminal's size."""
 
     def __init__(self, prog: str, description: str, example: str) -> None:
         super().__init__(
@@ -60,153 +69,180 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
 
+    def format_help(self) -> str:
+        """Return the help text, with the description wrapped at 100 columns."""
+        from textwrap import fill
+
+        self.description = fill(self.description or "", 100)
+        return super().format_help()
+
     def parse(self, argv: list[str]) -> argparse.Namespace:
-        """Return the arguments. Raises Failure, and SystemExit after --help."""
+        """Return the parsed arguments. Raises CommandError. After --help, raises SystemExit."""
         self._argv = argv
         return self.parse_args(argv)
 
     def error(self, message: str) -> NoReturn:
-        """Raise Failure."""
-        raise CommandError("UsageError", f"{message}{self._dashed()}; see: {self.prog} --help", 2)
+        """Raise CommandError."""
+        raise CommandError("UsageError", f"{message}{self._dash_hint()}; see: {self.prog} --help", 2)
 
-    def _dashed(self) -> str:
-        """Return what to do when a text was taken for an option."""
+    def _dash_hint(self) -> str:
+        """Return a hint if the parser may have read a text as an option."""
         texts = [action.metavar for action in self._get_positional_actions() if action.metavar in TEXTS]
         known = self._option_string_actions
-        odd = [each for each in self._argv if each[:1] == "-" and each != "-" and each.partition("=")[0] not in known]
-        if not texts or not odd or "--" in self._argv:
+        unknown = [
+            each for each in self._argv if each[:1] == "-" and each != "-" and each.partition("=")[0] not in known
+        ]
+        if not texts or not unknown or "--" in self._argv:
             return ""
-        return f"; a text that begins with a dash goes last, behind --: {self.prog} ... -- {texts[-1]}"
+        return f"; to pass text that begins with a dash, put it last after --: {self.prog} ... -- {texts[-1]}"
 
 
 class CliCommand:
-    """A command. `arguments` describes them to a parser, `act` does it and returns the exit code."""
+    """A command.
+
+    The function `arguments` adds the arguments of the command to a parser. The function `action` runs the command
+    and returns the exit code.
+    """
 
     def __init__(
         self,
-        what: str,
+        summary: str,
         example: str,
         arguments: Callable[[argparse.ArgumentParser], None],
-        act: Callable[[argparse.Namespace], int],
+        action: Callable[[argparse.Namespace], int],
     ) -> None:
-        self._what = what
+        self._summary = summary
         self._example = example
         self._arguments = arguments
-        self._act = act
+        self._action = action
 
     def run(self, name: str, argv: list[str]) -> int:
-        """Parse `argv` and act."""
-        parser = Parser(f"orch {name}", self._what, self._example)
-        parser.add_argument("--json", action="store_true", help="print data, and errors, as JSON")
+        """Parse `argv` and run the command."""
+        parser = Parser(f"orch {name}", self._summary, self._example)
+        parser.add_argument("--json", action="store_true", help="print data and errors as JSON")
         self._arguments(parser)
         try:
             arguments = parser.parse(argv)
-        except SystemExit as leaving:  # --help
-            return int(leaving.code or 0)
-        return self._act(arguments)
+        except SystemExit as help_exit:  # raised after --help
+            return int(help_exit.code or 0)
+        return self._action(arguments)
 
 
 class CommandGroup:
-    """Commands that share their first word; the second one says which of `verbs` is meant."""
+    """Commands with the same first word.
 
-    def __init__(self, what: str, example: str, verbs: Mapping[str, tuple[str, CliCommand | CommandGroup]]) -> None:
-        self._what = what
+    The second word selects one of `verbs`. Without a second word, `default` runs if it is set.
+    """
+
+    def __init__(
+        self, summary: str, example: str, verbs: Mapping[str, tuple[str, CliCommand | CommandGroup]], default: str = ""
+    ) -> None:
+        self._summary = summary
         self._example = example
+        self._default = default
         self.verbs = verbs
-        """Each second word, with what it does and its command."""
+        """The summary and the command for each second word."""
 
     def run(self, name: str, argv: list[str]) -> int:
-        """Find the command and run it. Raises Failure."""
-        place = next((place for place, word in enumerate(argv) if word[:1] != "-"), None)
-        if place is not None and argv[place] in self.verbs:
-            rest = argv[:place] + argv[place + 1 :]
-            return self.verbs[argv[place]][1].run(f"{name} {argv[place]}", rest)
-        if place is None and ("-h" in argv or "--help" in argv):
+        """Run the selected command. Raises CommandError."""
+        index = next((index for index, word in enumerate(argv) if word[:1] != "-"), None)
+        if index is not None and argv[index] in self.verbs:
+            other_args = argv[:index] + argv[index + 1 :]
+            return self.verbs[argv[index]][1].run(f"{name} {argv[index]}", other_args)
+        if index is None and ("-h" in argv or "--help" in argv):
             print(self._overview(name))
             return 0
-        said = f"there is no {argv[place]!r}" if place is not None else "say what to do"
-        raise CommandError("UsageError", f"orch {name}: {said}; there are {', '.join(self.verbs)}", 2)
+        if self._default and (index is None or (index and argv[index - 1].startswith("--"))):
+            return self.verbs[self._default][1].run(f"{name} {self._default}", argv)
+        problem = f"unknown action {argv[index]!r}" if index is not None else "no action given"
+        raise CommandError("UsageError", f"orch {name}: {problem}; use one of {', '.join(self.verbs)}", 2)
 
     def _overview(self, name: str) -> str:
-        lines = "\n".join(f"  {word:11} {what}" for word, (what, _) in self.verbs.items())
+        lines = "\n".join(f"  {word:11} {summary}" for word, (summary, _) in self.verbs.items())
         return f"""\
 usage: orch {name} ACTION ... [--json]
 
-{self._what}
+{self._summary}
 
 {lines}
 
-`orch {name} ACTION --help` tells more.
+Run `orch {name} ACTION --help` for options and an example.
 
 example:
   {self._example}"""
 
 
 def _format(prog: str) -> argparse.HelpFormatter:
-    # Without a width, argparse imports shutil and with it every compressor there is.
+    # Without a width, argparse imports shutil, which imports all compression modules.
     return argparse.RawDescriptionHelpFormatter(prog, width=100)
 
 
-# --- What the command line says, as the daemon takes it, and what is said in return ---
+# --- Arguments and output ---
 
 UNLIMITED = float("inf")
 
 
 class SetOnce(argparse.Action):
-    """What an option takes that may be given once: of two neither is what was meant."""
+    """The action of an option that may be given only once."""
 
     def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: Any = None) -> None:
-        """Take the value. Raises Failure."""
+        """Set the value. Raises CommandError if it is already set."""
         if getattr(namespace, self.dest) != self.default:
-            parser.error(f"{option_string} is given twice: once is all it can be")
+            parser.error(f"{option_string} is given twice; give it once")
         setattr(namespace, self.dest, values)
 
 
 def agent_argument(parser: ArgumentParser) -> None:
-    """Let the command take an agent."""
-    parser.add_argument("ref", metavar="REF", help="number, id, beginning of an id, or name of an agent; or latest")
+    """Add the argument for an agent."""
+    parser.add_argument("ref", metavar="REF", help='agent number, id or unique prefix, name, or "latest"')
 
 
 def output_argument(parser: ArgumentParser) -> None:
-    """Let the command take the file that it is to write."""
-    told = "where to; - is standard output, the default"
-    parser.add_argument("--output", metavar="FILE", type=file, default="-", action=SetOnce, help=told)
+    """Add the option for the output file."""
+    help = "output file; - is standard output (default)"
+    parser.add_argument("--output", metavar="FILE", type=file, default="-", action=SetOnce, help=help)
 
 
 def file(text: str) -> str:
-    """Return the name of a file that `text` is. Raises ArgumentTypeError."""
+    """Return `text`. Raises ArgumentTypeError if it is empty."""
     if not text:
-        raise argparse.ArgumentTypeError("'' names no file")
+        raise argparse.ArgumentTypeError("file name is empty")
     return text
 
 
 def is_file(key: str) -> bool:
-    """Whether `key`, which names an agent or a file, looks like the name of a file."""
+    """Return whether `key` looks like a file name. `key` names an agent or a file."""
     return os.path.sep in key or ".json" in key
 
 
 def text(argument: str) -> str:
-    """Return the text that `argument` is, or stdin's when it is a dash. Raises Failure."""
+    """Return `argument`, or the text from stdin for "-". Raises CommandError."""
     if argument != "-":
         return argument
     if sys.stdin is None:
         raise CommandError(
-            "ConfigError", "- reads standard input, which is closed: pipe the text in, or write it out", 2
+            "ConfigError",
+            "cannot read '-' from standard input: it is closed; pipe the text in, or pass it as an argument",
+            2,
         )
     try:
         return sys.stdin.buffer.read().decode("utf-8", "replace")
     except OSError as error:
-        raise CommandError("OSError", f"standard input cannot be read: {error.strerror}") from error
+        raise CommandError("OSError", f"cannot read standard input: {error.strerror}") from error
 
 
 def one_from_stdin(*arguments: str | bool | None) -> None:
-    """Raise Failure when several texts are to be read from standard input: the first one would take all of it."""
+    """Raise CommandError when several arguments are "-", because stdin can be read only once."""
     if arguments.count("-") > 1:
-        raise CommandError("UsageError", "- is given twice: standard input can be read once; write one of them out", 2)
+        raise CommandError(
+            "UsageError",
+            "'-' is given twice, but standard input can be read only once; pass one text as an argument",
+            2,
+        )
 
 
 def seconds(text: str) -> float:
-    """Return the number of seconds that `text` is. Raises ArgumentTypeError."""
+    """Parse a number of seconds. Raises ArgumentTypeError."""
     from argparse import ArgumentTypeError
 
     try:
@@ -214,12 +250,12 @@ def seconds(text: str) -> float:
     except ValueError:
         number = -1.0
     if not 0 <= number < 1e9:
-        raise ArgumentTypeError(f"{text!r} is no number of seconds")
+        raise ArgumentTypeError(f"{text!r} is not a number of seconds")
     return number
 
 
 def dollars(text: str) -> float:
-    """Return the amount of money that `text` is. Raises ArgumentTypeError."""
+    """Parse an amount of US dollars above 0. Raises ArgumentTypeError."""
     from argparse import ArgumentTypeError
 
     try:
@@ -227,54 +263,54 @@ def dollars(text: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number <= 1e9:
-        raise ArgumentTypeError(f"{text!r} is no amount of US dollars above 0")
+        raise ArgumentTypeError(f"{text!r} is not an amount of US dollars above 0")
     return number
 
 
 def count(text: str) -> int:
-    """Return the number from 1 that `text` is, which may have commas and end with k or M. Raises ArgumentTypeError."""
+    """Parse a whole number above 0. The number may contain commas and end with k or M. Raises ArgumentTypeError."""
     from argparse import ArgumentTypeError
 
     size = {"k": 10**3, "M": 10**6}.get(text[-1:], 1)
     digits = (text[:-1] if size > 1 else text).replace(",", "").replace("_", "")
     if not (digits.isascii() and digits.isdigit() and 0 < len(digits) < 13 and int(digits)):
-        raise ArgumentTypeError(f"{text!r} is no number from 1")
+        raise ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(digits) * size
 
 
 def duration(text: str) -> float:
-    """Return the number of seconds above 0 that `text` is. Raises ArgumentTypeError."""
+    """Parse a number of seconds above 0. Raises ArgumentTypeError."""
     from argparse import ArgumentTypeError
 
     if not (number := seconds(text)):
-        raise ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+        raise ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return number
 
 
 BUDGET: tuple[tuple[str, str, Callable[[str], float], str], ...] = (
     ("max_cost_usd", "USD", dollars, "US dollars"),
-    ("max_tokens", "N", count, "tokens that models read and write"),
-    ("max_seconds", "S", duration, "seconds of work, by the clock"),
-    ("max_tool_seconds", "S", duration, "seconds that tools run"),
-    ("max_model_calls", "N", count, "responses of models"),
-    ("max_tool_calls", "N", count, "calls of tools"),
-    ("max_processes", "N", count, "processes that are started"),
+    ("max_tokens", "N", count, "input and output tokens of models"),
+    ("max_seconds", "S", duration, "wall-clock seconds of turns"),
+    ("max_tool_seconds", "S", duration, "seconds spent in tools"),
+    ("max_model_calls", "N", count, "model requests"),
+    ("max_tool_calls", "N", count, "tool calls"),
+    ("max_processes", "N", count, "processes started"),
 )
-"""What can be limited: the limit's name, its unit, how it is read, and what it is of."""
+"""Budget limits: name, unit, parser and description."""
 
 
-def budget_arguments(parser: ArgumentParser, whose: str, *, lifts: bool = False) -> None:
-    """Let the command take the most that may be used; with `lifts` also none, for no limit."""
-    group = parser.add_argument_group(f"budget: what {whose} may use in all" + (", none for no limit" * lifts))
-    for name, unit, read, what in BUDGET:
+def budget_arguments(parser: ArgumentParser, subject: str, *, allow_none: bool = False) -> None:
+    """Add the options for budget limits. With `allow_none`, the value "none" removes a limit."""
+    group = parser.add_argument_group(f"budget: limits of {subject}" + (" ('none' removes a limit)" * allow_none))
+    for name, unit, read, description in BUDGET:
         flag = f"--{name.removesuffix('_usd').replace('_', '-')}"
-        group.add_argument(flag, dest=name, type=_or_none(read) if lifts else read, metavar=unit, help=what)
+        group.add_argument(flag, dest=name, type=_or_none(read) if allow_none else read, metavar=unit, help=description)
 
 
 def budget(arguments: Namespace) -> dict[str, Any]:
-    """Return the limits that the command line sets, None for none."""
-    said = {name: getattr(arguments, name) for name, *_ in BUDGET}
-    return {name: None if value == UNLIMITED else value for name, value in said.items() if value is not None}
+    """Return the limits from the command line. The value None means no limit."""
+    limits = {name: getattr(arguments, name) for name, *_ in BUDGET}
+    return {name: None if value == UNLIMITED else value for name, value in limits.items() if value is not None}
 
 
 def _or_none(read: Callable[[str], float]) -> Callable[[str], float]:
@@ -282,55 +318,90 @@ def _or_none(read: Callable[[str], float]) -> Callable[[str], float]:
 
 
 def names(text: str) -> list[str]:
-    """Return the names in `text`, which stand apart by commas or spaces."""
+    """Return the names in `text`, separated by commas or spaces."""
     return text.replace(",", " ").split()
 
 
 def pair(text: str) -> tuple[str, str]:
-    """Return the name and the value that `text` is. Raises ArgumentTypeError."""
+    """Parse NAME=VALUE. Raises ArgumentTypeError."""
     from argparse import ArgumentTypeError
 
     name, found, value = text.partition("=")
     if not found or not name:
-        raise ArgumentTypeError(f"{text!r} is no NAME=VALUE")
+        raise ArgumentTypeError(f"{text!r} is not of the form NAME=VALUE")
     return name, value
 
 
 def positive_int(text: str) -> int:
-    """Return the number from 1 that `text` is. Raises ArgumentTypeError."""
+    """Parse an integer of at least 1. Raises ArgumentTypeError."""
     from argparse import ArgumentTypeError
 
     if not (text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text)):
-        raise ArgumentTypeError(f"{text!r} is no number from 1")
+        raise ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
 
 
 def non_negative_int(text: str) -> int:
-    """Return the number from 0 that `text` is. Raises ArgumentTypeError."""
+    """Parse an integer of at least 0. Raises ArgumentTypeError."""
     from argparse import ArgumentTypeError
 
     if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise ArgumentTypeError(f"{text!r} is no number from 0")
+        raise ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
     return int(text)
 
 
+def load_config(folder: Path) -> LoadedConfig:
+    """Return the configuration for `folder`, and print the notes about it on stderr. Raises ConfigError."""
+    from ..config import config  # slow
+
+    loaded = config.load(folder, os.environ)
+    for note in loaded.notes:
+        print(f"orch: {note}", file=sys.stderr)
+    return loaded
+
+
+def print_off(name: str, why: str) -> None:
+    """Print on stderr that the resource `name` is off."""
+    print(f"orch: {terminal.truncate_line(name, 64)} is off: {terminal.truncate_line(why, 400)}", file=sys.stderr)
+
+
+def print_trusted(arguments: Namespace, name: str, path: str, **data: str) -> None:
+    """Print that the resource `name` at `path` is now trusted. `data` contains additional fields for --json."""
+    text = f"trusted in its present version: {name} in {terminal.safe(path)}"
+    print_result(arguments, {"trusted": path, **data}, text)
+
+
+def print_untrusted(arguments: Namespace, path: str, *, was_trusted: bool) -> None:
+    """Print that the resource at `path` is no longer trusted.
+
+    `was_trusted` is True if the resource was trusted before.
+    """
+    text = "no longer trusted" if was_trusted else "was not trusted"
+    print_result(arguments, {"untrusted": was_trusted}, f"{text}: {terminal.safe(path)}")
+
+
 def print_switched(arguments: Namespace, name: str, when: str, *, on: bool, changed: bool) -> None:
-    """Print that what is called `name` was switched on or off, for `when`, or that it was so already."""
-    word = "enabled" if on else "disabled"
-    text = f"{word}, {when}: {name}" if changed else f"was {word} already: {name}"
+    """Print whether `name` is now enabled or disabled, and whether this is a change.
+
+    `when` is the time from which the change applies, as text.
+    """
+    state = "enabled" if on else "disabled"
+    text = f"{state}, {when}: {name}" if changed else f"already {state}: {name}"
     print_result(arguments, {"name": name, "enabled": on, "changed": changed}, terminal.safe(text))
 
 
 def without_deleted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the agents whose sessions were not deleted; say on stderr which are left out, by their numbers."""
-    gone = {row["seq"] for row in rows if row.get("deleted") and row["kind"] != "holder"}
-    if gone:
-        print(f"orch: sessions of these were deleted: {format_ranges(sorted(gone))}", file=sys.stderr)
-    return [row for row in rows if row["seq"] not in gone]
+    """Return the agents whose sessions were not deleted. List the numbers of the other agents on stderr."""
+    deleted = {row["seq"] for row in rows if row.get("deleted") and row["kind"] != "holder"}
+    if deleted:
+        print(
+            f"orch: not shown, because their sessions were deleted: {format_ranges(sorted(deleted))}", file=sys.stderr
+        )
+    return [row for row in rows if row["seq"] not in deleted]
 
 
 def format_ranges(numbers: list[int]) -> str:
-    """Return ascending numbers in few words: 3, 5-9."""
+    """Return ascending numbers as ranges, such as "3, 5-9"."""
     runs: list[list[int]] = []
     for each in numbers:
         if runs and each == runs[-1][-1] + 1:
@@ -343,23 +414,43 @@ def format_ranges(numbers: list[int]) -> str:
 def print_deleted(
     arguments: Namespace, pruned: dict[str, Any], rows: list[Any], noun: str, table: Callable[[list[Any]], str]
 ) -> int:
-    """Say what was deleted for good, or would be, and who was busy; return the exit code."""
-    much = f"{terminal.pluralize(len(rows), noun)}, {pruned['bytes']:,} bytes"
-    said = f"would delete {much}" if arguments.dry_run else f"deleted {much}"
-    print_result(arguments, pruned, f"{table(rows)}\n{said}" if rows else said)
-    for why in pruned["busy"].values():
-        print(f"orch: {terminal.safe(why)}", file=sys.stderr)
+    """Print what was deleted or would be deleted, and which agents were busy. Return the exit code."""
+    amount = f"{terminal.pluralize(len(rows), noun)}, {pruned['bytes']:,} bytes"
+    summary = f"would delete {amount}" if arguments.dry_run else f"deleted {amount}"
+    print_result(arguments, pruned, f"{table(rows)}\n{summary}" if rows else summary)
+    for reason in pruned["busy"].values():
+        print(f"orch: {terminal.safe(reason)}", file=sys.stderr)
     return STILL_RUNNING if pruned["busy"] else 0
 
 
+def confirm() -> bool:
+    """Ask at the terminal whether to continue. The end of input means no."""
+    try:
+        return input("Continue? [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        print()
+        return False
+
+
 def print_result(arguments: Namespace, data: Any, text: str) -> None:
-    """Print `text`, or with --json `data`."""
+    """Print `text`. With --json, print `data` instead."""
     if arguments.json:
         print(to_json(data))
     elif text:
         print(text)
 
 
+def variables_argument(parser: ArgumentParser) -> None:
+    """Add the option for variables of a prompt template."""
+    parser.add_argument(
+        "--var",
+        metavar="NAME=VALUE",
+        type=pair,
+        action="append",
+        help="set a variable of the template; repeatable",
+    )
+
+
 def key_argument(parser: ArgumentParser) -> None:
-    """Let the command take a session."""
-    parser.add_argument("key", metavar="KEY", help="number, id, beginning of an id, or name of an agent; or latest")
+    """Add the argument for a session."""
+    parser.add_argument("key", metavar="KEY", help='agent number, id or unique prefix, name, or "latest"')

@@ -1,4 +1,4 @@
-"""The verb about templates of prompts; and prompts as pages for people."""
+"""`orch prompts`: list and print prompt templates."""
 
 from __future__ import annotations
 
@@ -21,37 +21,41 @@ __all__ = ["VERBS"]
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", nargs="?", help="a template, or a file that is one")
-    parser.add_argument("--var", metavar="NAME=VALUE", type=command.pair, action="append", help="a variable of it")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="name of a template, or a template file")
+    command.variables_argument(parser)
 
 
 def _prompts(arguments: Namespace) -> int:
-    """List the templates that are configured here; or print one, with values for its variables if there are any."""
+    """List the configured templates, or print one template with values for its variables."""
     from pathlib import Path
 
     from ..config import config, paths
     from ..resources.extensions import templates_for
 
     home = paths.home(os.environ)
-    there = templates_for(config.load(Path.cwd(), os.environ).config, Path.cwd(), home)
+    catalog = templates_for(config.load(Path.cwd(), os.environ).config, Path.cwd(), home)
     if arguments.name is None and arguments.var:
-        raise CommandError("UsageError", "--var is for a template: name it; orch prompts lists them", 2)
+        raise CommandError("UsageError", "--var needs a template: list template names with `orch prompts`", 2)
     if arguments.name is None:
         from ..resources.prompt_templates import usable_templates
 
-        templates, faults = usable_templates(there.all())
+        templates, problems = usable_templates(catalog.all())
         rows = template_data(templates)
         command.print_result(
             arguments,
             rows,
             template_table(rows) if rows else f"no templates; put one into {home / 'prompts'}, as NAME.md",
         )
-        for each in faults:
+        for each in problems:
             print(f"orch: {terminal.safe(each)}", file=sys.stderr)
         return 0
     name = replace_invalid_utf8(arguments.name)
-    found = there.find(name)
-    text = there.asked(name, replace_invalid_utf8(dict(arguments.var))).identity or "" if arguments.var else found.text
+    found = catalog.find(name)
+    text = (
+        catalog.prompt_spec(name, replace_invalid_utf8(dict(arguments.var))).identity or ""
+        if arguments.var
+        else found.text
+    )
     command.print_result(
         arguments,
         template_row(found.name, found.variables, found.source) | {"text": text},
@@ -62,7 +66,7 @@ def _prompts(arguments: Namespace) -> int:
 
 VERBS = {
     "prompts": CliCommand(
-        "List templates of prompts, with their variables; or print one of them.",
+        "List prompt templates with their variables, or print one filled in.",
         "orch prompts review --var language=Rust",
         _arguments,
         _prompts,

@@ -1,4 +1,4 @@
-"""A folder for something that is over when the command is."""
+"""A temporary folder for the duration of a command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orch_protocol.core.ids import new_id
 from orch_worker.session.log.lock import FolderLock
 
 from ..config import paths
-from ..config.interrupts import Presses
+from ..config.interrupts import InterruptLimit
 from ..supervisor.recovery.orphan_cleanup import sweep_runs
 
 __all__ = ["scratch"]
@@ -20,25 +20,25 @@ __all__ = ["scratch"]
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """Yield a folder inside ORCH_HOME that is gone afterwards, with whatever had to be made for it.
+    """Yield a temporary folder inside ORCH_HOME. Afterwards remove this folder and the parent folders created for it.
 
-    That of a command that was killed is removed by the next one. Ctrl-C ends what is done with it; that it comes again,
-    as it does from who is in a hurry, does not end the tidying.
+    The folder of a killed command is removed by the next command. Ctrl-C ends the block. A second Ctrl-C does not
+    interrupt the removal.
     """
     home = paths.home()
-    made = [folder for folder in (home, *home.parents) if not folder.exists()]
+    created = [folder for folder in (home, *home.parents) if not folder.exists()]
     sweep_runs(home)
-    with Presses(1), contextlib.ExitStack() as held:
+    with InterruptLimit(1), contextlib.ExitStack() as stack:
         folder = home / f"{paths.SCRATCH_PREFIX}{new_id()}"
         try:
             paths.private_dir(folder)
-            with contextlib.suppress(StoreError):  # where none can be locked, none is removed by others
-                held.callback(FolderLock.acquire(folder).release)
+            with contextlib.suppress(StoreError):  # without file locks, no other command removes it
+                stack.callback(FolderLock.acquire(folder).release)
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-            for folder in made:
+            for folder in created:
                 try:
                     folder.rmdir()
                 except OSError:
-                    break  # somebody else uses it by now
+                    break  # another process uses the parent folder

@@ -1,4 +1,4 @@
-"""The verbs of service definitions: arguments go to the service, fields of its result to standard output."""
+"""Commands generated from service definitions. Arguments become parameters, and fields of the result are printed."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ __all__ = ["VERBS", "actions"]
 
 
 def actions(group: str) -> dict[str, tuple[str, CliCommand | CommandGroup]]:
-    """Return the verbs whose first words are `group`, by their next word, with a summary each."""
+    """Return the verbs with the first words `group`.
+
+    The keys of the result are the next words; the values contain summary and command.
+    """
     found: dict[str, tuple[str, CliCommand | CommandGroup]] = {}
     for service, each in verbs.VERBS.items():
         for verb in each:
-            above, _, word = verb.words.rpartition(" ")
-            if above == group:
+            prefix, _, word = verb.words.rpartition(" ")
+            if prefix == group:
                 found[word] = (verb.summary, _command(service, verb))
     return found
 
@@ -39,21 +42,21 @@ def _command(service: str, verb: Verb) -> CliCommand:
         for each in verb.arguments:
             _add(parser, each)
 
-    def act(namespace: Namespace) -> int:
+    def action(namespace: Namespace) -> int:
         result = Connection().call(service, _params(verb, namespace))
         command.print_result(namespace, result, "" if namespace.json else _text(verb, result))
         return 0
 
-    return CliCommand(verb.description, verb.example, arguments, act)
+    return CliCommand(verb.description, verb.example, arguments, action)
 
 
 def _add(parser: ArgumentParser, argument: VerbArgument) -> None:
-    written, metavar = _written(argument), argument.name.upper()
+    flag, metavar = _display_name(argument), argument.name.upper()
     if argument.kind == "flag":
-        parser.add_argument(written, dest=argument.field, action="store_true", help=argument.help)
+        parser.add_argument(flag, dest=argument.field, action="store_true", help=argument.help)
     elif argument.option:
         parser.add_argument(
-            written,
+            flag,
             dest=argument.field,
             metavar="A,B" if argument.kind == "tools" else metavar,
             action=command.SetOnce,
@@ -67,7 +70,7 @@ def _add(parser: ArgumentParser, argument: VerbArgument) -> None:
 
 def _params(verb: Verb, namespace: Namespace) -> dict[str, Any]:
     """Return the parameters of the service. Arguments that were not given are left out."""
-    given = dict(verb.fixed)
+    params = dict(verb.fixed)
     for argument in verb.arguments:
         value = vars(namespace)[argument.field]
         if argument.kind == "flag":
@@ -77,14 +80,14 @@ def _params(verb: Verb, namespace: Namespace) -> dict[str, Any]:
         elif not argument.many:
             value = _value(argument, value)
         if value is not None or (argument.kind == "json" and not argument.option):
-            given[argument.field] = value
-    if verb.any_of and not set(verb.any_of) & set(given):
-        wanted = " or ".join(_written(each) for each in verb.arguments if each.field in verb.any_of)
-        raise CommandError("UsageError", f"no {wanted} given; see: orch {verb.words} --help", 2)
-    return verbs.nested(given)
+            params[argument.field] = value
+    if verb.any_of and not set(verb.any_of) & set(params):
+        alternatives = " or ".join(_display_name(each) for each in verb.arguments if each.field in verb.any_of)
+        raise CommandError("UsageError", f"no {alternatives} given; see: orch {verb.words} --help", 2)
+    return verbs.nested(params)
 
 
-def _written(argument: VerbArgument) -> str:
+def _display_name(argument: VerbArgument) -> str:
     name = argument.name.replace("_", "-")
     return f"--{name}" if argument.option else name.upper()
 
@@ -98,7 +101,7 @@ def _value(argument: VerbArgument, text: str) -> Any:
         return text
     try:
         data = json.loads(command.text(text))
-        json.dumps(data, allow_nan=False)  # Python reads NaN, and numbers that are too large as infinite
+        json.dumps(data, allow_nan=False)  # Python's parser accepts NaN, and reads too large numbers as infinity
     except (ValueError, RecursionError) as error:
         example = '{"count": 3} or "text"'
         raise CommandError("UsageError", f"{argument.name} is not JSON, such as {example}: {error}", 2) from error

@@ -1,4 +1,7 @@
-"""The CLI's end of the control socket: a request out, its answer back, a daemon started when none is there."""
+"""The CLI's connection to the daemon.
+
+The connection sends requests and receives responses. If no daemon is running, the connection starts a daemon.
+"""
 
 from __future__ import annotations
 
@@ -25,39 +28,42 @@ if TYPE_CHECKING:
 __all__ = ["ENDED", "PROTOCOL", "Connection", "await_end", "daemon_status", "replace_invalid_utf8", "request"]
 
 PROTOCOL = 1
-"""`orch_protocol.wire.frames.VERSION`, which importing would cost more than everything else here."""
+"""A copy of `orch_protocol.wire.frames.VERSION`, because importing that module would be slow."""
 LEAVING = "DaemonLeaving"
 NOT_RUNNING = "DaemonNotRunning"
 GONE = "DaemonGone"
 SILENT = "DaemonSilent"
 ENDED = (GONE, SILENT)
-"""Kinds of failure after which no connection to that daemon is of any use."""
+"""Kinds of failures after which no connection to this daemon can be used."""
 MAX_LINE = 64 << 20
-PATIENCE = 4.5
-"""Seconds of silence after which the daemon is asked whether it lives, and after which it does not."""
-TICK = 1.0
-"""Seconds of silence after which a waiting caller may do something."""
+SILENCE_SECONDS = 4.5
+"""After this number of silent seconds the daemon gets a ping. After another such period the daemon counts as hung."""
+TICK_SECONDS = 1.0
+"""The number of silent seconds after which `on_silence` is called."""
 START_SECONDS = 20.0
 STOP_SECONDS = 20.0
 
 
 def request(number: int, method: str, params: dict[str, Any]) -> bytes:
-    """Return the line that asks for `method`: what of `params` is no UTF-8 is made so: nothing else is understood."""
-    asked = {"id": number, "method": method, "params": params, "version": PROTOCOL}
-    line = json.dumps(asked)
-    if "\\ud" in line:  # a character that takes two, or half of such a one
-        line = json.dumps(replace_invalid_utf8(asked))
+    """Return the line of a request. Invalid UTF-8 in `params` is replaced."""
+    message = {"id": number, "method": method, "params": params, "version": PROTOCOL}
+    line = json.dumps(message)
+    if "\\ud" in line:  # a surrogate pair or a lone surrogate
+        line = json.dumps(replace_invalid_utf8(message))
     return line.encode() + b"\n"
 
 
 def _start_daemon(env: Mapping[str, str], log: str, seconds: float) -> bool:
-    from .start import start_daemon  # which imports as much as a daemon does
+    from .start import start_daemon  # imported here because the import is slow: it imports as much as a daemon
 
     return start_daemon(env, log, seconds)
 
 
 class Connection:
-    """Asks the daemon of `env`'s ORCH_HOME. `start` is called when none answers; with None that is a Failure."""
+    """Sends requests to the daemon that serves the ORCH_HOME in `env`.
+
+    If no daemon is running, the function `start` starts a daemon. If `start` is None, the request raises CommandError.
+    """
 
     def __init__(self, env: Mapping[str, str] | None = None, *, start: Starter | None = _start_daemon) -> None:
         self._env = dict(os.environ if env is None else env)
@@ -74,11 +80,11 @@ class Connection:
         on_event: OnEvent | None = None,
         on_silence: OnSilence | None = None,
     ) -> Any:
-        """Return the result of `method`, however long it takes while the daemon lives. Raises Failure.
+        """Return the result of `method`. Wait for the result as long as the daemon is alive. Raises CommandError.
 
-        Meanwhile `on_event` is called with each event of the request, `on_silence` after each second without a word.
+        `on_event` is called with each event of the request. `on_silence` is called after each second without data.
         """
-        deadline, replaced = None, self._start is None
+        deadline, has_replaced = None, self._start is None
         while True:
             answer = self._exchange(method, params or {}, on_event, on_silence)
             error = answer.get("error")
@@ -88,45 +94,45 @@ class Connection:
                 if deadline is None:
                     deadline = time.monotonic() + START_SECONDS
                 elif time.monotonic() > deadline:
-                    raise self._untaken()
+                    raise self._no_daemon_error()
                 self.close()
-            elif error["type"] == "VersionMismatchError" and not replaced:
+            elif error["type"] == "VersionMismatchError" and not has_replaced:
                 self._replace(error["message"])
-                replaced = True  # one that is started here and speaks otherwise would be started again and again
+                has_replaced = True  # only once; a new daemon with another version would be replaced forever
             else:
                 raise CommandError(error["type"], error["message"], int(error["exit_code"]), error.get("outcome", ""))
 
     def close(self) -> None:
-        """Hang up. Whatever was asked and not waited for goes on."""
+        """Close the connection. Requests in progress continue in the daemon."""
         if self._socket is not None:
             self._socket.close()
         self._socket, self._buffer = None, b""
 
     def sibling(self) -> Connection:
-        """Return another connection to the same daemon, which starts none."""
+        """Return another connection to the same daemon. The new connection never starts a daemon."""
         return Connection(self._env, start=None)
 
     def dial(self) -> bool:
-        """Connect if somebody listens."""
+        """Connect if a daemon is listening. Return whether the connection exists."""
         if self._socket is None:
-            self._socket = self._try()
+            self._socket = self._open_socket()
         return self._socket is not None
 
     @property
     def log(self) -> str:
-        """Where the daemon writes what happens to it."""
+        """The daemon's log file."""
         return os.path.join(paths.home_text(self._env), "daemon", "log")
 
-    def _try(self) -> socket.socket | None:
+    def _open_socket(self) -> socket.socket | None:
         path = paths.control_socket(self._env)
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connected.settimeout(PATIENCE)
+        connected.settimeout(SILENCE_SECONDS)
         try:
             connected.connect(path)
         except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError, ConnectionResetError):
             connected.close()
             return None
-        except OSError as error:  # such as a backlog full of others, when the daemon hangs
+        except OSError as error:  # for example a full backlog of a hung daemon
             connected.close()
             raise CommandError(
                 "OSError", f"cannot connect to {path}: {error.strerror or error}; see {self.log}"
@@ -139,14 +145,14 @@ class Connection:
             if self._start is None:
                 raise CommandError(NOT_RUNNING, "no daemon is running: orch daemon start", 3)
             if time.monotonic() > deadline:
-                raise self._untaken()
+                raise self._no_daemon_error()
             if not self._start(self._env, self.log, START_SECONDS):
-                time.sleep(0.02)  # another process is just starting, or ending, one
+                time.sleep(0.02)  # another process is starting or stopping a daemon
         assert self._socket is not None
         return self._socket
 
-    def _untaken(self) -> CommandError:
-        return CommandError(NOT_RUNNING, f"no daemon took this request in {START_SECONDS:g} s: see {self.log}")
+    def _no_daemon_error(self) -> CommandError:
+        return CommandError(NOT_RUNNING, f"no daemon accepted this request within {START_SECONDS:g} s: see {self.log}")
 
     def _exchange(
         self,
@@ -160,14 +166,14 @@ class Connection:
         if len(line) > MAX_LINE:
             raise CommandError(
                 "MessageTooLargeError",
-                f"the request has {len(line)} bytes, the most is {MAX_LINE}: put the text into a file and name that",
+                f"the request has {len(line)} bytes, but at most {MAX_LINE} are allowed: put the text into a file",
                 2,
             )
         connected = self._connect()
         self._send(connected, line[:-2] + self._credentials() + b"}\n")
         while True:
-            answer: dict[str, Any] = json.loads(self._line(connected, on_silence))
-            # 0: the daemon could not read the request, or takes none any more.
+            answer: dict[str, Any] = json.loads(self._read_line(connected, on_silence))
+            # An id of 0 means that the daemon could not read the request, or accepts no more requests.
             if answer["id"] not in (self._last, 0):
                 continue
             if (event := answer.get("event")) is None:
@@ -178,22 +184,25 @@ class Connection:
                 on_event(event)
 
     def _credentials(self) -> bytes:
-        """Return the end of a request: the variables that the daemon wants, as far as they are set."""
-        found = {name: self._env[name] for name in paths.variables(self._env) if self._env.get(name)}
-        text = json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")
-        return b', "credentials": ' + text if found else b""
+        """Return the part of the request line with the environment variables that the daemon needs."""
+        values = {name: self._env[name] for name in paths.read_variables(self._env) if self._env.get(name)}
+        text = json.dumps(values, ensure_ascii=False).encode("utf-8", "replace")
+        return b', "credentials": ' + text if values else b""
 
     def _send(self, connected: socket.socket, line: bytes) -> None:
         try:
             connected.sendall(line)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # what it said before it went is still there to read
+            pass  # the last response of the daemon can still be read
         except TimeoutError:
-            raise self._silent(connected) from None
+            raise self._silent_error(connected) from None
 
-    def _line(self, connected: socket.socket, on_silence: OnSilence | None) -> bytes:
-        """Return the next line of the daemon. Two silences in a row, the second after asking for a word, mean death."""
-        asked = False
+    def _read_line(self, connected: socket.socket, on_silence: OnSilence | None) -> bytes:
+        """Return the next line from the daemon.
+
+        The daemon counts as hung after two silent periods, with a ping between them.
+        """
+        pinged = False
         chunks = [self._buffer]
         while b"\n" not in chunks[-1]:
             try:
@@ -201,9 +210,9 @@ class Connection:
                     self._until_readable(connected, on_silence)
                 chunk = connected.recv(1 << 18)
             except TimeoutError:
-                if asked:
-                    raise self._silent(connected) from None
-                asked = True
+                if pinged:
+                    raise self._silent_error(connected) from None
+                pinged = True
                 self._send(connected, b'{"id":-1,"method":"ping","version":%d}\n' % PROTOCOL)
                 continue
             except ConnectionResetError:
@@ -215,45 +224,45 @@ class Connection:
                     "the daemon ended before it answered; what agents finished is kept: orch list, then orch collect "
                     f"REF. Why it ended: {self.log}",
                 )
-            asked = False
+            pinged = False
             chunks.append(chunk)
         line, _, self._buffer = b"".join(chunks).partition(b"\n")
         return line
 
     def _until_readable(self, connected: socket.socket, on_silence: OnSilence) -> None:
-        """Return when there is something to read. Raises TimeoutError after PATIENCE seconds."""
+        """Wait until data can be read. Raises TimeoutError after SILENCE_SECONDS."""
         poll = select.poll()
         poll.register(connected, select.POLLIN)
-        deadline = time.monotonic() + PATIENCE
-        while not poll.poll(TICK * 1000):
+        deadline = time.monotonic() + SILENCE_SECONDS
+        while not poll.poll(TICK_SECONDS * 1000):
             if time.monotonic() > deadline:
                 raise TimeoutError
             on_silence()
 
-    def _silent(self, connected: socket.socket) -> CommandError:
-        # Who listened is told by the kernel: a file may be gone, or name another by now.
+    def _silent_error(self, connected: socket.socket) -> CommandError:
+        # The kernel knows the listening process; a pid file may be missing or outdated.
         from .peer_credentials import peer_of
 
         pid, _ = peer_of(connected)
         self.close()
         return CommandError(
             SILENT,
-            f"the daemon, process {pid}, says nothing for {2 * PATIENCE:g} s: it hangs or was stopped; see "
-            f"{self.log}. To end it and its agents' processes: kill -9 {pid}; the next command starts another",
+            f"the daemon, process {pid}, has not answered for {2 * SILENCE_SECONDS:g} s: it hangs or was stopped; see "
+            f"{self.log}. To end it and its agents' processes: kill -9 {pid}; the next command starts a new daemon",
         )
 
     def _replace(self, mismatch: str) -> None:
-        """Stop the daemon, which speaks another version, unless it is at work."""
+        """Stop a daemon that has another protocol version. A daemon with working agents is not stopped."""
         answer = self._exchange("daemon_stop", {"if_idle": True})
         if error := answer.get("error"):
             raise CommandError("VersionMismatchError", f"{mismatch}. It cannot be replaced now: {error['message']}", 2)
         self.close()
         await_end(answer["result"]["pid"])
-        print("orch: the daemon spoke another version; starting one that matches", file=sys.stderr)
+        print("orch: replacing the daemon, which has another version", file=sys.stderr)
 
 
 def daemon_status() -> dict[str, Any] | None:
-    """Return what the daemon says of itself, None when none is running. Starts none. Raises Failure."""
+    """Return the daemon's status. Return None if no daemon is running. Never starts a daemon. Raises CommandError."""
     connection = Connection(start=None)
     try:
         status: dict[str, Any] = connection.call("daemon_status")
@@ -267,14 +276,14 @@ def daemon_status() -> dict[str, Any] | None:
 
 
 def await_end(pid: int) -> None:
-    """Wait until the process `pid` is gone. Raises Failure after STOP_SECONDS."""
-    late = CommandError(SILENT, f"the daemon is still there after {STOP_SECONDS:g} s: kill -9 {pid}")
+    """Wait until the process `pid` has ended. Raises CommandError after STOP_SECONDS."""
+    timeout_error = CommandError(SILENT, f"the daemon did not stop within {STOP_SECONDS:g} s; to end it: kill -9 {pid}")
     if not hasattr(os, "pidfd_open"):
         deadline = time.monotonic() + STOP_SECONDS
-        while _is_there(pid):
+        while _is_alive(pid):
             if time.monotonic() > deadline:
-                raise late
-            time.sleep(TICK / 10)
+                raise timeout_error
+            time.sleep(TICK_SECONDS / 10)
         return
     try:
         descriptor = os.pidfd_open(pid)
@@ -284,14 +293,14 @@ def await_end(pid: int) -> None:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
         if not poll.poll(STOP_SECONDS * 1000):
-            raise late
+            raise timeout_error
     finally:
         os.close(descriptor)
 
 
-def _is_there(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
-        os.waitpid(pid, os.WNOHANG)  # where it was this program that started it
+        os.waitpid(pid, os.WNOHANG)  # this program may be the parent of the process
     except ChildProcessError:
         pass
     try:
@@ -302,7 +311,7 @@ def _is_there(pid: int) -> bool:
 
 
 def replace_invalid_utf8(value: Any) -> Any:
-    """Return `value` with text from the command line that is not UTF-8 made so; JSON may hold half a character too."""
+    """Return `value` with replaced invalid UTF-8 (from the command line) and replaced lone surrogates."""
     if isinstance(value, str):
         if value.isascii():
             return value

@@ -1,4 +1,4 @@
-"""What the CLI gives up with."""
+"""Errors of the CLI."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import os
 __all__ = ["STILL_RUNNING", "CommandError", "describe_os_error"]
 
 STILL_RUNNING = 4
-"""What it exits with when something stays for now, since somebody is at work."""
+"""Exit code when something was kept because an agent is working."""
 
 
 class CommandError(Exception):
-    """What the daemon, or the way to it, says went wrong. `kind` is the error's class name, `outcome` how a query ended
-    with it, where that has a name of its own."""
+    """An error of the daemon, or of the connection to the daemon.
+
+    `kind` is the name of the error's class. `outcome` is the name of a failed query's outcome, or "" if it has no name.
+    """
 
     def __init__(self, kind: str, message: str, exit_code: int = 1, outcome: str = "") -> None:
         super().__init__(message)
@@ -22,15 +24,15 @@ class CommandError(Exception):
 
 
 def describe_os_error(error: OSError) -> str:
-    """Return in a sentence what of our surroundings failed, and what to do."""
+    """Return a sentence with the error and the remedy."""
     why = error.strerror or str(error)
     if error.filename is not None:
         return f"{os.fsdecode(error.filename)}: {why}"
     try:
         os.getcwd()
     except OSError:
-        return "the folder you are in is gone: cd to one that is there"
+        return "the current folder no longer exists; cd to an existing one"
     return (
-        f"the output cannot be written ({why}). What was asked for is done: make room, and look again with orch list, "
+        f"the output cannot be written ({why}). The request is done: free some space, then check with orch list, "
         "orch show REF, orch collect REF --again"
     )

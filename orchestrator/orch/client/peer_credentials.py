@@ -1,11 +1,12 @@
-"""Who is at the other end of a Unix socket, according to the kernel: process, user, and the agent it belongs to.
+"""Finds the process, user and agent at the other end of a Unix socket. The kernel reports the process and the user.
 
-A command that an agent runs is a descendant of the agent's worker, which is a descendant of the run's shim. Worker and
-shim are subreapers, and a process cannot choose its ancestors. So the ancestors of a peer tell whether it is the user
-(None), an agent of this run (its id), or neither, which is refused.
+A command of an agent is a descendant of the agent's worker, and the worker is a descendant of the run's shim. Worker
+and shim are subreapers, and a process cannot choose its ancestors. Therefore the ancestors of a peer show whether the
+peer is the user (None) or an agent of this run (its id). Any other peer is refused.
 
-A command can end its worker and its shim, and so leave them. Commands whose paths are hidden are in a user namespace of
-their own, which a process cannot leave; so a user is only who shares the daemon's.
+A command can kill its worker and its shim; then these processes are no longer its ancestors. But commands with hidden
+paths have their own user namespace, which a process cannot leave. Therefore only a process in the daemon's user
+namespace counts as the user.
 """
 
 from __future__ import annotations
@@ -24,25 +25,27 @@ from orch_protocol.core.errors import ProtocolError
 
 __all__ = ["AgentOf", "Process", "agent_of_peer", "classify", "peer_of", "read_process"]
 
-# Of macOS, for which Python has no names: struct xucred begins with a version and the uid.
+# Constants of macOS that Python lacks. struct xucred begins with a version and the uid.
 SOL_LOCAL = 0
 LOCAL_PEERCRED, LOCAL_PEERPID = 1, 2
 XUCRED_BYTES = 76
 
 SO_PEERPIDFD: Final = getattr(socket, "SO_PEERPIDFD", 77)  # Linux 6.5; Python has no name for it
 ATTEMPTS: Final = 5
-MOST_ANCESTORS: Final = 1000
+MAX_ANCESTORS: Final = 1000
 UNSEEN: Final = -1
-"""The start time of a process that cannot be seen."""
+"""The start time used for an invisible process."""
 ELSEWHERE: Final = "To use orch as yourself, run the command in another terminal"
 
 AgentOf = Callable[[int], str | None]
-"""Returns the id of the agent whose worker has this pid, None when no worker of this run has."""
+"""Returns the id of the agent whose worker has this pid. Returns None if no worker of this run has this pid."""
 
 
 class Process(NamedTuple):
-    """A process: `started` is its start time in clock ticks since boot, `is_orch` whether it is a shim, zygote or
-    worker of any run."""
+    """A process.
+
+    `started` is its start time in clock ticks since boot; `is_orch` is true for a shim, zygote or worker.
+    """
 
     pid: int
     parent: int
@@ -51,11 +54,15 @@ class Process(NamedTuple):
 
 
 Lookup = Callable[[int], Process | None]
-"""Returns a process by its pid, None when it has ended or cannot be seen."""
+"""Returns a process by its pid. Returns None if the process has ended or is not visible."""
 
 
 def peer_of(connected: socket.socket) -> tuple[int, int]:
-    """Return pid and uid of who connected, or listened. Raises OSError where the kernel does not say."""
+    """Return the pid and uid of the process at the other end.
+
+    This process has connected to the socket or is listening on the socket. Raises OSError if the kernel does not report
+    them.
+    """
     if hasattr(socket, "SO_PEERCRED"):
         pid, uid, _ = struct.unpack("3i", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         return pid, uid
@@ -65,10 +72,10 @@ def peer_of(connected: socket.socket) -> tuple[int, int]:
 
 
 def agent_of_peer(connected: socket.socket, agent_of: AgentOf) -> str | None:
-    """Return the id of the agent on whose behalf the peer of `connected` acts, None for the user.
+    """Return the id of the agent for which the peer of `connected` acts. Return None for the user.
 
-    Raises ProtocolError for a peer that may not use this daemon. Only Linux lists ancestors that a process cannot
-    leave; on other systems every peer is the user.
+    Raises ProtocolError for a peer that may not use this daemon. Only Linux has subreapers. On other systems every peer
+    counts as the user.
     """
     if sys.platform != "linux":
         return None
@@ -78,35 +85,35 @@ def agent_of_peer(connected: socket.socket, agent_of: AgentOf) -> str | None:
     try:
         pidfd = _pidfd_of(connected, pid)
     except OSError:
-        raise _gone(pid) from None
+        raise _ended_error(pid) from None
     try:
         return _classify_stable(pid, pidfd, agent_of)
     finally:
         os.close(pidfd)
 
 
-def classify(peer: int, own: int, lookup: Lookup, agent_of: AgentOf) -> str | None:
-    """Return the id of the agent on whose behalf the process `peer` acts, None for the user.
+def classify(peer_pid: int, own_pid: int, lookup: Lookup, agent_of: AgentOf) -> str | None:
+    """Return the id of the agent for which the process `peer_pid` acts. Return None for the user.
 
-    `own` is the daemon's pid. Processes of orch that are ancestors of the daemon itself do not count: an agent, or a
-    test suite that an agent runs, may start a daemon of its own. Raises ProtocolError.
+    `own_pid` is the daemon's pid. Ancestors of the daemon itself are ignored, even if they are orch processes. The
+    reason is that an agent, or a test suite run by an agent, may start a separate daemon. Raises ProtocolError.
     """
-    around = {(each.pid, each.started) for each in _ancestors(own, lookup)}
-    for process in _ancestors(peer, lookup):
-        if (process.pid, process.started) in around:
+    own_ancestors = {(each.pid, each.started) for each in _ancestors(own_pid, lookup)}
+    for process in _ancestors(peer_pid, lookup):
+        if (process.pid, process.started) in own_ancestors:
             return None
         if (agent := agent_of(process.pid)) is not None:
             return agent
         if process.is_orch:
             raise ProtocolError(
-                f"refused: process {peer} was started by an agent of another run, or by an agent whose worker has "
+                f"refused: process {peer_pid} was started by an agent of another run, or by an agent whose worker has "
                 f"ended. {ELSEWHERE}"
             )
     return None
 
 
 def read_process(pid: int, proc: str = "/proc") -> Process | None:
-    """Return the process `pid` as /proc tells, None when it has ended or cannot be seen."""
+    """Return the process `pid` from /proc. Return None if the process has ended or is not visible."""
     try:
         with open(f"{proc}/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b") ")[2].split()
@@ -119,9 +126,12 @@ def read_process(pid: int, proc: str = "/proc") -> Process | None:
 
 
 def _classify_stable(pid: int, pidfd: int, agent_of: AgentOf) -> str | None:
-    """Classify the process `pid` while it and its ancestors stay the same: a parent may end, its pid be reused."""
-    ended = select.poll()
-    ended.register(pidfd, select.POLLIN)
+    """Classify the process `pid`.
+
+    If one of its ancestors has changed, classify the process again, because a pid may be reused.
+    """
+    exit_poll = select.poll()
+    exit_poll.register(pidfd, select.POLLIN)
     for _ in range(ATTEMPTS):
         seen: dict[int, Process | None] = {}
 
@@ -136,8 +146,8 @@ def _classify_stable(pid: int, pidfd: int, agent_of: AgentOf) -> str | None:
             agent, refusal = None, error
         namespaces = _user_namespace(pid), _user_namespace(os.getpid())
         unchanged = all(read_process(each) == process for each, process in seen.items())
-        if ended.poll(0):
-            raise _gone(pid)
+        if exit_poll.poll(0):
+            raise _ended_error(pid)
         if unchanged:
             if refusal is not None:
                 raise refusal
@@ -151,7 +161,7 @@ def _classify_stable(pid: int, pidfd: int, agent_of: AgentOf) -> str | None:
 
 
 def _user_namespace(pid: int) -> int:
-    """Return what identifies the user namespace of the process `pid`, -1 for one that cannot be looked into."""
+    """Return the identity of the user namespace of the process `pid`. Return -1 if it cannot be read."""
     try:
         return os.stat(f"/proc/{pid}/ns/user").st_ino
     except OSError:
@@ -159,27 +169,28 @@ def _user_namespace(pid: int) -> int:
 
 
 def _ancestors(pid: int, lookup: Lookup) -> Iterator[Process]:
-    """Yield the process `pid`, then its parent, and so on to the top. Raises ProtocolError when `pid` is not found.
+    """Yield the process `pid` and then its ancestors, beginning with the parent.
 
-    Where /proc is mounted with hidepid, processes of other users cannot be seen, nor can those that hide their memory:
-    the first such ancestor is the last one that is known.
+    Raises ProtocolError if `pid` is not found. If /proc is mounted with hidepid, processes of other users are not
+    visible. Processes that hide their memory are not visible either. The iteration ends with the first ancestor that is
+    not visible.
     """
     process = lookup(pid)
     if process is None:
-        raise _gone(pid)
-    for _ in range(MOST_ANCESTORS):
+        raise _ended_error(pid)
+    for _ in range(MAX_ANCESTORS):
         yield process
         if process.parent == 0:
             return
         process = lookup(process.parent) or Process(process.parent, 0, UNSEEN, is_orch=False)
-    raise ProtocolError(f"refused: process {pid} has more than {MOST_ANCESTORS} ancestors. {ELSEWHERE}")
+    raise ProtocolError(f"refused: process {pid} has more than {MAX_ANCESTORS} ancestors. {ELSEWHERE}")
 
 
 def _pidfd_of(connected: socket.socket, pid: int) -> int:
-    """Return a pidfd of the process that connected. Raises OSError when it has ended.
+    """Return a pidfd of the process that connected. Raises OSError when the process has ended.
 
-    Before Linux 6.5 it is opened by number: a process that ended between its connect and now is then told from one
-    that reused its pid only as long as pids do not wrap around in that time.
+    Before Linux 6.5 the pidfd is opened by number. If the process ended after connecting, another process may have its
+    pid. orch detects this, except when pids wrap around in this short time.
     """
     try:
         return int(struct.unpack("i", connected.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, 4))[0])
@@ -189,5 +200,5 @@ def _pidfd_of(connected: socket.socket, pid: int) -> int:
     return os.pidfd_open(pid)
 
 
-def _gone(pid: int) -> ProtocolError:
+def _ended_error(pid: int) -> ProtocolError:
     return ProtocolError(f"refused: process {pid} ended, so it is unknown who started it. {ELSEWHERE}")

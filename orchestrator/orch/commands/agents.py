@@ -1,4 +1,4 @@
-"""Commands about agents: those below a session, and others."""
+"""Slash commands that work with other agents, and slash commands that show the session's agent."""
 
 from __future__ import annotations
 
@@ -10,21 +10,16 @@ from orch_protocol.agent.models import THINKING, RecordModel
 from orch_protocol.agent.spec import AgentSpec
 from orch_protocol.core.errors import ConfigError, QueryTimeoutError
 from orch_protocol.resources.slash_commands import Effect
-from orch_protocol.services.approvals import LIST_PERMISSIONS, REVOKE_PERMISSIONS
-from orch_protocol.services.budgets import CHANGE_BUDGET
-from orch_protocol.services.requests import (
-    CANCEL_TURN,
-    COLLECT,
-    LIST_AGENTS,
-    QUERY,
-    RESUME,
-    SHOW_STATE,
-    SPAWN,
-    SUBMIT,
-)
-from orch_protocol.services.resources import CHANGE_WORKSPACE, SHOW_PROMPT, SHOW_WORKSPACE
-from orch_protocol.services.sessions import CHANGE_SESSION
-from orch_protocol.services.steering_queue import SHOW_QUEUE
+from orch_protocol.services.agents.lifecycle import CANCEL_TURN, RESUME
+from orch_protocol.services.agents.query import COLLECT, QUERY, SUBMIT
+from orch_protocol.services.agents.spawn import SPAWN
+from orch_protocol.services.agents.status import LIST_AGENTS, SHOW_STATE
+from orch_protocol.services.agents.steering import SHOW_QUEUE
+from orch_protocol.services.policy.approvals import LIST_PERMISSIONS, REVOKE_PERMISSIONS
+from orch_protocol.services.policy.budgets import CHANGE_BUDGET
+from orch_protocol.services.resources.prompts import SHOW_PROMPT
+from orch_protocol.services.resources.workspace import CHANGE_WORKSPACE, SHOW_WORKSPACE
+from orch_protocol.services.sessions.sessions import CHANGE_SESSION
 from orch_worker.agent.model_selection import model_of
 
 from ..policy.caller import USER, AgentCaller
@@ -33,25 +28,27 @@ from ..render.approvals import permission_lines
 from ..render.resources import models as model_rows
 from ..render.resources import prompts as prompt_rows
 from ..render.workspace import table
-from ..services.models.model_selection import announced_model
+from ..services.models.model_selection import effective_thinking
 from .registry import CommandResult, SessionContext, command, flag, option, positional, remainder
 
-__all__ = ["COMMANDS", "LOOKING_COMMANDS"]
+__all__ = ["AGENT_INFO_COMMANDS", "COMMANDS"]
 
 
 GROUP: Final = "agents"
 AGENT: Final = positional("id", "agent", required=True)
 
 
-@command("agents", "agents and what they do, children below their parents", flag("all"), group=GROUP, aliases=("ps",))
-async def agents(here: SessionContext) -> CommandResult:
-    rows = await here.ask(LIST_AGENTS, all=here.get("all") is not None)
+@command(
+    "agents", "list agents and their states, subagents below their parents", flag("all"), group=GROUP, aliases=("ps",)
+)
+async def agents(ctx: SessionContext) -> CommandResult:
+    rows = await ctx.ask(LIST_AGENTS, all=ctx.get("all") is not None)
     return CommandResult(terminal.agent_tree(rows), rows)
 
 
 @command(
     "spawn",
-    "start an agent, below this one if it may have subagents; it is asked its task at once",
+    "start an agent (a subagent, if this agent may have some) and query it with its task",
     remainder("task", required=True),
     option("model", "model"),
     option("preset"),
@@ -60,214 +57,218 @@ async def agents(here: SessionContext) -> CommandResult:
     flag("idle"),
     group=GROUP,
 )
-async def spawn(here: SessionContext) -> CommandResult:
-    tools = here.get("tools")
-    asked: dict[str, Any] = {name: here.get(name) for name in ("task", "model", "preset", "name") if here.get(name)}
+async def spawn(ctx: SessionContext) -> CommandResult:
+    tools = ctx.get("tools")
+    fields: dict[str, Any] = {name: ctx.get(name) for name in ("task", "model", "preset", "name") if ctx.get(name)}
     if tools is not None:
-        asked["tools"] = tools.replace(",", " ").split()
-    # An agent that may not spawn has no subagents: the new one belongs to the user.
-    below = "spawn_subagent" in here.spec.active
-    spawned = await here.ask(
-        SPAWN, by=AgentCaller(here.id) if below else USER, **(asked if below else _as_session(here.spec) | asked)
+        fields["tools"] = tools.replace(",", " ").split()
+    # If the session's agent may not spawn, the user spawns the new agent.
+    as_subagent = "spawn_subagent" in ctx.spec.active
+    spawned = await ctx.ask(
+        SPAWN,
+        caller=AgentCaller(ctx.id) if as_subagent else USER,
+        **(fields if as_subagent else _session_settings(ctx.spec) | fields),
     )
-    doing = "waits to be asked"
-    if here.get("idle") is None:
-        await here.ask(SUBMIT, ref=spawned["id"], prompt=here.said["task"])
-        doing = f"is at work; /collect {spawned['seq']} takes its answer"
-    return CommandResult(f"agent {spawned['seq']} ({spawned['id']}, {terminal.safe(spawned['name'])}) {doing}", spawned)
+    state_text = "is idle"
+    if ctx.get("idle") is None:
+        await ctx.ask(SUBMIT, ref=spawned["id"], prompt=ctx.arguments["task"])
+        state_text = f"is at work; /collect {spawned['seq']} takes its answer"
+    return CommandResult(
+        f"agent {spawned['seq']} ({spawned['id']}, {terminal.safe(spawned['name'])}) {state_text}", spawned
+    )
 
 
-def _as_session(spec: AgentSpec) -> dict[str, Any]:
-    """Return what an agent that the user spawns in a session has in common with the session's agent."""
-    like: dict[str, Any] = {"cwd": spec.cwd, "env": spec.env, "umask": spec.umask}
-    like["policy"] = msgspec.to_builtins(spec.policy)
+def _session_settings(spec: AgentSpec) -> dict[str, Any]:
+    """Return settings of the session's agent. An agent spawned by the user gets the same settings."""
+    settings: dict[str, Any] = {"cwd": spec.cwd, "env": spec.env, "umask": spec.umask}
+    settings["policy"] = msgspec.to_builtins(spec.policy)
     if spec.backend.provider != "scripted":
-        like |= {"model": model_of(spec.backend), "usual_thinking": spec.backend.thinking or None}
-    return like
+        settings |= {"model": model_of(spec.backend), "usual_thinking": spec.backend.thinking or None}
+    return settings
 
 
-@command("ask", "ask another agent and wait for its answer", AGENT, remainder("prompt", required=True), group=GROUP)
-async def ask(here: SessionContext) -> CommandResult:
-    reply = await here.ask(QUERY, ref=here.said["id"], prompt=here.said["prompt"])
+@command("ask", "query another agent and wait for its answer", AGENT, remainder("prompt", required=True), group=GROUP)
+async def ask(ctx: SessionContext) -> CommandResult:
+    reply = await ctx.ask(QUERY, ref=ctx.arguments["id"], prompt=ctx.arguments["prompt"])
     return CommandResult(terminal.safe(reply["text"]), reply)
 
 
 @command(
     "queue",
-    "ask another agent without waiting; alone: what this one has not heard yet",
+    "query another agent without waiting; without arguments: show messages not yet delivered",
     positional("id", "agent"),
     remainder("prompt"),
     group=GROUP,
 )
-async def queue(here: SessionContext) -> CommandResult:
-    id, prompt = here.get("id") or here.id, here.get("prompt")
+async def queue(ctx: SessionContext) -> CommandResult:
+    id, prompt = ctx.get("id") or ctx.id, ctx.get("prompt")
     if prompt is not None:
-        submitted = await here.ask(SUBMIT, ref=id, prompt=prompt)
+        submitted = await ctx.ask(SUBMIT, ref=id, prompt=prompt)
         return CommandResult(f"asked; /collect {terminal.safe(id)} takes the answer", submitted)
-    shown = await here.ask(SHOW_QUEUE, ref=id)
+    shown = await ctx.ask(SHOW_QUEUE, ref=id)
     lines = [f"{each['id']}  {terminal.truncate_line(each['text'])}" for each in shown["waiting"]]
-    return CommandResult("\n".join(lines) or "nothing waits to be heard", shown)
+    return CommandResult("\n".join(lines) or "the queue is empty", shown)
 
 
-@command("collect", "take the answer of an agent that was asked without waiting", AGENT, group=GROUP)
-async def collect(here: SessionContext) -> CommandResult:
+@command("collect", "print the answer to a query sent with /submit", AGENT, group=GROUP)
+async def collect(ctx: SessionContext) -> CommandResult:
     try:
-        reply = await here.ask(COLLECT, ref=here.said["id"], timeout=0.0)
+        reply = await ctx.ask(COLLECT, ref=ctx.arguments["id"], timeout=0.0)
     except QueryTimeoutError:
-        return CommandResult("it is still at work", None)
+        return CommandResult("it is still running", None)
     return CommandResult(terminal.safe(reply["text"]), reply)
 
 
-@command("resume", "let an agent that was killed, or has failed, answer again", AGENT, group=GROUP)
-async def resume(here: SessionContext) -> CommandResult:
-    row = await here.ask(RESUME, ref=here.said["id"])
-    return CommandResult(f"{row['id']} answers again", row)
+@command("resume", "make a killed or failed agent usable again", AGENT, group=GROUP)
+async def resume(ctx: SessionContext) -> CommandResult:
+    row = await ctx.ask(RESUME, ref=ctx.arguments["id"])
+    return CommandResult(f"{row['id']} can be queried again", row)
 
 
-@command("switch", "talk to another agent from now on", AGENT, group=GROUP, aliases=("use",), moves=True)
-async def switch(here: SessionContext) -> CommandResult:
-    row = await here.ask(SHOW_STATE, ref=here.said["id"])
-    told = f"talking to {terminal.safe(row['name'])} ({row['id']})"
-    return CommandResult(told, row, Effect("switch", row["id"]))
+@command("switch", "switch the chat to another agent", AGENT, group=GROUP, aliases=("use",), moves=True)
+async def switch(ctx: SessionContext) -> CommandResult:
+    row = await ctx.ask(SHOW_STATE, ref=ctx.arguments["id"])
+    text = f"talking to {terminal.safe(row['name'])} ({row['id']})"
+    return CommandResult(text, row, Effect("switch", row["id"]))
 
 
-@command("cancel", "end what an agent does just now, this one unless named", positional("id", "agent"), group=GROUP)
-async def cancel(here: SessionContext) -> CommandResult:
-    row = await here.ask(CANCEL_TURN, ref=here.get("id") or here.id)
-    return CommandResult("it ends its turn", row)
+@command("cancel", "cancel the running turn of an agent (default: this one)", positional("id", "agent"), group=GROUP)
+async def cancel(ctx: SessionContext) -> CommandResult:
+    row = await ctx.ask(CANCEL_TURN, ref=ctx.get("id") or ctx.id)
+    return CommandResult("the agent ends its turn", row)
 
 
 COMMANDS: Final = (agents, spawn, ask, queue, collect, resume, switch, cancel)
 
 
-# --- Commands that look at the agent and at what it works with ---
+# --- Commands that show the agent and its resources ---
 
-LOOKING_GROUP: Final = "agent"
+INFO_GROUP: Final = "agent"
 
 
-@command("status", "what the agent is, does, and has used", group=LOOKING_GROUP, aliases=("state",))
-async def status(here: SessionContext) -> CommandResult:
-    row = await here.ask(SHOW_STATE, ref=here.id)
+@command("status", "show the agent: model, tools, state, usage", group=INFO_GROUP, aliases=("state",))
+async def status(ctx: SessionContext) -> CommandResult:
+    row = await ctx.ask(SHOW_STATE, ref=ctx.id)
     return CommandResult(terminal.agent_page({"agent": row, "messages": []}), row)
 
 
 @command(
     "context",
-    "how full the model's window is, and what the next request says besides the conversation",
-    group=LOOKING_GROUP,
+    "show how full the context window is, and the parts of the next request",
+    group=INFO_GROUP,
 )
-async def context(here: SessionContext) -> CommandResult:
-    row = await here.ask(SHOW_STATE, ref=here.id)
-    prompt = await here.ask(SHOW_PROMPT, ref=here.id)
+async def context(ctx: SessionContext) -> CommandResult:
+    row = await ctx.ask(SHOW_STATE, ref=ctx.id)
+    prompt = await ctx.ask(SHOW_PROMPT, ref=ctx.id)
     data = {"context_tokens": row["context_tokens"], "context_limit": row["context_limit"], "parts": prompt["parts"]}
     return CommandResult(f"{terminal.fullness(row)}\n\n{prompt_rows.table(prompt)}", data)
 
 
-@command("prompt", "what the next request says besides the conversation, part by part", group=LOOKING_GROUP)
-async def prompt(here: SessionContext) -> CommandResult:
-    shown = await here.ask(SHOW_PROMPT, ref=here.id)
+@command("prompt", "show the system prompt of the next request, part by part", group=INFO_GROUP)
+async def prompt(ctx: SessionContext) -> CommandResult:
+    shown = await ctx.ask(SHOW_PROMPT, ref=ctx.id)
     return CommandResult(prompt_rows.page(shown), shown)
 
 
 @command(
     "workspace",
-    "what the agent has at hand, and from where; pin NAME, unpin NAME, drop NAME, or those first that are about TEXT",
+    "list the artifacts in the workspace; pin, unpin or drop NAME; TEXT sorts by relevance",
     positional("what", "choice", "pin", "unpin", "drop", "about"),
     remainder("name"),
-    group=LOOKING_GROUP,
+    group=INFO_GROUP,
 )
-async def workspace(here: SessionContext) -> CommandResult:
-    what, said = here.get("what"), here.get("name")
+async def workspace(ctx: SessionContext) -> CommandResult:
+    what, name = ctx.get("what"), ctx.get("name")
     if what is None or what == "about":
-        shown = await here.ask(SHOW_WORKSPACE, ref=here.id, about=said)
-        nothing = "nothing is at hand yet" if shown["enabled"] else "workspace.enabled lets agents keep track of it"
-        return CommandResult(table(shown) or nothing, shown)
-    if not said:
-        raise ConfigError(f"/workspace {what}: say the name of an object")
-    change: dict[str, Any] = {what: [said]}
-    arranged = await here.ask(CHANGE_WORKSPACE, ref=here.id, **change)
-    done = {"pin": "pinned", "unpin": "unpinned", "drop": "dropped"}[what]
-    return CommandResult(f"{done}: {', '.join(map(terminal.safe, arranged[done]))}", arranged)
+        shown = await ctx.ask(SHOW_WORKSPACE, ref=ctx.id, about=name)
+        empty_text = "the workspace is empty" if shown["enabled"] else "workspace.enabled lets agents keep track of it"
+        return CommandResult(table(shown) or empty_text, shown)
+    if not name:
+        raise ConfigError(f"/workspace {what}: pass the name of an object")
+    change: dict[str, Any] = {what: [name]}
+    result = await ctx.ask(CHANGE_WORKSPACE, ref=ctx.id, **change)
+    past_tense = {"pin": "pinned", "unpin": "unpinned", "drop": "dropped"}[what]
+    return CommandResult(f"{past_tense}: {', '.join(map(terminal.safe, result[past_tense]))}", result)
 
 
-@command("tools", "the tools that the agent may use", group=LOOKING_GROUP)
-async def tools(here: SessionContext) -> CommandResult:
-    row = await here.ask(SHOW_STATE, ref=here.id)
+@command("tools", "list the tools of the agent", group=INFO_GROUP)
+async def tools(ctx: SessionContext) -> CommandResult:
+    row = await ctx.ask(SHOW_STATE, ref=ctx.id)
     data = {"preset": row["preset"], "tools": row["tools"]}
     return CommandResult("\n".join(row["tools"]) or "no tools", data)
 
 
 @command(
     "usage",
-    "what the agent and its subagents used, and all agents together, and the budgets",
-    group=LOOKING_GROUP,
+    "show usage and budgets of this agent with its subagents, and of all agents",
+    group=INFO_GROUP,
     aliases=("cost",),
 )
-async def usage(here: SessionContext) -> CommandResult:
-    row = await here.ask(SHOW_STATE, ref=here.id)
-    shown = await here.ask(CHANGE_BUDGET)
-    own = terminal.budget({"spent": row["spent"], "budget": row["budget"], "configured": row["budget"]})
+async def usage(ctx: SessionContext) -> CommandResult:
+    row = await ctx.ask(SHOW_STATE, ref=ctx.id)
+    shown = await ctx.ask(CHANGE_BUDGET)
+    own_text = terminal.budget({"spent": row["spent"], "budget": row["budget"], "configured": row["budget"]})
     data = {"agent": {"spent": row["spent"], "budget": row["budget"]}, "all": shown}
-    return CommandResult(f"this agent and its subagents:\n{own}\n\nall agents:\n{terminal.budget(shown)}", data)
+    return CommandResult(f"this agent and its subagents:\n{own_text}\n\nall agents:\n{terminal.budget(shown)}", data)
 
 
 @command(
     "permissions",
-    "what was approved for later in the agent's folder; revoke ID takes it back",
+    "list approvals saved for the agent's folder; revoke ID removes one",
     positional("what", "choice", "revoke"),
     positional("permission"),
-    group=LOOKING_GROUP,
+    group=INFO_GROUP,
 )
-async def permissions(here: SessionContext) -> CommandResult:
-    if here.get("what") is None:
-        found = await here.ask(LIST_PERMISSIONS, folder=here.spec.cwd)
-        return CommandResult(permission_lines(found) or "nothing was approved for later", found)
-    if (id := here.get("permission")) is None:
-        raise ConfigError("/permissions revoke: say which one, by its id")
-    revoked = await here.ask(REVOKE_PERMISSIONS, ids=[id])
+async def permissions(ctx: SessionContext) -> CommandResult:
+    if ctx.get("what") is None:
+        found = await ctx.ask(LIST_PERMISSIONS, folder=ctx.spec.cwd)
+        return CommandResult(permission_lines(found) or "no saved approvals", found)
+    if (id := ctx.get("permission")) is None:
+        raise ConfigError("/permissions revoke: pass the id of a permission")
+    revoked = await ctx.ask(REVOKE_PERMISSIONS, ids=[id])
     return CommandResult(f"revoked: {permission_lines(revoked)}", revoked)
 
 
-def _thinks(here: SessionContext) -> str:
-    """Return how much the model is really told to think, "" where it is told nothing."""
-    return announced_model(RecordModel(here.spec.backend, ""), wanted=False) or ""
+def _effective_thinking(ctx: SessionContext) -> str:
+    """Return the reasoning effort that is sent to the model. Return "" if none is sent."""
+    return effective_thinking(RecordModel(ctx.spec.backend, ""), required=False) or ""
 
 
 @command(
     "model",
-    "which model answers, and how much it thinks; with a name that one goes on with this conversation",
+    "show or change the model; a new model continues this conversation",
     positional("name", "model"),
-    group=LOOKING_GROUP,
+    group=INFO_GROUP,
 )
-async def model(here: SessionContext) -> CommandResult:
-    if (name := here.get("name")) is None:
-        found = {"model": (await here.ask(SHOW_STATE, ref=here.id))["model"], "thinking": _thinks(here)}
+async def model(ctx: SessionContext) -> CommandResult:
+    if (name := ctx.get("name")) is None:
+        found = {"model": (await ctx.ask(SHOW_STATE, ref=ctx.id))["model"], "thinking": _effective_thinking(ctx)}
         return CommandResult(" ".join(filter(None, map(terminal.safe, found.values()))), found)
-    changed = await here.ask(CHANGE_SESSION, ref=here.id, change={"type": "model", "model": name})
-    return CommandResult(f"{terminal.safe(changed['model'])} goes on with this conversation", changed)
+    changed = await ctx.ask(CHANGE_SESSION, ref=ctx.id, change={"type": "model", "model": name})
+    return CommandResult(f"this conversation continues with {terminal.safe(changed['model'])}", changed)
 
 
 @command(
     "thinking",
-    "how much the model is to think from here on: the level, or the next one that it has",
+    "show or set the reasoning effort; falls back to the nearest supported level",
     positional("level", "choice", *THINKING),
-    group=LOOKING_GROUP,
+    group=INFO_GROUP,
 )
-async def thinking(here: SessionContext) -> CommandResult:
-    if (level := here.get("level")) is None:
-        return CommandResult(_thinks(here) or "as the model does by itself", _thinks(here))
-    changed = await here.ask(CHANGE_SESSION, ref=here.id, change={"type": "thinking", "level": level})
+async def thinking(ctx: SessionContext) -> CommandResult:
+    if (level := ctx.get("level")) is None:
+        return CommandResult(_effective_thinking(ctx) or "model default", _effective_thinking(ctx))
+    changed = await ctx.ask(CHANGE_SESSION, ref=ctx.id, change={"type": "thinking", "level": level})
     return CommandResult(f"{terminal.safe(changed['model'])} thinks: {changed['thinking']}", changed)
 
 
-@command("models", "the models that can be asked here", group=LOOKING_GROUP, aliases=("provider",))
-async def models(here: SessionContext) -> CommandResult:
-    reachable = await here.root.catalog_for(here.id).reachable(None)
-    rows = [model_rows.data(row) for row in reachable]
-    return CommandResult(model_rows.table(reachable), rows)
+@command("models", "list models that are usable here", group=INFO_GROUP, aliases=("provider",))
+async def models(ctx: SessionContext) -> CommandResult:
+    usable = await ctx.root.catalog_for(ctx.id).usable_models(None)
+    rows = [model_rows.data(row) for row in usable]
+    return CommandResult(model_rows.table(usable), rows)
 
 
-LOOKING_COMMANDS: Final = (
+AGENT_INFO_COMMANDS: Final = (
     status,
     context,
     prompt,

@@ -1,4 +1,4 @@
-"""The catalog of a session: what every session has, templates of prompts, and what the agent's extensions bring."""
+"""The command catalog of a session with built-in commands, prompt templates, and extension commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orch_protocol.resources.extensions import Manifest
 from orch_protocol.resources.slash_commands import CommandCatalog, CommandRow, Keybinding, ListCommands, Widget
 
 from ..resources.prompt_templates import PromptTemplate, usable_templates
-from ..tree.journal import events
+from ..tree.interface import events
 from .builtin_commands import COMMANDS
 from .parse import NAME, read
 from .registry import SessionContext, remainder
@@ -28,42 +28,50 @@ ASK_SECONDS: Final = 15.0
 VALUES: Final = (remainder("values", "pair"),)
 
 
-async def catalog_of(here: SessionContext) -> CommandCatalog:
-    """Return all that can be executed in the session. What cannot be looked at is left out, and said in `notes`."""
+async def catalog_of(ctx: SessionContext) -> CommandCatalog:
+    """Return the catalog of the session. Parts that cannot be loaded are omitted, and `notes` reports them."""
     notes: list[str] = []
     templates: list[PromptTemplate] = []
-    brought = await extension_catalog(here)
+    contributed = await extension_catalog(ctx)
     try:
-        templates, notes = usable_templates(await here.root.disk.do(templates_of, here))
+        templates, notes = usable_templates(await ctx.root.disk.do(templates_of, ctx))
     except OrchError as error:
         notes.append(f"templates: {error}")
-    made = merge_catalogs([template_row(each) for each in templates], replace(brought, notes=(*brought.notes, *notes)))
-    offers, id = here.root.offers, here.id
-    if offers.digests.get(id, made.digest) != made.digest:
-        here.root.handle(events.RecordCatalog(id, made.digest))
-    offers.digests[id] = made.digest
-    return made
+    merged = merge_catalogs(
+        [template_row(each) for each in templates], replace(contributed, notes=(*contributed.notes, *notes))
+    )
+    offers, id = ctx.root.session_sources, ctx.id
+    if offers.digests.get(id, merged.digest) != merged.digest:
+        ctx.root.handle(events.RecordCatalog(id, merged.digest))
+    offers.digests[id] = merged.digest
+    return merged
 
 
-async def extension_catalog(here: SessionContext) -> CommandCatalog:
-    """Return what the agent's extensions bring: keys and widgets as they say themselves, commands as its process does.
+async def extension_catalog(ctx: SessionContext) -> CommandCatalog:
+    """Return the commands, keys and widgets that extensions of the program and of the agent provide.
 
-    That is asked once, and started where some extension may bring commands and nobody has asked yet.
+    The commands of the agent's extensions are requested once for each process of the agent. Start the process only if
+    an extension may provide commands that are not known yet.
     """
-    manifests = [each.manifest for each in here.spec.extensions]
-    said = await _asked(here) if any(each.permissions.commands for each in manifests) else CommandCatalog(())
-    return replace(said, keys=keys_of(manifests), widgets=widgets_of(manifests))
+    program, agent_manifests = ctx.root.session_sources.program, [each.manifest for each in ctx.spec.extensions]
+    catalog = (
+        await _worker_catalog(ctx) if any(each.permissions.commands for each in agent_manifests) else CommandCatalog(())
+    )
+    manifests = (*program.manifests, *agent_manifests)
+    return replace(
+        catalog, commands=(*program.rows, *catalog.commands), keys=keys_of(manifests), widgets=widgets_of(manifests)
+    )
 
 
 def keys_of(manifests: Iterable[Manifest]) -> tuple[Keybinding, ...]:
-    """Return the keys that extensions have lines for."""
+    """Return the key bindings of extensions."""
     return tuple(
         Keybinding(key, line, f"extension {each.name}") for each in manifests for key, line in each.keys.items()
     )
 
 
 def widgets_of(manifests: Iterable[Manifest]) -> tuple[Widget, ...]:
-    """Return what extensions would have shown."""
+    """Return the widgets of extensions."""
     return tuple(
         Widget(widget.name, widget.command, widget.title, widget.place, f"extension {each.name}")
         for each in manifests
@@ -72,73 +80,80 @@ def widgets_of(manifests: Iterable[Manifest]) -> tuple[Widget, ...]:
 
 
 def extension_only_catalog(commands: CommandCatalog, manifests: Iterable[Manifest]) -> CommandCatalog:
-    """Return the catalog of a session whose extensions bring `commands`, and say that of themselves."""
+    """Return the catalog of a session whose extensions have `manifests` and provide `commands`."""
     manifests = list(manifests)
     return merge_catalogs([], replace(commands, keys=keys_of(manifests), widgets=widgets_of(manifests)))
 
 
-async def _asked(here: SessionContext) -> CommandCatalog:
-    known = here.root.offers.brought.get(here.id)
-    if known is not None and (known[0] == here.node.incarnation or not here.node.running):
-        return known[1]
-    did = await perform(here.root, here.node, ListCommands(), ASK_SECONDS)
-    said = did.catalog or CommandCatalog(())
-    here.root.offers.brought[here.id] = (here.node.incarnation, said)
-    return said
+async def _worker_catalog(ctx: SessionContext) -> CommandCatalog:
+    cached = ctx.root.session_sources.extension_commands.get(ctx.id)
+    if cached is not None and (cached[0] == ctx.node.incarnation or not ctx.node.running):
+        return cached[1]
+    result = await perform(ctx.root, ctx.node, ListCommands(), ASK_SECONDS)
+    catalog = result.catalog or CommandCatalog(())
+    ctx.root.session_sources.extension_commands[ctx.id] = (ctx.node.incarnation, catalog)
+    return catalog
 
 
 def template_row(template: PromptTemplate) -> CommandRow:
-    """Return the command that asks what a template says."""
+    """Return the command that sends the text of a prompt template."""
     variables = [f"[{name}=...]" for name in template.variables]
-    written = " ".join([f"/{template.name}", *variables, "[TEXT...]"])
-    return CommandRow(template.name, f"ask what {template.source} says", written, "templates", (), VALUES, TEMPLATE)
+    usage = " ".join([f"/{template.name}", *variables, "[TEXT...]"])
+    return CommandRow(
+        template.name, f"query with the template of {template.source}", usage, "templates", (), VALUES, TEMPLATE
+    )
 
 
-def merge_catalogs(templates: Iterable[CommandRow], brought: CommandCatalog) -> CommandCatalog:
-    """Return the catalog with built-in commands first, then those that extensions `brought`, then `templates`.
+def merge_catalogs(templates: Iterable[CommandRow], contributed: CommandCatalog) -> CommandCatalog:
+    """Return the catalog with built-in commands, then commands `contributed` by extensions, then `templates`.
 
-    A name that is taken stays whose it is; who comes later is left out, and said so. So are keys.
+    If several commands have the same name, only the first is kept. The notes report the omitted commands. The same
+    applies to keys.
     """
     rows = [each.row for each in COMMANDS]
-    taken = {name: row.source for row in rows for name in (row.name, *row.aliases)}
-    notes = list(brought.notes)
-    for row in (*brought.commands, *templates):
+    sources = {name: row.source for row in rows for name in (row.name, *row.aliases)}
+    notes = list(contributed.notes)
+    for row in (*contributed.commands, *templates):
         if NAME.fullmatch(f"/{row.name}") is None:
             notes.append(f"{row.source}: {row.name!r} cannot be typed as a command; /template {row.name} can")
             continue
-        if (owner := taken.get(row.name)) is not None:
-            notes.append(f"/{row.name} of {row.source} is left out: there is one of {owner}")
+        if (owner := sources.get(row.name)) is not None:
+            notes.append(f"/{row.name} of {row.source} is left out: {owner} already has a command of this name")
             continue
-        free = tuple(alias for alias in row.aliases if alias not in taken)
-        notes += (f"/{alias} of {row.source} is left out: it is taken" for alias in row.aliases if alias not in free)
-        taken |= dict.fromkeys((row.name, *free), row.source)
+        free = tuple(alias for alias in row.aliases if alias not in sources)
+        notes += (f"/{alias} of {row.source} is left out: it is in use" for alias in row.aliases if alias not in free)
+        sources |= dict.fromkeys((row.name, *free), row.source)
         rows.append(replace(row, aliases=free))
     keys: dict[str, Keybinding] = {}
-    for key in brought.keys:
-        if (there := keys.get(key.key)) is not None:
-            notes.append(f"key {key.key} of {key.source} is left out: {there.source} has it, for {there.command}")
+    for key in contributed.keys:
+        if (existing := keys.get(key.key)) is not None:
+            notes.append(f"key {key.key} of {key.source} is left out: {existing.source} uses it for {existing.command}")
         else:
             keys[key.key] = key
-    bound = {key: each for key, each in keys.items() if _is_known(each.command, taken, f"key {key}", each, notes)}
-    shown = [each for each in brought.widgets if _is_brought(each, taken, notes)]
-    by_command = {key.command: key.key for key in reversed(bound.values())}
+    bindings = {
+        key: each for key, each in keys.items() if _has_command(each.command, sources, f"key {key}", each, notes)
+    }
+    widgets = [each for each in contributed.widgets if _runs_extension_command(each, sources, notes)]
+    by_command = {key.command: key.key for key in reversed(bindings.values())}
     rows = [replace(row, key=by_command.get(f"/{row.name}", "")) for row in rows]
-    made = CommandCatalog(tuple(rows), tuple(bound.values()), tuple(shown), tuple(notes))
-    return replace(made, digest=hashlib.sha256(msgspec.json.encode(made)).hexdigest()[:16])
+    catalog = CommandCatalog(tuple(rows), tuple(bindings.values()), tuple(widgets), tuple(notes))
+    return replace(catalog, digest=hashlib.sha256(msgspec.json.encode(catalog)).hexdigest()[:16])
 
 
-def _is_known(line: str, taken: dict[str, str], what: str, owner: Keybinding | Widget, notes: list[str]) -> bool:
-    if (name := read(line).name) in taken:
+def _has_command(
+    line: str, sources: dict[str, str], subject: str, owner: Keybinding | Widget, notes: list[str]
+) -> bool:
+    if (name := read(line).name) in sources:
         return True
-    notes.append(f"{what} of {owner.source} is left out: there is no command /{name}")
+    notes.append(f"{subject} of {owner.source} is left out: there is no command /{name}")
     return False
 
 
-def _is_brought(widget: Widget, taken: dict[str, str], notes: list[str]) -> bool:
-    """Return whether what the widget shows can be asked for again and again without a trace: an extension brings it."""
-    if not _is_known(widget.command, taken, f"widget {widget.name}", widget, notes):
+def _runs_extension_command(widget: Widget, sources: dict[str, str], notes: list[str]) -> bool:
+    """Return whether the widget's command comes from an extension. A widget cannot run other commands."""
+    if not _has_command(widget.command, sources, f"widget {widget.name}", widget, notes):
         return False
-    if taken[name := read(widget.command).name].startswith("extension "):
+    if sources[name := read(widget.command).name].startswith("extension "):
         return True
-    notes.append(f"widget {widget.name} of {widget.source} is left out: /{name} is no command of an extension")
+    notes.append(f"widget {widget.name} of {widget.source} is left out: /{name} is not a command of an extension")
     return False

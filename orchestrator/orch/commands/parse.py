@@ -1,4 +1,7 @@
-"""How a line that a person types is read: as a prompt, a command with arguments, or a line for the shell. Pure."""
+"""Parses input lines.
+
+A line is a prompt, a slash command with arguments, or a shell command. The functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +21,25 @@ NAME: Final = re.compile(r"/([A-Za-z][\w.:@?-]*|\?)(?=\s|\Z)")
 OPTION: Final = re.compile(r"(?:(?<=\s)|\A)--([a-z][a-z-]*)(?:=|\s+|\Z)")
 WORD: Final = re.compile(r"\s*(?:\"((?:[^\"\\]|\\.)*)\"|'([^']*)'|(\S+))(?=\s|\Z)", re.DOTALL)
 SHELL: Final = "sh"
-NEAR: Final = 3
-MOST: Final = 1 << 20
+MAX_SUGGESTIONS: Final = 3
+MAX_CHARS: Final = 1 << 20
 
 
 class ParsedLine(Struct, frozen=True):
-    """What was typed: a `prompt` to be said, or the command `name` with all that stands behind it, in `text`."""
+    """A parsed line. The line is a `prompt`, or the command `name` with its arguments in `text`."""
 
     kind: Literal["prompt", "command"]
     text: str
     name: str = ""
 
 
-def read(typed: str) -> ParsedLine:
-    """Return what `typed` is: `/name ...` is a command, `!...` one for the shell, everything else a prompt.
+def read(line: str) -> ParsedLine:
+    """Parse the line `line`. `/name ...` is a command, `!...` is a shell command, everything else is a prompt.
 
-    A prompt that is to begin with a slash, or with `!`, is written with two slashes, or with a backslash. What only
-    looks like a command, such as the path of a file, is a prompt.
+    A prompt that starts with a slash or `!` is escaped by a second slash or a backslash. A line that only looks like a
+    command, such as a file path, is a prompt.
     """
-    text = typed.strip()
+    text = line.strip()
     if text.startswith("//"):
         return ParsedLine("prompt", text[1:])
     if text.startswith(("\\/", "\\!")):
@@ -50,92 +53,109 @@ def read(typed: str) -> ParsedLine:
     return ParsedLine("prompt", text)
 
 
-def find(name: str, known: Mapping[str, object]) -> str:
-    """Return the name in `known` that `name` is, in any case. Raises ConfigError, which names those that are near."""
-    if name in known:
+def find(name: str, commands: Mapping[str, object]) -> str:
+    """Return the name in `commands` that equals `name`. The comparison ignores upper and lower case.
+
+    If there is no such name, raises ConfigError with similar names.
+    """
+    if name in commands:
         return name
-    if (lower := name.lower()) in known:
+    if (lower := name.lower()) in commands:
         return lower
-    near = get_close_matches(lower, known, n=NEAR, cutoff=0.6) or [each for each in known if each.startswith(lower)]
-    hint = f"did you mean {' or '.join(f'/{each}' for each in near[:NEAR])}?" if near else "/help lists those there are"
-    raise ConfigError(f"there is no command /{name}; {hint}")
+    suggestions = get_close_matches(lower, commands, n=MAX_SUGGESTIONS, cutoff=0.6) or [
+        each for each in commands if each.startswith(lower)
+    ]
+    hint = (
+        f"did you mean {' or '.join(f'/{each}' for each in suggestions[:MAX_SUGGESTIONS])}?"
+        if suggestions
+        else "/help lists all commands"
+    )
+    raise ConfigError(f"unknown command /{name}; {hint}")
 
 
 def bind(name: str, arguments: Sequence[Argument], text: str) -> dict[str, str]:
-    """Return what of `text` each of `arguments` is, by name; those that are not said are left out.
+    """Parse `text` and return the values of `arguments` by name. Arguments that were not given are left out.
 
-    Options may stand anywhere, before code alone; behind `--` nothing is one. Raises ConfigError that shows how the
-    command is written.
+    Options may be at any position before an argument of kind `code`. After `--`, words are not options. Raises
+    ConfigError with the usage of the command.
     """
-    if len(text) > MOST:
-        raise ConfigError(f"/{name}: a line of {len(text):,} characters is too long for a command: at most {MOST:,}")
+    if len(text) > MAX_CHARS:
+        raise ConfigError(
+            f"/{name}: a line of {len(text):,} characters is too long for a command: at most {MAX_CHARS:,}"
+        )
     found: dict[str, str] = {}
-    plain = [each for each in arguments if not each.option]
+    positionals = [each for each in arguments if not each.option]
     text = _take_options(name, arguments, text, found)
-    for each in plain:
+    for each in positionals:
         text = text.strip()
         if not text:
             break
         if each.rest:
-            found[each.name], text = text if each.kind == "code" else _unquoted(text), ""
+            found[each.name], text = text if each.kind == "code" else _unquote(text), ""
         else:
-            word, text = _word(name, arguments, text)
+            word, text = _take_word(name, arguments, text)
             found[each.name] = word
     if text.strip():
-        raise _wrong(name, arguments, f"it takes no {text.strip()[:40]!r}")
+        raise _usage_error(name, arguments, f"unexpected argument {text.strip()[:40]!r}")
     for each in arguments:
-        said = found.get(each.name)
-        if said is None and each.required:
-            raise _wrong(name, arguments, f"it needs {each.name.upper()}")
-        if said is not None and each.choices and said not in each.choices and not each.option:
-            raise _wrong(name, arguments, f"{each.name.upper()} is {' or '.join(each.choices)}, not {said[:40]!r}")
-        if said is not None and each.kind == "number" and not (said.isascii() and said.isdigit() and len(said) < 10):
-            raise _wrong(name, arguments, f"{each.name.upper()} is a number, not {said[:40]!r}")
+        value = found.get(each.name)
+        if value is None and each.required:
+            raise _usage_error(name, arguments, f"it needs {each.name.upper()}")
+        if value is not None and each.choices and value not in each.choices and not each.option:
+            raise _usage_error(
+                name, arguments, f"{each.name.upper()} is {' or '.join(each.choices)}, not {value[:40]!r}"
+            )
+        if (
+            value is not None
+            and each.kind == "number"
+            and not (value.isascii() and value.isdigit() and len(value) < 10)
+        ):
+            raise _usage_error(name, arguments, f"{each.name.upper()} is a number, not {value[:40]!r}")
     return found
 
 
 def _take_options(name: str, arguments: Sequence[Argument], text: str, found: dict[str, str]) -> str:
-    """Put the options in `text` into `found`, and return what is left of it."""
-    known = {each.name: each for each in arguments if each.option}
-    if not known:
+    """Move the options in `text` into `found`, and return the remaining text."""
+    options = {each.name: each for each in arguments if each.option}
+    if not options:
         return text.removeprefix("-- ")
-    kept: list[str] = []
-    at = 0
+    parts: list[str] = []
+    position = 0
     if any(each.kind == "code" for each in arguments):
-        text, dash, behind = _before_code(known, text)
+        text, separator, code = _before_code(options, text)
     else:
-        text, dash, behind = f" {text}".partition(" -- ")
+        text, separator, code = f" {text}".partition(" -- ")
     text = text.strip()
     for match in OPTION.finditer(text):
-        each = known.get(match[1])
-        if each is None or match.start() < at:
+        each = options.get(match[1])
+        if each is None or match.start() < position:
             continue
         if each.name in found:
-            raise _wrong(name, arguments, f"--{each.name} is given twice")
-        kept.append(text[at : match.start()])
-        at = match.end()
+            raise _usage_error(name, arguments, f"--{each.name} is given twice")
+        parts.append(text[position : match.start()])
+        position = match.end()
         found[each.name] = "yes"
         if not is_flag(each):
-            value = WORD.match(text, at)
+            value = WORD.match(text, position)
             if value is None:
-                raise _wrong(name, arguments, f"--{each.name} needs a value")
-            found[each.name], at = _value(value), value.end()
-    kept.append(text[at:])
-    left = " ".join(part.strip() for part in kept if part.strip())
-    return f"{left} {behind}".strip() if dash else left
+                raise _usage_error(name, arguments, f"--{each.name} needs a value")
+            found[each.name], position = _value(value), value.end()
+    parts.append(text[position:])
+    remaining = " ".join(piece.strip() for piece in parts if piece.strip())
+    return f"{remaining} {code}".strip() if separator else remaining
 
 
-def _before_code(known: Iterable[str], text: str) -> tuple[str, str, str]:
-    """Return the options that `text` begins with, a mark of their end, and the code behind: what is in that is its."""
-    opening = re.match(rf"\s*(?:--(?:{'|'.join(known)})(?:\s+|\Z))*", text)
-    end = opening.end() if opening is not None else 0
+def _before_code(option_names: Iterable[str], text: str) -> tuple[str, str, str]:
+    """Return the options at the beginning of `text`, an end marker, and the code after them."""
+    match = re.match(rf"\s*(?:--(?:{'|'.join(option_names)})(?:\s+|\Z))*", text)
+    end = match.end() if match is not None else 0
     return text[:end], "--", text[end:].removeprefix("-- ")
 
 
-def _word(name: str, arguments: Sequence[Argument], text: str) -> tuple[str, str]:
+def _take_word(name: str, arguments: Sequence[Argument], text: str) -> tuple[str, str]:
     match = WORD.match(text)
     if match is None or (match[3] or "").startswith(('"', "'")):
-        raise _wrong(name, arguments, f"a quote is not closed: {text[:40]}")
+        raise _usage_error(name, arguments, f"a quote is not closed: {text[:40]}")
     return _value(match), text[match.end() :]
 
 
@@ -145,11 +165,11 @@ def _value(match: re.Match[str]) -> str:
     return match[2] if match[2] is not None else match[3]
 
 
-def _unquoted(text: str) -> str:
-    """Return the text in quotes, when all of it is one."""
+def _unquote(text: str) -> str:
+    """Return the content of `text` if it is one quoted string, otherwise `text`."""
     match = WORD.fullmatch(text)
     return _value(match) if match is not None and match[3] is None else text
 
 
-def _wrong(name: str, arguments: Sequence[Argument], what: str) -> ConfigError:
-    return ConfigError(f"/{name}: {what}; it is written {usage(name, arguments)}")
+def _usage_error(name: str, arguments: Sequence[Argument], problem: str) -> ConfigError:
+    return ConfigError(f"/{name}: {problem}; usage: {usage(name, arguments)}")

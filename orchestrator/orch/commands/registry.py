@@ -1,4 +1,4 @@
-"""The commands that every session has: what each is, as data, beside the function that it runs."""
+"""Definitions of built-in slash commands. A definition contains a description as data, and the function to run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from msgspec import Struct
 from orch_protocol.agent.spec import AgentSpec
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.text import scrub
-from orch_protocol.resources.slash_commands import Argument, CommandCatalog, CommandRow, Effect, Executed, Kind, usage
+from orch_protocol.resources.slash_commands import Argument, CommandCatalog, CommandRow, Effect, Kind, usage
+from orch_protocol.services.resources.slash_commands import Executed
 from orch_protocol.services.service import AnyService
 from orch_protocol.wire.frames import DECODE_ERRORS
 
@@ -26,23 +27,23 @@ __all__ = ["BuiltinCommand", "CommandResult", "SessionContext", "command", "flag
 
 
 class SessionContext:
-    """The session that a command is executed in: the agent `id`, and the root that serves it.
+    """The session in which a command is executed. The context contains the agent `id` and its root.
 
-    `said` are the arguments by name, and `look_up` returns the catalog of the session. What a command asks of the root
-    goes through the services that everybody uses.
+    `arguments` contains the arguments by name. `load_catalog` returns the catalog of the session. Commands call
+    services of the root, like all other callers.
     """
 
     def __init__(
         self,
         root: Supervisor,
         node: AgentRecord,
-        said: dict[str, str],
-        look_up: Callable[[SessionContext], Awaitable[CommandCatalog]],
+        arguments: dict[str, str],
+        load_catalog: Callable[[SessionContext], Awaitable[CommandCatalog]],
     ) -> None:
         self.root = root
         self.node = node
-        self.said = said
-        self._look_up = look_up
+        self.arguments = arguments
+        self._load_catalog = load_catalog
 
     @property
     def id(self) -> str:
@@ -51,31 +52,31 @@ class SessionContext:
 
     @property
     def spec(self) -> AgentSpec:
-        """What the agent was made as."""
+        """The agent's spec."""
         return self.node.spec
 
     async def catalog(self) -> CommandCatalog:
-        """Return all that can be executed in this session."""
-        return await self._look_up(self)
+        """Return the command catalog of this session."""
+        return await self._load_catalog(self)
 
     def get(self, name: str) -> str | None:
-        """Return the argument `name`, None when it was not said."""
-        return self.said.get(name)
+        """Return the argument `name`. Return None if the argument was not given."""
+        return self.arguments.get(name)
 
-    async def ask(self, service: AnyService, *, by: Caller = USER, **params: Any) -> Any:
+    async def ask(self, service: AnyService, *, caller: Caller = USER, **params: Any) -> Any:
         """Call `service` with the fields `params` and return its result as JSON data.
 
-        Raises ConfigError for values of a wrong type, and the service's errors.
+        Raises ConfigError for values of a wrong type. Raises the errors of the service.
         """
         try:
-            asked = msgspec.convert(params, service.params)
+            request = msgspec.convert(params, service.params)
         except DECODE_ERRORS as error:
             raise ConfigError(f"{service.name}: {error}") from error
-        return msgspec.to_builtins(await call(self.root, by, service, asked))
+        return msgspec.to_builtins(await call(self.root, caller, service, request))
 
 
 class CommandResult(Struct, frozen=True):
-    """What a command says: `text` for people, `data` for programs, and what is to be done."""
+    """The result of a command. `text` is for people, `data` is for programs, and the effect is for the front end."""
 
     text: str = ""
     data: Any = None
@@ -83,7 +84,7 @@ class CommandResult(Struct, frozen=True):
     is_error: bool = False
 
     def as_of(self, name: str) -> Executed:
-        """Return it as what came of the command `name`, with data such as JSON has it, wherever it is asked for."""
+        """Return the result of the command `name`, with data as plain JSON values."""
         data = scrub(msgspec.to_builtins(self.data))
         return Executed(name, scrub(self.text), data, self.effect, self.is_error)
 
@@ -92,7 +93,7 @@ Run = Callable[[SessionContext], Awaitable[CommandResult]]
 
 
 class BuiltinCommand(Struct, frozen=True):
-    """A command that every session has, and what it does."""
+    """A built-in command with its description and its function."""
 
     row: CommandRow
     run: Run
@@ -101,7 +102,7 @@ class BuiltinCommand(Struct, frozen=True):
 def command(
     name: str, summary: str, *arguments: Argument, group: str, aliases: Iterable[str] = (), moves: bool = False
 ) -> Callable[[Run], BuiltinCommand]:
-    """Make a command of the function that it runs."""
+    """Return a decorator that turns a function into a command."""
 
     def make(run: Run) -> BuiltinCommand:
         row = CommandRow(name, summary, usage(name, arguments), group, tuple(aliases), arguments, moves=moves)
@@ -111,20 +112,20 @@ def command(
 
 
 def positional(name: str, kind: Kind = "text", *choices: str, required: bool = False) -> Argument:
-    """Return an argument that is one word."""
+    """Return an argument of one word."""
     return Argument(name, kind, required, choices=choices)
 
 
 def remainder(name: str, kind: Kind = "text", *, required: bool = False) -> Argument:
-    """Return an argument that is the remainder of the line."""
+    """Return an argument that takes the rest of the line."""
     return Argument(name, kind, required, rest=True)
 
 
 def option(name: str, kind: Kind = "text", *, required: bool = False) -> Argument:
-    """Return an argument that is `--name VALUE`."""
+    """Return an argument `--name VALUE`."""
     return Argument(name, kind, required, option=True)
 
 
 def flag(name: str) -> Argument:
-    """Return an argument that is `--name`, or is not there."""
+    """Return an argument `--name` without a value."""
     return Argument(name, "choice", option=True)

@@ -1,4 +1,4 @@
-"""Commands about what the agent was given: notes, templates, extensions, hooks, configuration; and this machine."""
+"""Slash commands about the agent's setup (templates, skills, memory, extensions, hooks) and this machine."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.text import scrub
 from orch_protocol.resources.skills import SkillSpec
 from orch_protocol.resources.slash_commands import Effect
+from orch_worker.hooks.loader import BUILTIN, configured_hooks
 
 from ..config import config
 from ..diagnostics import checks
@@ -33,158 +34,168 @@ __all__ = ["COMMANDS", "fill_template", "templates_of"]
 
 GROUP: Final = "setup"
 TEXT: Final = "text"
-"""The variable of a template that takes what is said besides the values of others."""
+"""The template variable for text that is not a value of another variable."""
 
 
-def templates_of(here: SessionContext) -> list[PromptTemplate]:
-    """Return the templates that can be used in the session: the program's, or those configured for its folder."""
-    if here.root.offers.registered is not None:
-        return here.root.offers.registered.all()
-    folder, home = Path(here.spec.cwd), here.root.hooks.home
+def templates_of(ctx: SessionContext) -> list[PromptTemplate]:
+    """Return the templates of the session.
+
+    The program or the configuration for the agent's folder provides the templates.
+    """
+    if ctx.root.session_sources.program_templates is not None:
+        return ctx.root.session_sources.program_templates.all()
+    folder, home = Path(ctx.spec.project), ctx.root.hooks.home
     return templates_for(config.load(folder, home=home).config, folder, home).all()
 
 
-@command("templates", "prompts with variables, which /template NAME asks", group=GROUP)
-async def templates(here: SessionContext) -> CommandResult:
-    found, faults = usable_templates(await here.root.disk.do(templates_of, here))
+@command("templates", "list prompt templates; /template NAME runs one", group=GROUP)
+async def templates(ctx: SessionContext) -> CommandResult:
+    found, problems = usable_templates(await ctx.root.disk.do(templates_of, ctx))
     rows = prompt_rows.template_data(found)
-    told = prompt_rows.template_table(rows) if rows else "no templates: see docs/agents.md"
-    return CommandResult("\n".join([told, *faults]), rows)
+    text = prompt_rows.template_table(rows) if rows else "no templates: see docs/guides/prompts.md"
+    return CommandResult("\n".join([text, *problems]), rows)
 
 
 @command(
     "template",
-    "ask what a template says, with NAME=VALUE for its variables, and a text for the one called text",
+    "query with a template: NAME=VALUE sets variables, other words set the variable `text`",
     positional("name", "template", required=True),
     remainder("values", "pair"),
     group=GROUP,
 )
-async def template(here: SessionContext) -> CommandResult:
-    name = here.said["name"]
-    known = {each.name: each for each in await here.root.disk.do(templates_of, here)}
-    if name not in known:
-        raise ConfigError(f"there is no template {name!r}; there are {', '.join(known) or 'none'}")
-    return await fill_template(known[name], here.get("values") or "")
+async def template(ctx: SessionContext) -> CommandResult:
+    name = ctx.arguments["name"]
+    by_name = {each.name: each for each in await ctx.root.disk.do(templates_of, ctx)}
+    if name not in by_name:
+        raise ConfigError(f"no template named {name!r}; known: {', '.join(by_name) or 'none'}")
+    return await fill_template(by_name[name], ctx.get("values") or "")
 
 
-async def fill_template(found: PromptTemplate, said: str) -> CommandResult:
-    """Return what is to be asked by the template, filled in with what somebody `said` behind its name.
+async def fill_template(prompt_template: PromptTemplate, line: str) -> CommandResult:
+    """Fill in a template with the text `line` and return the prompt.
 
-    Words `name=value` at the beginning are values of its variables, the remainder is the text; where no variable is
-    called that, it stands below. Raises ConfigError.
+    The user typed this text after the template's name. Words `name=value` at the beginning are values of the template's
+    variables. The remaining words are the text. If the template has no variable for the text, the prompt contains the
+    text after the template. Raises ConfigError.
     """
     values: dict[str, Any] = {}
-    words = said.split()
-    while words and (pair := words[0].partition("="))[1] and pair[0] in found.variables:
+    words = line.split()
+    while words and (pair := words[0].partition("="))[1] and pair[0] in prompt_template.variables:
         values[pair[0]] = pair[2]
-        said = said.strip()[len(words.pop(0)) :]
-    below = said.strip()
-    if TEXT in found.variables and TEXT not in values:
-        values[TEXT], below = below, ""
-    text = scrub("\n\n".join(part for part in (found.render(values).strip(), below) if part))
-    return CommandResult(effect=Effect("ask", text=text), data={"template": found.name, "text": text})
+        line = line.strip()[len(words.pop(0)) :]
+    remaining = line.strip()
+    if TEXT in prompt_template.variables and TEXT not in values:
+        values[TEXT], remaining = remaining, ""
+    text = scrub("\n\n".join(part for part in (prompt_template.render(values).strip(), remaining) if part))
+    return CommandResult(effect=Effect("ask", text=text), data={"template": prompt_template.name, "text": text})
 
 
-@command("skills", "the skills that the agent has, which it reads when its work is of that kind", group=GROUP)
-async def skills(here: SessionContext) -> CommandResult:
-    mine = [{"name": each.name, "description": each.description, "path": each.path} for each in _skills(here)]
+@command("skills", "list the skills of the agent", group=GROUP)
+async def skills(ctx: SessionContext) -> CommandResult:
+    data = [{"name": each.name, "description": each.description, "path": each.path} for each in _skills(ctx)]
     rows = [
-        [terminal.truncate_line(each["name"], 64), terminal.truncate_line(each["description"], 100)] for each in mine
+        [terminal.truncate_line(each["name"], 64), terminal.truncate_line(each["description"], 100)] for each in data
     ]
     return CommandResult(
-        terminal.format_columns([["SKILL", ""], *rows], frozenset()) if rows else "no skills: see docs/skills.md", mine
+        terminal.format_columns([["SKILL", ""], *rows], frozenset())
+        if rows
+        else "no skills: see docs/guides/skills.md",
+        data,
     )
 
 
 @command(
     "skill",
-    "ask for something that is to be done by a skill",
+    "query the agent with an instruction to use a skill",
     positional("name", required=True),
     remainder("task"),
     group=GROUP,
 )
-async def skill(here: SessionContext) -> CommandResult:
-    name, known = here.said["name"], [each.name for each in _skills(here)]
+async def skill(ctx: SessionContext) -> CommandResult:
+    name, known = ctx.arguments["name"], [each.name for each in _skills(ctx)]
     if name not in known:
         raise ConfigError(f"/skill: the agent has no skill {name!r}; it has {', '.join(known) or 'none'}")
-    told = f"Do this by the skill {name}: read it first, with read_skill."
+    prompt = f"Do this with the skill {name}: read it first with read_skill."
     return CommandResult(
-        effect=Effect("ask", text="\n\n".join(part for part in (told, here.get("task") or "") if part))
+        effect=Effect("ask", text="\n\n".join(part for part in (prompt, ctx.get("task") or "") if part))
     )
 
 
-def _skills(here: SessionContext) -> tuple[SkillSpec, ...]:
-    return here.spec.skills.skills
+def _skills(ctx: SessionContext) -> tuple[SkillSpec, ...]:
+    return ctx.spec.skills.skills
 
 
 @command(
     "memory",
-    "what agents remember of this folder; add TEXT, show ID, forget ID",
+    "list notes about this folder; add TEXT, show ID, forget ID",
     positional("what", "choice", "add", "show", "forget"),
     remainder("note"),
     group=GROUP,
 )
-async def memory(here: SessionContext) -> CommandResult:
-    return await here.root.disk.do(_memory, here)
+async def memory(ctx: SessionContext) -> CommandResult:
+    return await ctx.root.disk.do(_memory, ctx)
 
 
-def _memory(here: SessionContext) -> CommandResult:
-    memory, spec = open_memory(Path(here.spec.cwd), here.root.hooks.home)
-    what, said = here.get("what"), here.get("note")
+def _memory(ctx: SessionContext) -> CommandResult:
+    memory, spec = open_memory(Path(ctx.spec.project), ctx.root.hooks.home)
+    what, argument = ctx.get("what"), ctx.get("note")
     notes = memory.notes()
     if what is None:
         return CommandResult(
-            memory_rows.table(notes) if notes else "nothing is noted about this folder", memory_rows.data(notes)
+            memory_rows.table(notes) if notes else "no notes about this folder", memory_rows.data(notes)
         )
-    if not said:
-        raise ConfigError(f"/memory {what}: say {'what is to be remembered' if what == 'add' else 'the id of a note'}")
+    if not argument:
+        raise ConfigError(f"/memory {what}: pass {'the text of the note' if what == 'add' else 'the id of a note'}")
     if what == "add":
-        note = add_note(memory, spec, scrub(said))
+        note = add_note(memory, spec, scrub(argument))
         return CommandResult(f"noted: {note.id}", memory_rows.data([note])[0])
-    found = select_notes(notes, said.split())
+    found = select_notes(notes, argument.split())
     if what == "forget":
-        gone = memory.forget(note.id for note in found)
-        return CommandResult(f"forgotten: {', '.join(note.id for note in gone)}", memory_rows.data(gone))
+        removed = memory.forget(note.id for note in found)
+        return CommandResult(f"forgotten: {', '.join(note.id for note in removed)}", memory_rows.data(removed))
     return CommandResult(
         "\n\n".join(f"{note.id}\n{terminal.safe(note.text)}" for note in found), memory_rows.data(found)
     )
 
 
-@command("extensions", "extensions for the agent's folder, and which of them it runs with", group=GROUP)
-async def extensions(here: SessionContext) -> CommandResult:
-    return await here.root.disk.do(_extensions, here)
+@command("extensions", "list extensions of the agent's folder, and which of them are active", group=GROUP)
+async def extensions(ctx: SessionContext) -> CommandResult:
+    return await ctx.root.disk.do(_extensions, ctx)
 
 
-def _extensions(here: SessionContext) -> CommandResult:
-    folder, home = Path(here.spec.cwd), here.root.hooks.home
-    mine = {each.path for each in here.spec.extensions}
+def _extensions(ctx: SessionContext) -> CommandResult:
+    folder, home = Path(ctx.spec.project), ctx.root.hooks.home
+    active_paths = {each.path for each in ctx.spec.extensions}
     found = find(folder, home, config.load(folder, home=home).config.extensions.load)
-    rows = [extension_rows.described(each) | {"on": each.path in mine} for each in found]
-    return CommandResult(extension_rows.table(rows) if rows else "no extensions: see docs/extensions.md", rows)
+    rows = [extension_rows.described(each) | {"on": each.path in active_paths} for each in found]
+    return CommandResult(extension_rows.table(rows) if rows else "no extensions: see docs/guides/extensions.md", rows)
 
 
-@command("hooks", "what hooks have done so far", group=GROUP)
-async def hooks(here: SessionContext) -> CommandResult:
-    found = [*await here.root.disk.do(hook_records.hook_lines, here.root.hooks.home, []), hook_records.AUDIT_LOG]
+@command("hooks", "list hooks with their statistics", group=GROUP)
+async def hooks(ctx: SessionContext) -> CommandResult:
+    spec, registered = ctx.spec.hooks, ctx.root.hooks.registered
+    loaded = configured_hooks([name for name in spec.load if name in BUILTIN], spec.options)
+    rows = [*(hook.row for hook in loaded), *registered]
+    found = [*await ctx.root.disk.do(hook_records.hook_lines, ctx.root.hooks.home, rows), hook_records.AUDIT_LOG]
     return CommandResult(hook_rows.table(found), msgspec.to_builtins(found))
 
 
-@command("config", "every setting for the agent's folder, and where it is from", group=GROUP)
-async def configured(here: SessionContext) -> CommandResult:
-    return await here.root.disk.do(_configured, here)
+@command("config", "show every setting for the agent's folder with its source", group=GROUP)
+async def show_config(ctx: SessionContext) -> CommandResult:
+    return await ctx.root.disk.do(_show_config, ctx)
 
 
-def _configured(here: SessionContext) -> CommandResult:
-    loaded = config.load(Path(here.spec.cwd), os.environ, home=here.root.hooks.home)
+def _show_config(ctx: SessionContext) -> CommandResult:
+    loaded = config.load(Path(ctx.spec.project), os.environ, home=ctx.root.hooks.home)
     values = config.flatten(loaded.config)
     rows = {key: {"value": value, "source": loaded.sources[key]} for key, value in values.items()}
     return CommandResult("\n".join([*loaded.notes, config_render.table(values, loaded.sources)]), rows)
 
 
-@command("doctor", "check what orch needs of this machine", group=GROUP)
-async def doctored(here: SessionContext) -> CommandResult:  # noqa: ARG001
+@command("doctor", "check whether this machine meets orch's requirements", group=GROUP)
+async def run_doctor(ctx: SessionContext) -> CommandResult:  # noqa: ARG001
     found = await asyncio.to_thread(checks.findings)
     return CommandResult(doctor_rows.page(found), doctor_rows.data(found))
 
 
-COMMANDS: Final = (templates, template, skills, skill, memory, extensions, hooks, configured, doctored)
+COMMANDS: Final = (templates, template, skills, skill, memory, extensions, hooks, show_config, run_doctor)

@@ -1,4 +1,4 @@
-"""What commands let an agent's process do, without a model: run Python, a shell command, a tool that looks."""
+"""Actions of the user in an agent's process without a model, such as running Python, a shell command, or a tool."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from orch_protocol.core.errors import AgentDiedError, OrchError, QueryTimeoutError
 from orch_protocol.core.ids import new_id
-from orch_protocol.resources.slash_commands import Deed, RunUserTool, UserAction, UserActionResult
-from orch_protocol.services.sessions import CHANGE_SESSION
+from orch_protocol.resources.slash_commands import AgentAction, RecordCommand, RunUserTool, UserAction, UserActionResult
+from orch_protocol.services.sessions.sessions import CHANGE_SESSION
 from orch_protocol.wire.worker_messages import EmptyBody
-from orch_worker.agent.user_actions import ENTRY, ran
+from orch_worker.agent.user_actions import ENTRY_TYPE, command_text
+from orch_worker.extensions.slash_commands import SlashCommand
 
 from ..services.agents.processes import request_worker, start_process
 from ..tree.agents.state import AgentRecord
@@ -21,72 +22,93 @@ from .registry import CommandResult, SessionContext, command, flag, remainder
 if TYPE_CHECKING:
     from ..supervisor.supervisor import Supervisor
 
-__all__ = ["COMMANDS", "perform", "use_tool"]
+__all__ = ["COMMANDS", "perform", "run_program_command", "use_tool"]
 
 GROUP: Final = "code"
-ENDED: Final = "[Your process ended before that was done; names in Python are gone.]"
+PROCESS_ENDED_NOTE: Final = "[Your process ended before this action was done. Its Python variables are lost.]"
 GRACE_SECONDS: Final = 15.0
-"""What a process may take beyond the deadline that its tools have."""
+"""The time in seconds that a process may take in addition to the deadline of its tools."""
 
 
-async def perform(root: Supervisor, node: AgentRecord, deed: Deed, seconds: float | None = None) -> UserActionResult:
-    """Let the agent's process do `deed`, which is started for it if it had none, and return what came of it.
+async def perform(
+    root: Supervisor, node: AgentRecord, action: AgentAction, seconds: float | None = None
+) -> UserActionResult:
+    """Run the action `action` in the agent's process, and return the result. If necessary, start the process.
 
-    When this is cancelled the deed ends. Raises AgentDiedError when that process does not live to tell,
-    QueryTimeoutError, and what the deed raises.
+    If the caller is canceled, the action is ended. Raises AgentDiedError when the process ends before the action is
+    done. Raises QueryTimeoutError. Raises the errors of the action.
     """
     await start_process(root, node)
     seconds = GRACE_SECONDS + (node.spec.limits.tool_seconds if seconds is None else seconds)
     id = new_id()
     try:
-        did: UserActionResult | None = await request_worker(
-            root, node, "do", UserAction(deed, root.hooks.rows), id, "did", seconds
+        result: UserActionResult | None = await request_worker(
+            root, node, "do", UserAction(action, root.hooks.rows), id, "did", seconds
         )
     except (asyncio.CancelledError, QueryTimeoutError):
         if (peer := root.workers.peer(node.spec.id)) is not None:
-            peer.send("drop", EmptyBody(), id)  # nobody waits for it any more
+            peer.send("drop", EmptyBody(), id)  # the caller has stopped waiting
         raise
-    if did is None:
+    if result is None:
         raise AgentDiedError(f"the process of agent {node.spec.name!r} ({node.spec.id}) ended before it was done")
-    return did
+    return result
 
 
-async def use_tool(here: SessionContext, name: str, input: dict[str, Any]) -> UserActionResult:
-    """Let a tool that changes nothing run in the agent's process, and return what it says."""
-    return await perform(here.root, here.node, RunUserTool(name, input, "", looks=True))
+async def run_program_command(
+    ctx: SessionContext, command: SlashCommand, arguments: dict[str, str], typed: str
+) -> CommandResult:
+    """Call a command of this program, and record the call in the session with the line `typed`.
+
+    If `typed` is empty, the call is not recorded. Raises AgentError when the agent cannot have a process, because the
+    process records the command.
+    """
+    root, node = ctx.root, ctx.node
+    if typed:
+        await start_process(root, node)
+    context = root.hooks.context(f"/{command.row.name}", node.spec, "")
+    result = await root.session_sources.program.runner.run(command, arguments, context)
+    if typed:
+        await perform(root, node, RecordCommand(typed, result.text, result.is_error))
+    return CommandResult(result.text, result.data, result.effect, result.is_error)
+
+
+async def use_tool(ctx: SessionContext, name: str, input: dict[str, Any]) -> UserActionResult:
+    """Run a read-only tool in the agent's process and return its result."""
+    return await perform(ctx.root, ctx.node, RunUserTool(name, input, "", looks=True))
 
 
 @command(
     "py",
-    "run Python in the agent's namespace; it is told of that, unless --quiet",
+    "run Python in the agent's namespace; the agent sees code and output, unless --quiet",
     flag("quiet"),
     remainder("code", "code", required=True),
     group=GROUP,
 )
-async def py(here: SessionContext) -> CommandResult:
-    return await _run(here, "run_python", {"code": here.said["code"]}, f"/py {here.said['code']}")
+async def py(ctx: SessionContext) -> CommandResult:
+    return await _run(ctx, "run_python", {"code": ctx.arguments["code"]}, f"/py {ctx.arguments['code']}")
 
 
 @command(
     SHELL,
-    "run a shell command in the agent's folder and sandbox (also: !command); it is told of that, unless --quiet (!!)",
+    "run a shell command in the agent's folder and sandbox (also: !COMMAND); the agent sees its output, "
+    "unless --quiet (also: !!COMMAND)",
     flag("quiet"),
     remainder("command", "code", required=True),
     group=GROUP,
 )
-async def sh(here: SessionContext) -> CommandResult:
-    return await _run(here, "bash", {"command": here.said["command"]}, f"!{here.said['command']}")
+async def sh(ctx: SessionContext) -> CommandResult:
+    return await _run(ctx, "bash", {"command": ctx.arguments["command"]}, f"!{ctx.arguments['command']}")
 
 
-async def _run(here: SessionContext, tool: str, input: dict[str, Any], line: str) -> CommandResult:
+async def _run(ctx: SessionContext, tool: str, input: dict[str, Any], line: str) -> CommandResult:
     try:
-        did = await perform(here.root, here.node, RunUserTool(tool, input, line, heard=here.get("quiet") is None))
+        result = await perform(ctx.root, ctx.node, RunUserTool(tool, input, line, heard=ctx.get("quiet") is None))
     except AgentDiedError:
-        told = {"type": "add_message", "custom_type": ENTRY, "text": f"{ran(line)}{ENDED}"}
-        with suppress(OrchError):  # whoever asked is told in any case
-            await here.ask(CHANGE_SESSION, ref=here.id, change=told)
+        change = {"type": "add_message", "custom_type": ENTRY_TYPE, "text": f"{command_text(line)}{PROCESS_ENDED_NOTE}"}
+        with suppress(OrchError):  # the caller gets the error of the command in any case
+            await ctx.ask(CHANGE_SESSION, ref=ctx.id, change=change)
         raise
-    return CommandResult(did.text, {"text": did.text, "is_error": did.is_error}, is_error=did.is_error)
+    return CommandResult(result.text, {"text": result.text, "is_error": result.is_error}, is_error=result.is_error)
 
 
 COMMANDS: Final = (py, sh)

@@ -1,78 +1,112 @@
-"""What a profile stands for, with the settings that override it laid over."""
+"""Archival profiles, and the rules computed from a profile and from settings that override the profile."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 from msgspec import Struct
 
 from orch_protocol.agent.config import ArchivalConfig, Profile
 from orch_protocol.core.errors import ConfigError
 
-__all__ = ["Rules", "rules_of"]
+__all__ = ["ArchivalRules", "archival_rules"]
 
 NEVER: Final = 1 << 60
 
 
-class Rules(Struct, frozen=True):
-    """Everything that decides what is archived when. Sizes are estimated tokens.
+class ArchivalRules(Struct, frozen=True, kw_only=True):
+    """The rules that decide which turns are archived, and when. Sizes are estimated tokens.
 
-    Without `gate` finished turns are archived by the seed's triggers; with it, by what is expected to pay.
+    The fields are named like the settings in `ArchivalConfig`. With `gate`, finished turns are archived when archiving
+    is expected to reduce the cost. Without `gate`, the triggers of the `seed` profile decide.
     """
 
     profile: Profile
-    turns: bool
+    turns: bool = True
     phase: bool
     gate: bool
-    high: int
-    low: int
-    rollup: int
-    answer: int
-    prompt: int
-    block_entries: int
-    tail_block: bool
+    high_tokens: int
+    low_tokens: int
+    rollup_tokens: int
+    answer_tokens: int = 400
+    prompt_tokens: int
+    block_entries: int = 4
+    placement: Literal["tail", "system"] = "tail"
 
     @property
     def bounded(self) -> bool:
-        """Whether conversations are bounded: folded past the high water, `low` plus the record budget `rollup` stay.
+        """Whether conversations have a maximum size.
 
-        The system prompt, the current turn's prompt and its last step are not counted.
+        A conversation above `high_tokens` is reduced to `low_tokens` plus `rollup_tokens`. The system prompt, the
+        current turn's prompt and its last step are not counted.
         """
-        return self.turns and self.phase and self.rollup > 0 and self.high < NEVER
+        return self.turns and self.phase and self.rollup_tokens > 0 and self.high_tokens < NEVER
 
 
 _PROFILES: Final = {
-    "seed": Rules("seed", True, False, False, NEVER, NEVER, 0, 400, NEVER, 4, True),
-    "economy": Rules("economy", True, True, True, 20_000, 8_000, 3_000, 400, 1_000, 4, True),
-    "balanced": Rules("balanced", True, True, True, 40_000, 15_000, 6_000, 400, 2_000, 4, True),
-    "roomy": Rules("roomy", True, True, True, 60_000, 20_000, 12_000, 400, 4_000, 4, True),
+    "seed": ArchivalRules(
+        profile="seed",
+        phase=False,
+        gate=False,
+        high_tokens=NEVER,
+        low_tokens=NEVER,
+        rollup_tokens=0,
+        prompt_tokens=NEVER,
+    ),
+    "economy": ArchivalRules(
+        profile="economy",
+        phase=True,
+        gate=True,
+        high_tokens=20_000,
+        low_tokens=8_000,
+        rollup_tokens=3_000,
+        prompt_tokens=1_000,
+    ),
+    "balanced": ArchivalRules(
+        profile="balanced",
+        phase=True,
+        gate=True,
+        high_tokens=40_000,
+        low_tokens=15_000,
+        rollup_tokens=6_000,
+        prompt_tokens=2_000,
+    ),
+    "roomy": ArchivalRules(
+        profile="roomy",
+        phase=True,
+        gate=True,
+        high_tokens=60_000,
+        low_tokens=20_000,
+        rollup_tokens=12_000,
+        prompt_tokens=4_000,
+    ),
 }
 
 
-def rules_of(config: ArchivalConfig) -> Rules:
-    """Return the rules of the configured profile, with what `config` sets itself in place of the profile's.
+def archival_rules(config: ArchivalConfig) -> ArchivalRules:
+    """Return the rules of the configured profile. Settings in `config` override the profile.
 
-    Raises ConfigError when they contradict each other.
+    Raises ConfigError when rules contradict each other.
     """
     base = _PROFILES[config.profile]
-    high = base.high if config.high_tokens is None else config.high_tokens
-    low = min(base.low, high // 2) if config.low_tokens is None else config.low_tokens
+    high = base.high_tokens if config.high_tokens is None else config.high_tokens
+    low = min(base.low_tokens, high // 2) if config.low_tokens is None else config.low_tokens
     if low > high:
         which = f"the profile {config.profile!r} has" if config.high_tokens is None else "is"
         raise ConfigError(
             f"archival.low_tokens = {low} is greater than archival.high_tokens, which {which} {high}. "
             "Set low_tokens to at most high_tokens"
         )
-    return Rules(
+    return ArchivalRules(
         profile=config.profile,
         phase=base.phase if config.phase is None else config.phase,
         gate=base.gate if config.gate is None else config.gate,
-        high=high,
-        low=low,
-        rollup=base.rollup if config.rollup_tokens is None else config.rollup_tokens,
-        answer=config.answer_tokens,
-        prompt=base.prompt if config.prompt_tokens is None else config.prompt_tokens,
+        high_tokens=high,
+        low_tokens=low,
+        rollup_tokens=base.rollup_tokens if config.rollup_tokens is None else config.rollup_tokens,
+        answer_tokens=config.answer_tokens,
+        prompt_tokens=base.prompt_tokens if config.prompt_tokens is None else config.prompt_tokens,
         block_entries=config.block_entries,
-        tail_block=config.placement == "tail",
+        placement=config.placement,
         turns=config.turns,
     )

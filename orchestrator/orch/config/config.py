@@ -1,7 +1,9 @@
-"""Configuration in layers: the user's file, the project's file, ORCH_* variables, explicit overrides.
+"""Configuration in layers.
 
-Each layer is read into `{dotted key: Setting}`, checked value by value against `orch_protocol.agent.config.Config`, and
-laid over the one before it. A project's file that nobody trusted may only narrow; the rest of it is reported.
+The layers are the user's file, the project's file, ORCH_* variables, and explicit overrides. Each layer is read into
+`{dotted key: Setting}`. Each value is checked against `orch_protocol.agent.config.Config`. Each layer overrides the
+previous layers. An untrusted project file may only make settings stricter. All other settings in this file are ignored
+and reported.
 """
 
 from __future__ import annotations
@@ -23,9 +25,9 @@ from orch_protocol.policy.budget import Budget
 from orch_worker.system.files import bytes_of
 
 from . import paths
-from .archival_profiles import rules_of
+from .archival_profiles import archival_rules
 from .trust import is_trusted, project_file
-from .untrusted_config import ITS_USERS, RENAMED, fields_of, is_restriction
+from .untrusted_config import RENAMED, USER_ONLY_SETTINGS, fields_of, is_restriction
 
 if TYPE_CHECKING:
     from orch_worker.backends.models import ModelCatalog
@@ -33,8 +35,8 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT",
     "ROOT_WIDE",
-    "Default",
-    "Loaded",
+    "DefaultModel",
+    "LoadedConfig",
     "check",
     "flatten",
     "leaves",
@@ -45,12 +47,12 @@ __all__ = [
 
 DEFAULT: Final = "default"
 NO_MODEL: Final = (
-    "orch: no model is configured: the offline extractive backend answers, in quotations. For a model, set its key "
+    "orch: no model configured: using offline search (quotes from files). Set a provider's API key (see `orch models`) "
     "and ORCH_MODEL=provider:model, or `model` in config.toml"
 )
 KEY_FOUND: Final = (
-    "orch: no model is configured: {model} answers, since its key is there. For another, set ORCH_MODEL=provider:model "
-    "or `model` in config.toml; `extractive:` is the offline one"
+    "orch: no model configured: using {model}, because its key is set. To use another one, set "
+    "ORCH_MODEL=provider:model or `model` in config.toml; `extractive:` is the offline one"
 )
 
 
@@ -67,30 +69,41 @@ ROOT_WIDE: Final = (
     *(f"budget.{limit}" for limit in Budget.__struct_fields__),
     "budget.unknown_price",
     *("subagents.allow_nested", "subagents.timeout_minutes", "subagents.restarts", "subagents.chat_models"),
-    *ITS_USERS,
+    "subagents.models",
+    *USER_ONLY_SETTINGS,
 )
-"""What holds for all agents of a root from its start on, and cannot follow one caller of the daemon."""
-SHOWN: Final = 80
+"""Settings that apply to all agents of a root from its start.
+
+A single caller of the daemon cannot change these settings.
+"""
+MAX_VALUE_CHARS: Final = 80
 NOT_SETTINGS: Final = ("ORCH_APPROVE", "ORCH_CALL", "ORCH_DEBUG_DUMPABLE", "ORCH_HOME", "ORCH_RUN", "ORCH_WITHHELD")
-"""Variables that say something else: a command that an agent runs has the marks of its processes."""
-FEW: Final = 30
+"""Variables that have the prefix of settings but are not settings.
+
+Commands that agents run inherit the environment variables of orch's processes, so these names must not be reported as
+unknown settings.
+"""
+MAX_LISTED_SETTINGS: Final = 30
 
 
-class Default(Struct, frozen=True):
-    """What answers when no model is configured (None: the offline backend), and the line that tells people so."""
+class DefaultModel(Struct, frozen=True):
+    """The model that is used when none is configured, and the message about this model.
+
+    None selects the offline backend.
+    """
 
     model: str | None
-    says: str
+    notice: str
 
     @classmethod
-    def of(cls, known: ModelCatalog, keys: Container[str]) -> Default:
-        """Return the default for somebody who has `keys` (names of variables)."""
+    def for_keys(cls, known: ModelCatalog, keys: Container[str]) -> DefaultModel:
+        """Return the default for a user with the variables `keys`."""
         model = known.default(keys)
         return cls(model, NO_MODEL if model is None else KEY_FOUND.format(model=model))
 
 
-class Loaded(Struct, frozen=True):
-    """A configuration, where each dotted key's value comes from, and what was ignored and why."""
+class LoadedConfig(Struct, frozen=True):
+    """A configuration, the source of each dotted key, and notes about ignored settings."""
 
     config: Config
     sources: dict[str, str]
@@ -98,7 +111,7 @@ class Loaded(Struct, frozen=True):
 
 
 class Setting(Struct, frozen=True):
-    """One value of one layer; `source` names file and line, variable, or flag."""
+    """A value of one layer. `source` names the file and line, the variable, or the flag."""
 
     value: Any
     source: str
@@ -113,25 +126,25 @@ def load(
     overrides: Mapping[str, Any] | None = None,
     *,
     home: Path | None = None,
-) -> Loaded:
-    """Return the configuration that holds for a caller in `cwd` (None: no project's).
+) -> LoadedConfig:
+    """Return the configuration for a caller in `cwd`. With None, no project file is read.
 
-    `overrides` maps dotted keys to values and beats everything. ConfigError names file and line, variable or override,
-    the field, and what it should be.
+    `overrides` maps dotted keys to values and has the highest priority. A ConfigError names the source, the field, and
+    the expected value.
     """
     env = os.environ if env is None else env
     home = paths.home(env) if home is None else home
     user = home / "config.toml"
     layers = [_defaults(), _file_layer(user)]
     notes: list[str] = []
-    if cwd is not None and (project := project_file(cwd)).exists() and not _same(project, user):
+    if cwd is not None and (project := project_file(cwd)).exists() and not _is_same_file(project, user):
         content = _bytes_of(project)
         layer = _parse(project, content)
         if not is_trusted(cwd, content, home):
             layer, ignored = restrict_untrusted(layer, _merged(layers))
             if ignored:
                 notes.append(
-                    f"{project} is not trusted, so it may only narrow; ignored {', '.join(ignored)}. "
+                    f"{project} is not trusted, so it may only make settings stricter; ignored {', '.join(ignored)}. "
                     f"Read it, then: orch config trust {cwd}"
                 )
         layers.append(layer)
@@ -142,26 +155,29 @@ def load(
     notes += unknown_tool_notes({key: setting.value for key, setting in merged.items()}, merged)
     config = msgspec.convert(unflatten({key: setting.value for key, setting in merged.items()}), Config)
     check_combination(config, {key: setting.source for key, setting in merged.items()})
-    return Loaded(config, {key: setting.source for key, setting in merged.items()}, tuple(notes))
+    return LoadedConfig(config, {key: setting.source for key, setting in merged.items()}, tuple(notes))
 
 
 def check(path: Path, content: bytes, home: Path) -> None:
-    """Raise ConfigError unless `content` does as the configuration in the file at `path`."""
+    """Raise ConfigError if `content` is not a valid configuration file for `path`."""
     _check_names(_parse(path, content), home)
 
 
 def check_config(config: Config) -> Config:
-    """Return the `config` that a program has made, each value of it of its type. Raises ConfigError."""
+    """Check all values of a `config` that a program created, and return `config`. Raises ConfigError."""
     try:
         found = msgspec.convert(msgspec.to_builtins(config, enc_hook=os.fspath), Config)
     except (msgspec.ValidationError, TypeError) as error:
-        raise ConfigError(f"config does not fit: {_lower(str(error).replace('`$.', '`'))}") from error
+        raise ConfigError(f"invalid config: {_lowercase_first(str(error).replace('`$.', '`'))}") from error
     check_combination(found)
     return found
 
 
 def check_combination(config: Config, sources: Mapping[str, str] | None = None) -> None:
-    """Raise ConfigError where settings of `config` contradict each other; `sources` says where each is from."""
+    """Raise ConfigError if settings of `config` contradict each other.
+
+    `sources` contains the sources of the settings.
+    """
     from orch_worker.tools.dispatch.presets import PRESETS
 
     if config.archival.enabled and not config.subagents.enabled:
@@ -186,15 +202,15 @@ def check_combination(config: Config, sources: Mapping[str, str] | None = None) 
         where = f"{sources['session_dir']}: " if sources else ""
         raise ConfigError(f"{where}{error}") from error
     try:
-        rules_of(config.archival)
+        archival_rules(config.archival)
     except ConfigError as error:
         where = f"{sources['archival.low_tokens']}: " if sources else ""
         raise ConfigError(f"{where}{error}") from error
 
 
-def restrict_untrusted(layer: Layer, below: Layer) -> tuple[Layer, list[str]]:
-    """Split `layer` into what makes `below` narrower and the keys, in order, of what would not."""
-    kept = {key: setting for key, setting in layer.items() if is_restriction(key, setting.value, _value(below, key))}
+def restrict_untrusted(layer: Layer, base: Layer) -> tuple[Layer, list[str]]:
+    """Split `layer` into settings that make `base` stricter, and the keys of all other settings in order."""
+    kept = {key: setting for key, setting in layer.items() if is_restriction(key, setting.value, _value(base, key))}
     return kept, [key for key in layer if key not in kept]
 
 
@@ -218,7 +234,8 @@ def leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 TYPES: Final[dict[str, Any]] = dict(fields_of(Config))
 LISTS: Final = (
-    *("subagents.default_tools", "subagents.chat_models", "policy.dangerous_tools", "policy.denied_paths"),
+    *("subagents.default_tools", "subagents.chat_models", "subagents.models"),
+    *("policy.dangerous_tools", "policy.denied_paths"),
     *(
         "policy.allowed_paths",
         "policy.personal_paths",
@@ -233,13 +250,13 @@ LISTS: Final = (
     *("hooks.output_sandbox.tools", "skills.folders", "skills.load", "environment.pass"),
 )
 TABLES: Final = frozenset(key for key, type in TYPES.items() if get_origin(type) is dict)
-"""Settings with keys of the user's own, each of which is a setting too."""
+"""Settings whose keys the user chooses. Each of these keys is also a setting."""
 BY_TOOL: Final = ("policy.permissions.", "sandbox.tools.")
 SECTIONS: Final = frozenset(key[:place] for key in TYPES for place, mark in enumerate(key) if mark == ".")
 
 
 def _check_names(layer: Layer, home: Path) -> None:
-    """Raise ConfigError where `layer` names a preset, a tool or a provider that does not exist."""
+    """Raise ConfigError if `layer` names a preset, tool or provider that does not exist."""
     from orch_worker.tools.dispatch.presets import granted_tools
 
     checks: dict[str, Callable[[Any], object]] = {
@@ -247,59 +264,63 @@ def _check_names(layer: Layer, home: Path) -> None:
         "subagents.default_preset": granted_tools,
         "subagents.default_tools": lambda tools: granted_tools(None, tools),
         "subagents.chat_models": lambda patterns: _check_patterns(patterns, home),
+        "subagents.models": lambda patterns: _check_patterns(patterns, home),
         "policy.function": _check_function,
     }
-    for key, look_up in checks.items():
+    for key, check_value in checks.items():
         found = layer.get(key)
         if found is None or found.source == DEFAULT or found.value is None:
             continue
         try:
-            look_up(found.value)
+            check_value(found.value)
         except OrchError as error:
-            raise ConfigError(f"{found.source}: {key}: {_lower(str(error))}") from error
+            raise ConfigError(f"{found.source}: {key}: {_lowercase_first(str(error))}") from error
 
 
 def unknown_tool_notes(values: Mapping[str, Any], sources: Mapping[str, Setting] | None = None) -> list[str]:
-    """Return what is to be said of names in the policy and the sandbox that no built-in tool has, but nearly.
+    """Return warnings about unknown tool names in policy and sandbox settings that are similar to a built-in tool.
 
-    They may be those of a program's own tools; a slip would leave the tool that was meant as it is. `values` are by
-    dotted key, `sources` says where they are from.
+    An unknown name may belong to a tool of a program. If the name is a typing error, the intended tool would stay
+    unrestricted. `values` and `sources` contain the values and their sources by dotted key.
     """
-    from orch_worker.tools.dispatch.presets import BUILTIN
+    from orch_protocol.policy.builtin_tools import BUILTIN_TOOLS
 
     named = [(key, key.rpartition(".")[2]) for key in values if key.startswith(BY_TOOL)]
     named += [(key, tool) for key in ("policy.dangerous_tools",) for tool in values.get(key, ())]
     notes = []
     for key, tool in named:
-        close = difflib.get_close_matches(tool, BUILTIN, n=1) if tool not in BUILTIN else []
+        close = difflib.get_close_matches(tool, BUILTIN_TOOLS, n=1) if tool not in BUILTIN_TOOLS else []
         if close:
             where = f"{sources[key].source}: " if sources is not None else ""
             notes.append(
-                f"{where}{key.removesuffix(f'.{tool}')} names {tool!r}, which is no built-in tool: did you mean "
-                f"{close[0]!r}? That one stays as it was"
+                f"{where}{key.removesuffix(f'.{tool}')} names {tool!r}, which is not a built-in tool: did you mean "
+                f"{close[0]!r}? This setting has no effect on the built-in tool"
             )
     return notes
 
 
 def _check_model(model: str, home: Path) -> None:
     from orch_worker.backends import models
+    from orch_worker.backends.custom_providers import custom_provider
     from orch_worker.backends.local_servers import LOCAL
     from orch_worker.backends.registry import PROVIDERS
 
     spec, known = parse_model(model), models.load(home)
     names = (*PROVIDERS, *known.providers)
-    if spec.provider not in names and (spec.provider != LOCAL or spec.model):
+    if spec.provider in names or (spec.provider == LOCAL and not spec.model):
+        provider_info = known.providers.get(spec.provider)
+        if provider_info is not None and not (spec.model or provider_info.default or provider_info.is_custom):
+            raise ConfigError(f"no model given for provider {spec.provider}: write {spec.provider}:MODEL")
+    elif custom_provider(spec) is None:
         raise ConfigError(
             f"unknown provider {spec.provider!r}: write the model as `local` or `provider:model`, with one of "
-            f"{', '.join(names)}"
+            f"{', '.join(names)}, or `package.module:Class`"
         )
-    if spec.provider in known.providers and not (spec.model or known.providers[spec.provider].default):
-        raise ConfigError(f"which model of {spec.provider}? Write {spec.provider}:MODEL")
 
 
 def _check_function(name: str) -> None:
     if not _FUNCTION.fullmatch(name):
-        raise ConfigError(f"{name!r} names no function: write package.module:name")
+        raise ConfigError(f"{name!r} is not the name of a function: write package.module:name")
 
 
 def _check_patterns(patterns: Sequence[str], home: Path) -> None:
@@ -327,84 +348,92 @@ _FORMER: Final = {new: old for old, new in RENAMED.items()}
 
 
 def unflatten(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by dotted key as nested tables, named as `Config` encodes them."""
+    """Return `values` (by dotted key) as nested tables, with the field names of `Config`."""
     tables: dict[str, Any] = {}
     for key, value in values.items():
         *sections, name = _FORMER.get(key, key).split(".")
-        within = tables
+        table = tables
         for section in sections:
-            within = within.setdefault(section, {})
-        within[name] = dict(value) if isinstance(value, dict) else value
+            table = table.setdefault(section, {})
+        table[name] = dict(value) if isinstance(value, dict) else value
     return tables
 
 
 def _setting(key: str, value: Any, source: str, *, strict: bool = True) -> Setting:
-    """Return `value` checked against the type of `key`; not `strict` reads it from text."""
+    """Return the setting `key` with a checked value. Without `strict`, the value is parsed from text."""
     if key in SECTIONS:
         raise ConfigError(f"{source}: {key} is a section, not a value: write [{key}] and its settings below")
     if key in RENAMED:
         raise ConfigError(f"{source}: {key} was renamed: use {RENAMED[key]}")
     expected = _type(key)
     if expected is None:
-        raise ConfigError(f"{source}: {_unknown(key)}")
+        raise ConfigError(f"{source}: {_unknown_setting_message(key)}")
     try:
         return Setting(msgspec.convert(value, expected, strict=strict), source)
     except msgspec.ValidationError as error:
         kinds = (expected, *(get_args(expected) if get_origin(expected) is not dict else ()))
         choices = [each for kind in kinds if get_origin(kind) is Literal for each in get_args(kind)]
         hint = f"; it is one of {', '.join(map(repr, choices))}" if choices else ""
-        raise ConfigError(f"{source}: {key} = {_shown(value)} does not fit: {_lower(str(error))}{hint}") from error
+        raise ConfigError(
+            f"{source}: {key} = {_format_value(value)} does not fit: {_lowercase_first(str(error))}{hint}"
+        ) from error
 
 
 def _type(key: str) -> Any:
-    """Return the type of the setting `key`, None when there is no such setting."""
+    """Return the type of the setting `key`. Return None for an unknown setting."""
     table, _, name = key.rpartition(".")
     return get_args(TYPES[table])[1] if table in TABLES and name else TYPES.get(key)
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     try:
         text = repr(value)
     except ValueError:  # a number with thousands of digits
-        return "a number that long"
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+        return "a number with thousands of digits"
+    return text if len(text) <= MAX_VALUE_CHARS else f"{text[:MAX_VALUE_CHARS]}..."
 
 
-def _lower(text: str) -> str:
+def _lowercase_first(text: str) -> str:
     return text[:1].lower() + text[1:]
 
 
-def _unknown(key: str) -> str:
+def _unknown_setting_message(key: str) -> str:
     section, _, name = key.rpartition(".")
-    within = f"{section}." if section in SECTIONS else ""
-    there = [known for known in TYPES if known.startswith(within)]
-    close = [known for known in TYPES if known.rpartition(".")[2] == name]
-    close = close or [
-        within + near
-        for near in difflib.get_close_matches(key[len(within) :], [each[len(within) :] for each in there], 1)
+    prefix = f"{section}." if section in SECTIONS else ""
+    section_settings = [known for known in TYPES if known.startswith(prefix)]
+    suggestions = [known for known in TYPES if known.rpartition(".")[2] == name]
+    suggestions = suggestions or [
+        prefix + near
+        for near in difflib.get_close_matches(key[len(prefix) :], [each[len(prefix) :] for each in section_settings], 1)
     ]
-    few = "there are " + ", ".join(there) if len(there) <= FEW else "`orch config show` lists those there are"
-    hint = f"did you mean {close[0]!r}?" if close else few
-    return f"there is no setting {key!r}; {hint}"
-
-
-def _no_section(name: str) -> str:
-    close = difflib.get_close_matches(name, SECTIONS, n=1)
-    hint = (
-        f"did you mean [{close[0]}]?" if close else f"there are {', '.join(f'[{each}]' for each in sorted(SECTIONS))}"
+    listing = (
+        "there are " + ", ".join(section_settings)
+        if len(section_settings) <= MAX_LISTED_SETTINGS
+        else "`orch config show` lists all settings"
     )
-    return f"there is no section [{name}]; {hint}"
+    hint = f"did you mean {suggestions[0]!r}?" if suggestions else listing
+    return f"unknown setting {key!r}; {hint}"
 
 
-def _tables(data: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted name of each table that is no section."""
+def _unknown_section_message(name: str) -> str:
+    suggestions = difflib.get_close_matches(name, SECTIONS, n=1)
+    hint = (
+        f"did you mean [{suggestions[0]}]?"
+        if suggestions
+        else f"there are {', '.join(f'[{each}]' for each in sorted(SECTIONS))}"
+    )
+    return f"unknown section [{name}]; {hint}"
+
+
+def _unknown_sections(data: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted name of each table that is not a section."""
     for name, item in data.items():
         if isinstance(item, Mapping):
             key = prefix + name
-            yield from () if key in TABLES else _tables(item, f"{key}.") if key in SECTIONS else [key]
+            yield from () if key in TABLES else _unknown_sections(item, f"{key}.") if key in SECTIONS else [key]
 
 
-def _same(one: Path, other: Path) -> bool:
+def _is_same_file(one: Path, other: Path) -> bool:
     try:
         return one.samefile(other)
     except OSError:
@@ -432,11 +461,11 @@ def _parse(path: Path, content: bytes) -> Layer:
     except tomllib.TOMLDecodeError as error:
         found = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", str(error), re.DOTALL)
         where, what = (f", line {found[2]}, column {found[3]}", found[1]) if found else ("", str(error))
-        raise ConfigError(f"{path}{where}: not TOML: {_lower(what)}") from error
-    except (ValueError, RecursionError) as error:  # a number with thousands of digits, a thousand brackets
-        raise ConfigError(f"{path}: not TOML that can be read: {_lower(str(error))}") from error
-    for table in _tables(data):
-        raise ConfigError(f"{path}, line {line_of(text, table)}: {_no_section(table)}")
+        raise ConfigError(f"{path}{where}: not TOML: {_lowercase_first(what)}") from error
+    except (ValueError, RecursionError) as error:  # a number with thousands of digits, or deep nesting
+        raise ConfigError(f"{path}: not TOML that can be read: {_lowercase_first(str(error))}") from error
+    for table in _unknown_sections(data):
+        raise ConfigError(f"{path}, line {line_of(text, table)}: {_unknown_section_message(table)}")
     return {
         key: _setting(key, value, f"{path}, line {line_of(text, key)}")
         for key, value in leaves(data)
@@ -450,23 +479,26 @@ _KEY = re.compile(r"\s*((?:[\w-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[\w-]+|\"[^\"
 
 
 def line_of(text: str, key: str) -> int:
-    """Return the number of the line of the TOML `text` that sets the dotted `key`, or the nearest one that holds it."""
-    table, holder = "", 1
+    """Return the number of the line in the TOML `text` that sets the dotted `key`.
+
+    If no line sets it, return the number of the line with the nearest table.
+    """
+    table, nearest_line = "", 1
     for number, line in enumerate(text.splitlines(), 1):
         if found := _TABLE.match(line):
-            table = at = _bare(found[1])
+            table = at = _unquoted(found[1])
         elif found := _KEY.match(line):
-            at = f"{table}.{_bare(found[1])}" if table else _bare(found[1])
+            at = f"{table}.{_unquoted(found[1])}" if table else _unquoted(found[1])
         else:
             continue
         if at == key or at.startswith(f"{key}."):
             return number
         if key.startswith(at + "."):
-            holder = number
-    return holder
+            nearest_line = number
+    return nearest_line
 
 
-def _bare(key: str) -> str:
+def _unquoted(key: str) -> str:
     return ".".join(part.strip().strip("\"'") for part in key.split("."))
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C that comes again while something is brought to its end. Light: the command line imports this."""
+"""Repeated Ctrl-C during cleanup. This module imports little, because the command line imports it."""
 
 from __future__ import annotations
 
@@ -10,43 +10,44 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
-__all__ = ["Presses"]
+__all__ = ["InterruptLimit"]
 
 
-class Presses:
-    """In a block, Ctrl-C has its usual effect at most `most` times.
+class InterruptLimit:
+    """A context manager that limits the effect of Ctrl-C.
 
-    One that comes after that is held back, and counted in `held`; unless it comes `seconds` or more after the last one
-    that had its effect, or after the beginning: nobody is to be stuck in an end that does not come. Outside the main
-    thread, which alone hears signals, and where Ctrl-C is ignored, nothing changes.
+    In the block, the first `limit` presses of Ctrl-C call the previous handler. Later presses are ignored and counted
+    in `suppressed`. To let the user end a hanging cleanup, a press also calls the handler if the last effective press,
+    or the beginning of the block, was at least `seconds` ago. The block changes nothing where Ctrl-C is ignored. The
+    block also changes nothing outside the main thread, because only the main thread receives signals.
     """
 
-    def __init__(self, most: int, seconds: float = 10.0) -> None:
-        self.held = 0
-        self._most = most
+    def __init__(self, limit: int, seconds: float = 10.0) -> None:
+        self.suppressed = 0
+        self._limit = limit
         self._seconds = seconds
         self._count = 0
         self._last = 0.0
-        self._before: Any = None
+        self._previous_handler: Any = None
 
-    def __enter__(self) -> Presses:
-        before = signal.getsignal(signal.SIGINT)
-        if callable(before):
-            self._before, self._last = before, time.monotonic()
+    def __enter__(self) -> InterruptLimit:
+        handler = signal.getsignal(signal.SIGINT)
+        if callable(handler):
+            self._previous_handler, self._last = handler, time.monotonic()
             try:
-                signal.signal(signal.SIGINT, self._hear)
+                signal.signal(signal.SIGINT, self._on_interrupt)
             except ValueError:
-                self._before = None  # not the main thread
+                self._previous_handler = None  # raised outside the main thread
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        if self._previous_handler is not None:
+            signal.signal(signal.SIGINT, self._previous_handler)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self._count >= self._most and now - self._last < self._seconds:
-            self.held += 1
+        if self._count >= self._limit and now - self._last < self._seconds:
+            self.suppressed += 1
             return
         self._count, self._last = self._count + 1, now
-        self._before(number, frame)
+        self._previous_handler(number, frame)

@@ -1,4 +1,4 @@
-"""What a program is told on stderr about its agents, each thing once."""
+"""Notices about agents, printed once each on stderr of the program."""
 
 from __future__ import annotations
 
@@ -9,30 +9,36 @@ __all__ = ["Notices", "notice"]
 
 
 def notice(text: str) -> None:
-    """Say `text` on stderr, where there is one and it can be: nothing fails because nobody listens."""
+    """Print `text` on stderr. Errors are ignored."""
     try:
-        if sys.stderr is not None:  # else print would take stdout, which is the program's
+        if sys.stderr is not None:  # without stderr, print would use stdout, which belongs to the program
             print(text, file=sys.stderr, flush=True)
-    except (OSError, ValueError):  # such as a full disk, a reader that has left, a stream that was closed
+    except (OSError, ValueError):  # the disk is full, or stderr is closed
         pass
 
 
 class Notices:
-    """`default` is to be said when the model of an agent was not chosen, `strange` of names that may be slips."""
+    """Prints notices.
 
-    def __init__(self, default: str | None, strange: Iterable[str]) -> None:
-        self._default, self._strange = default, tuple(strange)
-        self._said: set[str] = set()
+    `default` is for agents whose model was not chosen; `tool_name_warnings` contains warnings about tool names.
+    """
 
-    def spawned(self, note: str, own: Collection[str], *, chosen: bool) -> None:
-        """Say what is to be said of an agent whose spawn came with `note`, and which has the program's `own` tools."""
-        if self._default is not None and not chosen:
+    def __init__(self, default: str | None, tool_name_warnings: Iterable[str]) -> None:
+        self._default, self._tool_name_warnings = default, tuple(tool_name_warnings)
+        self._printed: set[str] = set()
+
+    def print_for_agent(self, note: str, program_tools: Collection[str], *, model_chosen: bool) -> None:
+        """Print the notices for a new agent.
+
+        `note` comes from its spawn. `program_tools` contains the names of the program's tools.
+        """
+        if self._default is not None and not model_chosen:
             notice(self._default)
             self._default = None
-        # Names in the policy; those of its own tools are no slips.
-        notes = [each for each in self._strange if not any(repr(name) in each for name in own)]
-        self._strange = ()
+        # Warnings about names of the program's own tools are skipped.
+        notes = [each for each in self._tool_name_warnings if not any(repr(name) in each for name in program_tools)]
+        self._tool_name_warnings = ()
         for each in (*notes, *note.splitlines()):
-            if each not in self._said:
+            if each not in self._printed:
                 notice(f"orch: {each}")
-                self._said.add(each)
+                self._printed.add(each)

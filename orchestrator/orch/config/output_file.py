@@ -1,4 +1,4 @@
-"""Writing something out for a user: whole or not at all, and readable for nobody else."""
+"""Writes output files for a user. The files are written atomically, and only the user can read them."""
 
 from __future__ import annotations
 
@@ -8,34 +8,29 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["write_out"]
+__all__ = ["write_output_file"]
 
 
-def write_out(output: str, pages: Iterable[str]) -> None:
-    """Write `pages` to the file `output`, whole or not at all; a link goes on leading where it leads.
+def write_output_file(output: str, pages: Iterable[str]) -> None:
+    """Write `pages` to the file `output` atomically. If `output` is a symbolic link, the link is kept.
 
-    Raises OSError, and whatever `pages` raises: then the file is as it was.
+    Raises OSError, and the errors of `pages`. After an error the file is unchanged.
     """
     if os.path.exists(output) and not os.path.isfile(output):
-        # A pipe, a device: there is nothing to put in its place.
+        # A pipe or a device cannot be replaced.
         with open(output, "w", encoding="utf-8", errors="replace") as file:
             file.writelines(pages)
         return
-    target = os.path.realpath(output)
-    beside = f"{target}.{os.getpid()}.tmp"
+    # Imported here because the thin CLI imports this module.
+    from pathlib import Path
+
+    from orch_worker.system.atomic_write import atomic_write
+
+    target = Path(os.path.realpath(output))
     try:
-        # What was said to agents is for their user alone.
-        private = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(private, "w", encoding="utf-8", errors="replace") as file:
-            file.writelines(pages)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, target)
-    except BaseException as error:
-        try:
-            os.unlink(beside)
-        except OSError:
-            pass  # it was never made
-        if isinstance(error, OSError) and error.filename == beside:
-            error.filename = output  # as the user knows it
+        with atomic_write(target, sync="content") as file:  # mode 0600, because only the user may read transcripts
+            file.writelines(page.encode(errors="replace") for page in pages)
+    except OSError as error:
+        if error.filename == str(target):
+            error.filename = output  # the name that the user gave
         raise

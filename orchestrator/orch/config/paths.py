@@ -1,6 +1,7 @@
-"""Where orch keeps its files: one private folder a user, `$ORCH_HOME`. Nothing is created until asked for.
+"""Locations of orch's files. Each user has one private folder, `$ORCH_HOME`. Folders are created on demand.
 
-Importing this costs next to nothing, because the thin CLI does: pathlib, hashlib and our errors come when needed.
+Importing this module is cheap, because the thin CLI imports it. pathlib, hashlib and orch's errors are imported on
+demand.
 """
 
 from __future__ import annotations
@@ -9,23 +10,23 @@ import os
 import stat
 from collections.abc import Iterable, Mapping
 
-TYPE_CHECKING = False  # typing.TYPE_CHECKING would cost the thin CLI a fifth of its time
+TYPE_CHECKING = False  # importing typing would take a fifth of the thin CLI's time
 if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
     "SCRATCH_PREFIX",
     "UNNAMED_RUN_PREFIX",
-    "check_private_folder",
+    "checked_path",
     "control_socket",
     "current_folder",
     "daemon_dir",
+    "ensure_private_folder",
     "home",
     "home_text",
     "is_in_use",
     "link_socket",
     "orch_folders",
-    "path_of",
     "private_dir",
     "root_socket",
     "run_dir",
@@ -37,40 +38,40 @@ __all__ = [
 ]
 
 UNNAMED_RUN_PREFIX = "run-"
-"""How the run of a program that named none begins; no other does."""
+"""The prefix of the names of unnamed runs. Named runs cannot use this prefix."""
 SCRATCH_PREFIX = "scratch-"
-"""How the folder of a command begins that needs one for as long as it runs."""
+"""Prefix of the temporary folders of commands."""
 IGNORED = "/sessions/\n/runs/\n/daemon/\n"
 CONTROL = "control.sock"
 MAX_SOCKET_PATH = 100
-"""Bytes. The kernel takes 107; the rest is left to whoever appends a suffix."""
+"""The maximum length in bytes. The kernel's limit is 107; the difference is reserved for suffixes."""
 
 
 def home_text(env: Mapping[str, str] | None = None) -> str:
     """Return the absolute path of orch's folder: `$ORCH_HOME`, `$XDG_DATA_HOME/orch` or `~/.local/share/orch`.
 
-    Raises ConfigError for a user without a home, and for a path that is not UTF-8.
+    Raises ConfigError for a user without a home folder, and for a path that is not UTF-8.
     """
     env = os.environ if env is None else env
     if chosen := env.get("ORCH_HOME"):
         return _require_utf8(os.path.abspath(os.path.expanduser(chosen)))
     data = env.get("XDG_DATA_HOME", "")
-    if not os.path.isabs(data):  # a relative one is to be ignored, says its specification
-        mine = env.get("HOME") or os.path.expanduser("~")
-        if not os.path.isabs(mine):  # a user without an entry or a variable, as in some containers
+    if not os.path.isabs(data):  # the XDG specification requires relative paths to be ignored
+        user_home = env.get("HOME") or os.path.expanduser("~")
+        if not os.path.isabs(user_home):  # the user has no database entry and no variable, as in some containers
             from orch_protocol.core.errors import ConfigError
 
             raise ConfigError(
                 "cannot find the home folder: HOME is not set and the user database has no entry. Set ORCH_HOME"
             )
-        data = os.path.join(mine, ".local", "share")
+        data = os.path.join(user_home, ".local", "share")
     return _require_utf8(os.path.join(data, "orch"))
 
 
 def home(env: Mapping[str, str] | None = None, chosen: str | os.PathLike[str] | None = None) -> Path:
-    """Return orch's folder, the `chosen` one if any, which may not exist yet (see `private_dir`).
+    """Return orch's folder, or the `chosen` folder. The folder may not exist yet (see `private_dir`).
 
-    Raises ConfigError as `home_text` does.
+    Raises ConfigError under the same conditions as `home_text`.
     """
     from pathlib import Path
 
@@ -78,7 +79,7 @@ def home(env: Mapping[str, str] | None = None, chosen: str | os.PathLike[str] | 
 
 
 def current_folder() -> Path:
-    """Return the folder that this program is in. Raises ConfigError when it is gone."""
+    """Return the current folder. Raises ConfigError when it was deleted."""
     from pathlib import Path
 
     try:
@@ -86,33 +87,39 @@ def current_folder() -> Path:
     except FileNotFoundError:
         from orch_protocol.core.errors import ConfigError
 
-        raise ConfigError("the folder that this program is in is gone: change to one that is there") from None
+        raise ConfigError("the current folder no longer exists; change to an existing one") from None
 
 
-def path_of(name: str, place: str | os.PathLike[str] | None) -> str | None:
-    """Return `place` as text, None for None. Raises ConfigError, which calls it `name`, for what is no path."""
-    if place is None:
+def checked_path(parameter: str, path: str | os.PathLike[str] | None) -> str | None:
+    """Return `path` as text. Return None for None. Raises ConfigError for other types.
+
+    `parameter` is the name of the parameter for the error message.
+    """
+    if path is None:
         return None
     try:
-        path = os.fspath(place)
-        if isinstance(path, str) and b"\0" not in os.fsencode(path):
-            return path
+        text = os.fspath(path)
+        if isinstance(text, str) and b"\0" not in os.fsencode(text):
+            return text
     except (TypeError, UnicodeEncodeError):
-        pass  # half a character, say
+        pass  # for example a lone surrogate
     from orch_protocol.core.errors import ConfigError
 
-    raise ConfigError(f"{name} is a path, as text or a Path, not {place!r}")
+    raise ConfigError(f"{parameter} must be a path (string or Path); got {path!r}")
 
 
 def _require_utf8(path: str) -> str:
-    """Return `path`, which other processes are to be told, and in messages that are UTF-8. Raises ConfigError."""
+    """Return `path`.
+
+    Raises ConfigError if it is not valid UTF-8, because messages to other processes contain the path.
+    """
     try:
         path.encode()
     except UnicodeEncodeError:
         from orch_protocol.core.errors import ConfigError
 
         shown = os.fsencode(path).decode("utf-8", "backslashreplace")
-        raise ConfigError(f"the path {shown} is not UTF-8: set ORCH_HOME to one that is") from None
+        raise ConfigError(f"the path {shown} is not UTF-8: set ORCH_HOME to a UTF-8 path") from None
     return path
 
 
@@ -122,9 +129,10 @@ def sessions_dir(home: Path) -> Path:
 
 
 def sessions_of(home: Path, chosen: str | None) -> Path:
-    """Return the folder of session folders that `chosen` names, None: the one in `home`; a relative one is below that.
+    """Return the folder of session folders.
 
-    Whoever comes later, from whichever folder, has to find them again. Raises ConfigError for what names none.
+    The folder is `chosen` (relative to `home`). With None, the folder is the default in `home`. The result does not
+    depend on the current folder, so that later processes find the same folder. Raises ConfigError for an invalid path.
     """
     if chosen is None:
         return sessions_dir(home)
@@ -134,22 +142,22 @@ def sessions_of(home: Path, chosen: str | None) -> Path:
     if not path.strip() or path.startswith("~") or "\0" in path:
         from orch_protocol.core.errors import ConfigError
 
-        raise ConfigError(f"session_dir = {chosen!r} names no folder: give its path, or leave it out")
+        raise ConfigError(f"session_dir = {chosen!r} is not the path of a folder: set a path or remove the setting")
     return Path(os.path.abspath(home / path))
 
 
 def runs_dir(home: Path) -> Path:
-    """Return the folder of run folders, one a root."""
+    """Return the folder of run folders, one per root."""
     return home / "runs"
 
 
 def run_dir(home: Path, run: str) -> Path:
-    """Return the folder of the root called `run`."""
+    """Return the folder of the run `run`."""
     return runs_dir(home) / run
 
 
 def is_in_use(folder: Path) -> bool:
-    """Return whether the process that locked `folder` last is still running."""
+    """Return whether the process that last locked `folder` is still running."""
     try:
         pid = int((folder / "lock").read_text())
         if pid <= 0:  # os.kill would address a process group
@@ -163,11 +171,11 @@ def is_in_use(folder: Path) -> bool:
 
 
 def orch_folders(home: Path, run: Path, sessions: Path, env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the folders of orch that agents of the run in `run` are kept from, as absolute paths.
+    """Return the folders of orch that are hidden from agents of the run in `run`, as absolute paths.
 
-    These are `home`, the home of `env` and the user's default one, as far as they exist (a daemon may serve there),
-    `sessions`, and the folders of sockets whose path would be too long in a home. A folder below another one is left
-    out.
+    The hidden folders are `home`, `sessions`, the home of `env`, the user's default home, and folders of sockets. The
+    home of `env` and the default home are included if they exist, because a daemon may use them. Sockets have a
+    separate folder if their path in a home would be too long. Folders inside other listed folders are omitted.
     """
     sockets = [root_socket(run), socket_path(daemon_dir(home), CONTROL, env)]
     homes = [str(home)]
@@ -187,16 +195,16 @@ def _home_of(env: Mapping[str, str]) -> str | None:
     try:
         return home_text(env)
     except ConfigError:
-        return None  # this user has no home folder
+        return None  # the user has no home folder
 
 
 def write_gitignore(home: Path) -> None:
-    """Let neither Git nor agents that look through a folder come upon what orch itself keeps in `home`, below it."""
+    """Write a .gitignore, so that Git and agents that search a folder skip orch's own files in `home`."""
     try:
         with open(home / ".gitignore", "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
             file.write(IGNORED)
     except OSError:
-        pass  # it is there, perhaps with what its owner wants; or nothing can be written, which others say
+        pass  # it exists, perhaps with changes of the user; later steps report write errors
 
 
 def daemon_dir(home: Path) -> Path:
@@ -205,9 +213,9 @@ def daemon_dir(home: Path) -> Path:
 
 
 def private_dir(folder: Path, setting: str = "ORCH_HOME") -> Path:
-    """Create `folder` and what is missing above it, each with mode 0700 whatever the umask is, and return it.
+    """Create `folder` and its missing parents with mode 0700, and return `folder`. The umask has no effect.
 
-    A folder that exists is left as it is. StoreError when it cannot be made, which names the `setting` that it is from.
+    An existing folder is unchanged. If the folder cannot be created, raises StoreError, which names `setting`.
     """
     missing = []
     at = folder
@@ -224,16 +232,17 @@ def private_dir(folder: Path, setting: str = "ORCH_HOME") -> Path:
         from orch_protocol.core.errors import StoreError
 
         raise StoreError(
-            f"cannot create the folder {folder}: {error.strerror}. Make it writable or set {setting} to one that is"
+            f"cannot create the folder {folder}: {error.strerror}. Make it writable or change {setting}"
         ) from error
     return folder
 
 
 def socket_path(folder: Path | str, name: str, env: Mapping[str, str] | None = None) -> str:
-    """Return where the socket `name` of `folder` is bound: inside it, unless that path is too long for a socket.
+    """Return the path of the socket `name` of `folder`.
 
-    Then it is a private folder of ours under `$XDG_RUNTIME_DIR`, where that is ours too, or /tmp, created here;
-    StoreError if somebody else made that folder.
+    The socket is in `folder`, unless this path is too long for a socket. Otherwise the socket is in a private folder.
+    The private folder is under `$XDG_RUNTIME_DIR` if the user owns this folder, otherwise under /tmp. This function
+    creates the private folder. Raises StoreError if another user owns it.
     """
     path = os.path.join(folder, name)
     if _fits(path):
@@ -243,11 +252,11 @@ def socket_path(folder: Path | str, name: str, env: Mapping[str, str] | None = N
     short = f"{sha256(os.fsencode(folder)).hexdigest()[:16]}-{name}"
     runtime = (os.environ if env is None else env).get("XDG_RUNTIME_DIR", "")
     bases = [f"/tmp/orch-{os.getuid()}"]
-    if os.path.isabs(runtime) and _is_ours(runtime):
+    if os.path.isabs(runtime) and _is_owned_by_user(runtime):
         bases.insert(0, os.path.join(runtime, "orch"))
     for base in bases:
         if _fits(path := os.path.join(base, short)):
-            check_private_folder(base)
+            ensure_private_folder(base)
             return path
     from orch_protocol.core.errors import StoreError
 
@@ -255,25 +264,26 @@ def socket_path(folder: Path | str, name: str, env: Mapping[str, str] | None = N
 
 
 def root_socket(run: Path) -> str:
-    """Return where the root of the run in that folder is spoken to by its workers; see `socket_path`."""
+    """Return the path of the root's socket for workers. `run` is the folder of the run; see `socket_path`."""
     return socket_path(run, "root.sock")
 
 
 def control_socket(env: Mapping[str, str] | None = None) -> str:
-    """Return the path of the daemon's control socket: where a daemon says that it is, else where one would be."""
+    """Return the path of the daemon's control socket. If the daemon announced no path, return the default path."""
     folder = os.path.join(home_text(env), "daemon")
     if not _fits(link := os.path.join(folder, CONTROL)):
         try:
             return os.readlink(link)
         except OSError:
-            pass  # there is none
+            pass  # the link does not exist
     return socket_path(folder, CONTROL, env)
 
 
 def link_socket(folder: Path | str, path: str) -> None:
-    """Let whoever looks for the control socket in `folder` find it at `path`.
+    """Create a link in `folder` to the control socket at `path`.
 
-    What a long path falls back to depends on the environment, and a command's may be another than the daemon's is.
+    Commands need the link if the socket is outside `folder`. The path of the socket then depends on the environment,
+    and a command may have another environment than the daemon.
     """
     if path != (link := os.path.join(folder, CONTROL)):
         new = f"{link}.{os.getpid()}"
@@ -281,20 +291,24 @@ def link_socket(folder: Path | str, path: str) -> None:
         os.replace(new, link)
 
 
-VARIABLES = "variables"
+VARIABLES_FILE = "variables"
 
 
 def write_variables(folder: Path, names: Iterable[str]) -> None:
-    """Let commands know which variables the daemon in `folder` wants to be sent."""
-    new = folder / f"{VARIABLES}.{os.getpid()}"
-    new.write_text("\n".join(names))
-    new.replace(folder / VARIABLES)
+    """Write a file in `folder` with the names of the variables that commands send to the daemon."""
+    from orch_worker.system.atomic_write import atomic_write
+
+    with atomic_write(folder / VARIABLES_FILE, sync="none") as file:
+        file.write("\n".join(names).encode())
 
 
-def variables(env: Mapping[str, str] | None = None) -> list[str]:
-    """Return the names that `write_variables` wrote for the daemon of `env`'s ORCH_HOME, none where it wrote none."""
+def read_variables(env: Mapping[str, str] | None = None) -> list[str]:
+    """Return the names written by `write_variables` for the daemon of the ORCH_HOME in `env`.
+
+    Return [] if there are none.
+    """
     try:
-        with open(os.path.join(home_text(env), "daemon", VARIABLES), encoding="utf-8") as file:
+        with open(os.path.join(home_text(env), "daemon", VARIABLES_FILE), encoding="utf-8") as file:
             return file.read().split()
     except OSError:
         return []
@@ -304,17 +318,18 @@ def _fits(path: str) -> bool:
     return len(os.fsencode(path)) <= MAX_SOCKET_PATH
 
 
-def _is_ours(folder: str) -> bool:
+def _is_owned_by_user(folder: str) -> bool:
     try:
         return os.stat(folder).st_uid == os.getuid()
     except OSError:
         return False
 
 
-def check_private_folder(base: str) -> None:
-    """Make sure that `base`, in a folder that is everybody's, is a real folder, ours, and closed to others.
+def ensure_private_folder(base: str) -> None:
+    """Create `base` in a shared folder.
 
-    Raises StoreError when it is not.
+    If `base` exists, check that `base` is a folder, owned by this user and closed to other users. Raises StoreError if
+    the check fails.
     """
     from orch_protocol.core.errors import StoreError
 

@@ -1,64 +1,70 @@
-"""Which folders' configuration a person has read and accepted: by content, so that an edit asks anew."""
+"""The user's trust in files of other people, such as project configurations, extensions, skills and agent types.
+
+The user trusts one version of the content. Changed content is not trusted.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final, Literal
 
 from orch_protocol.core.errors import ConfigError
-from orch_worker.system import atomic_json
 from orch_worker.system.files import bytes_of
+from orch_worker.system.trust_file import TrustFile
 
 from . import paths
 
-__all__ = ["Trusted", "is_trusted", "project_file", "trust", "untrust"]
+__all__ = ["Kind", "accept", "is_trusted", "project_file", "revoke", "trust", "trust_file"]
 
 
-# --- What a person has read and accepted ---
+Kind = Literal["project", "extension", "skill", "agent type"]
+
+FILES: Final[dict[Kind, tuple[str, str]]] = {
+    "project": ("trust.json", "trust the folders you need again"),
+    "extension": ("trusted_extensions.json", "trust again what you need"),
+    "skill": ("trusted_skills.json", "trust again what you need"),
+    "agent type": ("trusted_agents.json", "trust again what you need"),
+}
+"""The name of each trust file, and the remedy after a damaged trust file was removed."""
 
 
-class Trusted:
-    """The hashes in `file`, by what they are of. When it cannot be read its ConfigError says to do `then`."""
+def trust_file(home: Path, kind: Kind) -> TrustFile:
+    """Return the trust file in `home` for folders of this `kind`."""
+    name, then = FILES[kind]
+    return TrustFile(home / name, then)
 
-    def __init__(self, file: Path, then: str = "trust again what you need") -> None:
-        self._file, self._then = file, then
 
-    def known(self) -> dict[str, str]:
-        """Return the hashes. Raises ConfigError."""
-        return atomic_json.read(self._file, dict[str, str], {}, self._then)
+def accept(home: Path, kind: Kind, folder: Path, digest: str) -> None:
+    """Record that the user accepts the content of `folder` with this digest. Raises ConfigError or StoreError."""
+    paths.private_dir(home)
+    trust_file(home, kind).accept(folder, digest)
 
-    def add(self, key: str, hash: str) -> None:
-        """Let `hash` be that of `key`. Raises ConfigError, StoreError."""
-        paths.private_dir(self._file.parent)
-        atomic_json.change_json(self._file, dict[str, str], {}, self._then, lambda known: known | {key: hash})
 
-    def remove(self, key: str) -> bool:
-        """Let there be none of `key`; False when there was none. Raises ConfigError, StoreError."""
-        if key not in self.known():
-            return False
+def revoke(home: Path, kind: Kind, folder: Path) -> bool:
+    """Remove the trust in `folder`. Return whether the folder was trusted. Raises ConfigError or StoreError."""
+    return trust_file(home, kind).revoke(folder)
 
-        def without(known: dict[str, str]) -> dict[str, str]:
-            return {each: hash for each, hash in known.items() if each != key}
 
-        return key in atomic_json.change_json(self._file, dict[str, str], {}, self._then, without)
+# --- Project configurations ---
 
 
 def project_file(folder: Path) -> Path:
-    """Return where the configuration of the project in `folder` lies."""
+    """Return the path of the configuration of the project in `folder`."""
     return folder / ".orch" / "config.toml"
 
 
 def is_trusted(folder: Path, content: bytes, home: Path) -> bool:
-    """Say whether exactly `content`, as the configuration of `folder`, was trusted."""
-    return _trusted(home).known().get(_key(folder)) == hashlib.sha256(content).hexdigest()
+    """Return whether the user accepted exactly this `content` as the configuration of `folder`."""
+    return trust_file(home, "project").read().accepts(folder, hashlib.sha256(content).hexdigest())
 
 
 def trust(folder: Path, home: Path, check: Callable[[Path, bytes, Path], None]) -> Path:
-    """Trust the configuration of `folder` as it is now and return its path. ConfigError when there is none.
+    """Accept the current configuration of `folder` and return its path.
 
-    `check(file, content, home)` raises for one that does not do.
+    Raises ConfigError if there is no configuration. `check(file, content, home)` raises an error for an invalid
+    configuration.
     """
     file = project_file(folder)
     try:
@@ -69,18 +75,5 @@ def trust(folder: Path, home: Path, check: Callable[[Path, bytes, Path], None]) 
         check(file, content, home)
     except ConfigError as error:
         raise ConfigError(f"not trusted: {error}") from error
-    _trusted(home).add(_key(folder), hashlib.sha256(content).hexdigest())
+    accept(home, "project", folder, hashlib.sha256(content).hexdigest())
     return file
-
-
-def untrust(folder: Path, home: Path) -> bool:
-    """Forget that `folder` was trusted. False when it was not."""
-    return _trusted(home).remove(_key(folder))
-
-
-def _key(folder: Path) -> str:
-    return os.fsencode(folder.resolve()).decode("utf-8", "backslashreplace")
-
-
-def _trusted(home: Path) -> Trusted:
-    return Trusted(home / "trust.json", "trust the folders you need again")

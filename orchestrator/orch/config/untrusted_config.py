@@ -1,4 +1,7 @@
-"""What a project's file that nobody trusted may do to each setting: make it stricter. Pure."""
+"""Decides which settings an untrusted project file may change.
+
+Only stricter values are allowed. The functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,21 @@ import msgspec
 from msgspec import Struct
 
 from orch_protocol.agent.config import Config, HooksConfig
-from orch_protocol.agent.project import RANK as TELLS
+from orch_protocol.agent.project import RANK as CONTEXT_RANK
 from orch_protocol.core.prompts import TIERS
 from orch_protocol.policy.budget import Budget
 from orch_protocol.policy.policy import RANK
 from orch_protocol.policy.sandbox import LEVELS, ToolLimits
 
-__all__ = ["ITS_USERS", "NARROWS", "fields_of", "is_restriction"]
+__all__ = ["STRICTNESS_CHECKS", "USER_ONLY_SETTINGS", "fields_of", "is_restriction"]
 
 
 def is_restriction(key: str, new: Any, old: Any) -> bool:
-    """Say whether `new` is at least as strict for the setting `key` as `old`, None where that is not set."""
-    return NARROWS[key if key in NARROWS else key.rpartition(".")[0]](new, old)
+    """Return whether the value `new` of the setting `key` is at least as strict as `old`.
+
+    If `old` is None, the setting is not set.
+    """
+    return STRICTNESS_CHECKS[key if key in STRICTNESS_CHECKS else key.rpartition(".")[0]](new, old)
 
 
 RENAMED: Final = {
@@ -30,7 +36,7 @@ RENAMED: Final = {
     "hooks.reflect.every": "hooks.reflect.every_turns",
     "hooks.reflect.tries": "hooks.reflect.max_continuations",
 }
-"""Former keys and their new names. Journals keep the former names, so the structs encode their fields so."""
+"""Former keys and their new names. Journals use the former names, so the structs encode fields with these names."""
 
 
 def fields_of(struct: type[Struct], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -55,7 +61,7 @@ def _at_least(new: Any, old: Any) -> bool:
     return bool(new >= old)
 
 
-def _confines(new: Any, old: Any) -> bool:
+def _is_as_strict_level(new: Any, old: Any) -> bool:
     return bool(new >= (old or LEVELS[-1]))
 
 
@@ -67,27 +73,27 @@ def _as_strict(new: Any, old: Any) -> bool:
     return new is not None and RANK[new] >= RANK[old or "ask"]
 
 
-def _denies(new: Any, old: Any) -> bool:
+def _is_as_strict_permission(new: Any, old: Any) -> bool:
     return new == "deny" or (old is not None and RANK[new] >= RANK[old])
 
 
-def _tells_less(new: Any, old: Any) -> bool:
-    return TELLS[new] <= TELLS[old]
+def _passes_less_context(new: Any, old: Any) -> bool:
+    return CONTEXT_RANK[new] <= CONTEXT_RANK[old]
 
 
-def _more(new: Any, old: Any) -> bool:
+def _is_superset(new: Any, old: Any) -> bool:
     return set(new) >= set(old)
 
 
-ITS_USERS: Final = tuple(
+USER_ONLY_SETTINGS: Final = tuple(
     key for key, _ in fields_of(Config) if re.search(r"^(archival|memory|workspace)\.|context_compaction\.", key)
 )
-"""What is said of archiving, summarising, remembering, and what agents have at hand."""
+"""Settings about archiving, summaries, memory and workspace."""
 
 TAINT_RANK: Final = {"off": 0, "ask": 1, "deny": 2}
 
-# What an untrusted file may do to each key. A test holds this table complete.
-NARROWS: Final[dict[str, Callable[[Any, Any], bool]]] = {
+# The check for each key in an untrusted file. A test ensures that this table is complete.
+STRICTNESS_CHECKS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     **dict.fromkeys(("model", "thinking"), _never),
     "session_dir": _never,
     "durability": lambda new, _: bool(new == "power"),
@@ -100,8 +106,11 @@ NARROWS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "subagents.default_preset": lambda new, old: new in ("minimal", old),
     "subagents.default_tools": lambda new, old: new is not None and set(new) <= set(old or ()),
     "subagents.chat_models": lambda new, old: new is not None and (old is None or set(new) <= set(old)),
+    "subagents.models": lambda new, old: set(new) <= set(old),
     **dict.fromkeys((f"subagents.{limit}" for limit in Budget.__struct_fields__), _at_most_if_any),
-    **dict.fromkeys((f"subagents.context.{name}" for name in ("minimal", "investigate", "work", "tools")), _tells_less),
+    **dict.fromkeys(
+        (f"subagents.context.{name}" for name in ("minimal", "investigate", "work", "tools")), _passes_less_context
+    ),
     "subagents.context.files": lambda new, old: set(new) <= set(old),
     "subagents.context.packages": lambda new, old: set(new) <= set(old),
     "subagents.context.full_tokens": _at_most,
@@ -117,15 +126,16 @@ NARROWS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "limits.reply_tokens": _at_most,
     "daemon.idle_minutes": _at_most,
     "environment.pass": lambda new, old: set(new) <= set(old),
+    "approval.channel": lambda new, _: bool(new == "person"),
     "policy.approval_mode": _as_strict,
-    "policy.dangerous_tools": _more,
-    "policy.permissions": _denies,
-    "policy.denied_paths": _more,
+    "policy.dangerous_tools": _is_superset,
+    "policy.permissions": _is_as_strict_permission,
+    "policy.denied_paths": _is_superset,
     "policy.require_denied_paths": _at_least,
     "policy.usable_credentials": lambda new, old: set(new) <= set(old),
     "policy.allowed_paths": lambda new, old: new is not None and (old is None or set(new) <= set(old)),
-    "policy.personal_paths": _more,
-    "policy.code_paths": _more,
+    "policy.personal_paths": _is_superset,
+    "policy.code_paths": _is_superset,
     "policy.approval_seconds": _at_most,
     **dict.fromkeys((key for key, _ in fields_of(HooksConfig, "hooks.")), _never),
     "extensions.load": _never,
@@ -138,15 +148,15 @@ NARROWS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "policy.function": _never,
     "policy.taint.mode": lambda new, old: TAINT_RANK[new] >= TAINT_RANK[old],
     "policy.taint.trusted_hosts": lambda new, old: set(new) <= set(old),
-    "policy.taint.untrusted_paths": _more,
-    "policy.taint.sensitive_paths": _more,
+    "policy.taint.untrusted_paths": _is_superset,
+    "policy.taint.sensitive_paths": _is_superset,
     "policy.taint.tools": _never,
     "sandbox.level": _at_least,
     "sandbox.require": _at_least,
-    **dict.fromkeys(("sandbox.presets", "sandbox.tools"), _confines),
+    **dict.fromkeys(("sandbox.presets", "sandbox.tools"), _is_as_strict_level),
     "sandbox.network": _at_most,
     **dict.fromkeys(("sandbox.read", "sandbox.write"), lambda new, old: set(new) <= set(old)),
     **dict.fromkeys((key for key, _ in fields_of(ToolLimits, "sandbox.limits.")), _at_most_if_any),
-    # What is archived, summarised or remembered, and what that costs, is its user's to say.
-    **dict.fromkeys(ITS_USERS, _never),
+    # Only the user decides what is archived, summarized or remembered, and what this may cost.
+    **dict.fromkeys(USER_ONLY_SETTINGS, _never),
 }

@@ -11,11 +11,11 @@ DISTRIBUTION: Final = "orch-agents"
 
 
 def version() -> str:
-    """Return the installed distribution's version, or "source" when it runs from a folder without one."""
+    """Return the version of the installed distribution. Return "source" if orch runs from a source folder."""
     from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as of
+    from importlib.metadata import version as distribution_version
 
     try:
-        return of(DISTRIBUTION)
+        return distribution_version(DISTRIBUTION)
     except PackageNotFoundError:
         return "source"

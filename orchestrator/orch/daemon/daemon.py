@@ -1,8 +1,8 @@
-"""The per-user root behind the CLI: `python -P -m orch.daemon.daemon`. One for each ORCH_HOME, by a lock on a file.
+"""The per-user daemon: `python -P -m orch.daemon.daemon`.
 
-It serves the control socket until it is told to stop or had nothing to do for `daemon.idle_minutes`. Keys come with
-each request and stay in memory; `orch daemon run` hands some over through a descriptor, so that no environment holds
-them.
+A lock file ensures that each ORCH_HOME has at most one daemon. The daemon serves the control socket until it is stopped
+or has been idle for `daemon.idle_minutes`. Keys come with each request and stay in memory. `orch daemon run` passes
+keys through a file descriptor, so that no environment contains them.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ from msgspec import Struct
 from orch_protocol.agent.config import Config
 from orch_protocol.core.errors import AgentBusyError, LockedError, OrchError, ProtocolError, error_info
 from orch_protocol.policy.sandbox import Level
-from orch_protocol.services.registry import SERVICES
-from orch_protocol.services.requests import LIST_AGENTS, AgentRow, ListAgents, QueryAgent
+from orch_protocol.services.agents.status import LIST_AGENTS, AgentRow, ListAgents
+from orch_protocol.services.dispatch.registry import SERVICES
 from orch_protocol.services.service import Empty
 from orch_protocol.wire.control_socket import ALREADY_RUNNING, ControlNotice
 from orch_protocol.wire.frames import DECODE_ERRORS, VERSION
-from orch_protocol.wire.watch_events import WatchAgent
 from orch_worker.backends import models
 from orch_worker.process import worker_init
 from orch_worker.sandbox.probe import AvailableLevels, available_levels, describe
@@ -45,23 +44,27 @@ from ..config.logs import logger, open_log
 from ..config.version import version
 from ..policy.caller import USER, AgentCaller
 from ..policy.credentials import CallerCredentials, read_salt
+from ..policy.permissions import CallFromCommand, check
 from .control_socket import Client, ControlServer, DaemonLeaving
 
 __all__ = ["Daemon", "DaemonStatus", "Stop", "Stopping", "main"]
 
 DRAIN_SECONDS: Final = 10.0
-LOOK_SECONDS: Final = 15.0
-"""How often the daemon looks whether its folder is still there."""
-DESCRIPTORS: Final = 1 << 14
-"""What an agent takes of them is four at the most; what its commands inherit is no more either."""
-UNHEARD: Final = frozenset({"daemon_status", "ping"})
-"""Methods that only look at the daemon: they do not keep it from leaving, and commands of agents may use them."""
+CHECK_SECONDS: Final = 15.0
+"""The interval of the checks that the daemon's folder still exists."""
+MAX_DESCRIPTORS: Final = 1 << 14
+"""The limit of open files that the daemon requests.
+
+An agent needs at most four files; its commands inherit this limit.
+"""
+PASSIVE_METHODS: Final = frozenset({"daemon_status", "ping"})
+"""Methods that only query the daemon. These methods do not count as activity, and commands of agents may use them."""
 
 log = logger("orch.daemon.daemon")
 
 
-async def _machine() -> AvailableLevels:
-    """Return what this machine can keep tools from; it is tried once, beside what else there is to do."""
+async def _find_levels() -> AvailableLevels:
+    """Determine in a thread which sandbox levels this machine supports."""
     return await asyncio.to_thread(available_levels)
 
 
@@ -70,11 +73,11 @@ Call = Callable[..., Awaitable[Any]]
 
 
 class DaemonStatus(Struct, frozen=True):
-    """The daemon as it is. `agents` and `busy` are counts; `model` None is the offline backend.
+    """The status of the daemon. `agents` and `busy` are counts. `model` is None for the offline backend.
 
-    `settings` are the values it goes by, by dotted key, of what holds for all of its agents. `sandbox` is the level at
-    which tools run unless a caller or a setting says otherwise, `sandbox_required` whether no agent gets less, and
-    `sandbox_offered` what this machine has, in words.
+    `settings` contains the values that apply to all agents of the daemon, by dotted key. `sandbox` is the default level
+    of tools. With `sandbox_required`, no agent gets a lower level. `sandbox_offered` describes the levels that this
+    machine supports.
     """
 
     pid: int
@@ -92,30 +95,30 @@ class DaemonStatus(Struct, frozen=True):
 
 
 class Stop(Struct, frozen=True, forbid_unknown_fields=True):
-    """Stop the daemon; with `if_idle` only when no agent works and nobody else asks."""
+    """Stop the daemon. With `if_idle`, stop only when no agent is working and no other request is in progress."""
 
     if_idle: bool = False
 
 
 class Stopping(Struct, frozen=True):
-    """The daemon is about to end."""
+    """The daemon is about to exit."""
 
     pid: int
 
 
 class FallbackKeys(Struct, frozen=True):
-    """Names of the variables that the daemon uses for callers without keys."""
+    """The names of the variables that the daemon uses for callers without keys."""
 
     names: tuple[str, ...]
 
 
 class Daemon:
-    """Answers control requests for `root` and knows when to leave.
+    """Answers control requests for `root` and decides when to exit.
 
-    `call` serves one of `orch_protocol.services.registry.SERVICES`; `clock` counts seconds. `holds` says whether the
-    folder is
-    still the daemon's: when it was removed or replaced nobody finds the daemon any more, or another one serves there.
-    `fault` says why its journal can be written no more, "" as long as it can: the next daemon opens it anew.
+    `call` runs one of the services; a streaming service sends its events to the client. `clock` returns seconds.
+    `owns_folder` returns whether the folder still belongs to the daemon. If the folder was removed, clients no longer
+    find this daemon. If the folder was replaced, another daemon may serve the new folder. `fault` returns why the
+    journal cannot be written, or "" while it can be written; the next daemon opens the journal again.
     """
 
     def __init__(
@@ -125,66 +128,67 @@ class Daemon:
         *,
         home: Path,
         config: Config,
-        holds: Callable[[], bool] = lambda: True,
+        owns_folder: Callable[[], bool] = lambda: True,
         fault: Callable[[], str] = lambda: "",
         clock: Callable[[], float] = time.monotonic,
-        offered: Callable[[], Awaitable[AvailableLevels]] = _machine,
+        find_levels: Callable[[], Awaitable[AvailableLevels]] = _find_levels,
         credentials: CallerCredentials | None = None,
     ) -> None:
         self._root = root
         self._call = call
         self._home = home
         self._config = config
-        self._holds, self._fault = holds, fault
+        self._owns_folder, self._fault = owns_folder, fault
         self._clock = clock
-        self._offered = offered
+        self._find_levels = find_levels
         self._credentials = credentials
-        self._touched = clock()
+        self._last_activity = clock()
         self._requests = 0
         self._started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._stop = asyncio.Event()
 
     async def handle(self, method: str, params: msgspec.Raw, client: Client) -> Any:
-        """Serve one request of the control socket."""
-        heard = method not in UNHEARD
-        self._requests += heard
+        """Handle a request of the control socket."""
+        is_activity = method not in PASSIVE_METHODS
+        self._requests += is_activity
         try:
             if method == "ping":
                 return Empty()
-            if client.agent_id is not None and method not in UNHEARD:
+            if client.agent_id is not None and method not in PASSIVE_METHODS:
                 return await self._handle_command(client.agent_id, method, params)
             if method == "daemon_stop":
-                return await self._told_to_stop(_params(method, params, Stop), client)
-            if not self._holds():
+                return await self._stop_requested(_params(method, params, Stop), client)
+            if not self._owns_folder():
                 self.stop()
                 raise DaemonLeaving(f"daemon is shutting down: its home {self._home} was moved or deleted; retry")
             if fault := self._fault():
                 self.stop()
-                raise DaemonLeaving(f"the daemon is leaving: {fault}; ask the next one")
+                raise DaemonLeaving(f"daemon is shutting down: {fault}; retry")
             with self._calling(method, client):
                 return await self._serve(method, params, client)
         finally:
-            self._requests -= heard
-            if heard:
-                self._touched = self._clock()
+            self._requests -= is_activity
+            if is_activity:
+                self._last_activity = self._clock()
 
     async def _handle_command(self, agent_id: str, method: str, params: msgspec.Raw) -> Any:
-        """Serve a request of a command that an agent runs, as a request of that agent."""
-        from ..services import check_command  # imports everything that there is to serve
-
-        check_command(self._root, agent_id, method)
+        """Handle a request from a command of an agent. The agent counts as the caller."""
+        caller = AgentCaller(agent_id)
+        check(self._root.tree.agents, caller, CallFromCommand(method))
         service = SERVICES[method]
-        return await self._call(self._root, AgentCaller(agent_id), service, _params(method, params, service.params))
+        return await self._call(self._root, caller, service, _params(method, params, service.params))
 
     @contextlib.contextmanager
     def _calling(self, method: str, client: Client) -> Iterator[None]:
-        """Let what is done in this block be done with the credentials of `client`; commands of agents offer none."""
+        """Run the block with the credentials of `client`. Commands of agents provide no credentials."""
         if self._credentials is None or client.agent_id is not None:
             yield
             return
-        with self._credentials.calling(client.credentials, method, lambda line: client.tell(ControlNotice(line))):
+        with self._credentials.on_behalf_of(
+            client.credentials, method, lambda line: client.send_event(ControlNotice(line))
+        ):
             if client.credentials:
-                self._root.credentials_offered()
+                self._root.launch_waiting()
             yield
 
     async def _serve(self, method: str, params: msgspec.Raw, client: Client) -> Any:
@@ -196,41 +200,41 @@ class Daemon:
             known = ", ".join([*SERVICES, "daemon_status", "daemon_stop", "ping"])
             raise ProtocolError(f"unknown method {method!r}; available: {known}")
         service = SERVICES[method]
-        asked: Struct = _params(method, params, service.params)
-        told = isinstance(asked, QueryAgent) and (asked.stream or asked.approve or asked.progress)
-        if told or isinstance(asked, WatchAgent):
-            return await self._call(self._root, USER, service, asked, client.tell)
-        return await self._call(self._root, USER, service, asked)
+        service_params: Struct = _params(method, params, service.params)
+        return await self._call(self._root, USER, service, service_params, client.send_event)
 
     def _take_keys(self, client: Client) -> FallbackKeys:
         """Use the client's variables for callers without keys."""
         if self._credentials is not None:
-            self._credentials.fall_back_on(client.credentials, "orch daemon start")
-            self._root.credentials_offered()
+            self._credentials.set_fallback(client.credentials, "orch daemon start")
+            self._root.launch_waiting()
         return FallbackKeys(tuple(sorted(client.credentials)))
 
     async def until_done(self) -> str:
-        """Return why it is time to leave, when it is."""
-        while self._holds():
+        """Wait until the daemon has to exit, and return the reason."""
+        while self._owns_folder():
             if fault := self._fault():
                 return fault
             if self._stop.is_set():
-                return "told to stop"
-            left = await self.seconds_left()
-            if left <= 0:
+                return "asked to stop"
+            remaining_seconds = await self.seconds_left()
+            if remaining_seconds <= 0:
                 return f"idle for {self._config.daemon.idle_minutes:g} minutes"
             try:
-                async with asyncio.timeout(min(left, LOOK_SECONDS)):
+                async with asyncio.timeout(min(remaining_seconds, CHECK_SECONDS)):
                     await self._stop.wait()
             except TimeoutError:
                 pass
         return f"{self._home} was removed, or another daemon serves it"
 
     async def seconds_left(self) -> float:
-        """Return how long to stay if nothing happens. Requests under way and agents at work start it anew."""
+        """Return the number of seconds until the daemon exits because it is idle.
+
+        Requests in progress and working agents reset the time.
+        """
         if self._requests or await self._busy():
-            self._touched = self._clock()
-        return self._touched + self._config.daemon.idle_minutes * 60 - self._clock()
+            self._last_activity = self._clock()
+        return self._last_activity + self._config.daemon.idle_minutes * 60 - self._clock()
 
     def stop(self) -> None:
         """Make `until_done` return."""
@@ -245,12 +249,12 @@ class Daemon:
 
     async def _status(self) -> DaemonStatus:
         rows = await self._agents()
-        offer, sandbox = await self._offered(), self._config.sandbox
+        levels, sandbox = await self._find_levels(), self._config.sandbox
         return DaemonStatus(
             pid=os.getpid(),
-            sandbox=offer.nearest(sandbox.level),
+            sandbox=levels.nearest(sandbox.level),
             sandbox_required=sandbox.require,
-            sandbox_offered=describe(offer),
+            sandbox_offered=describe(levels),
             agents=len(rows),
             busy=sum(row.status in ("busy", "starting") for row in rows),
             version=version(),
@@ -261,7 +265,7 @@ class Daemon:
             settings={key: value for key, value in flatten(self._config).items() if key in ROOT_WIDE},
         )
 
-    async def _told_to_stop(self, params: Stop, client: Client) -> Stopping:
+    async def _stop_requested(self, params: Stop, client: Client) -> Stopping:
         if params.if_idle:
             busy = await self._busy()
             if busy:
@@ -281,17 +285,17 @@ def _params(method: str, params: msgspec.Raw, type: type[T]) -> T:
 
 
 def read_keys(descriptor: int) -> dict[str, str]:
-    """Read the key variables, a JSON object, to the end of `descriptor` and close it."""
+    """Read the key variables to the end of `descriptor` and close it. The variables are a JSON object."""
     with open(descriptor, "rb") as pipe:
         return msgspec.json.decode(pipe.read() or b"{}", type=dict[str, str])
 
 
-def report(descriptor: int | None, **said: Any) -> None:
-    """Tell whoever started us how that went: one JSON line. That nobody listens is no error."""
+def report(descriptor: int | None, **fields: Any) -> None:
+    """Write a JSON line about the start to the parent process. If the pipe is closed, do nothing."""
     if descriptor is None:
         return
     try:
-        os.write(descriptor, json.dumps(said).encode() + b"\n")
+        os.write(descriptor, json.dumps(fields).encode() + b"\n")
     except BrokenPipeError:
         pass
     finally:
@@ -301,7 +305,7 @@ def report(descriptor: int | None, **said: Any) -> None:
 async def serve(
     lock: FolderLock, home: Path, config: Config, credentials: CallerCredentials, ready: int | None
 ) -> None:
-    """Be the daemon until it is time to leave. `lock` is what makes it the one of `home`."""
+    """Run the daemon until it has to exit. `lock` is the lock of the folder `home`."""
     from ..api.orchestrator import AsyncOrchestrator
     from ..services import call
 
@@ -314,7 +318,7 @@ async def serve(
         call,
         home=home,
         config=config,
-        holds=lock.holds,
+        owns_folder=lock.holds,
         fault=lambda: root.disk.fault,
         credentials=credentials,
     )
@@ -327,15 +331,15 @@ async def serve(
         paths.link_socket(paths.daemon_dir(home), socket)
         log.info("serving", version=version(), home=str(home), pid=os.getpid())
         report(ready, pid=os.getpid())
-        log.info("sandbox", level=config.sandbox.level, offered=describe(await _machine()))
+        log.info("sandbox", level=config.sandbox.level, offered=describe(await _find_levels()))
         log.info("leaving", why=await daemon.until_done())
         await server.leave()
     finally:
         if not lock.holds():
-            # Tidying up would take the next daemon's files along; the shim ends what runs below us.
+            # Cleaning up would delete the next daemon's files; the shim ends all child processes.
             await server.close()
             os._exit(1)
-        # Waiting requests fail as the root closes, and are answered; what is left then is cut off.
+        # When the root closes, requests that wait fail and are answered. The remaining requests are canceled.
         try:
             async with asyncio.timeout(DRAIN_SECONDS):
                 await orchestrator.__aexit__(None, None, None)
@@ -343,27 +347,30 @@ async def serve(
             log.error("agents_left_to_their_shim", seconds=DRAIN_SECONDS)
         await server.close()
         with contextlib.suppress(OSError):
-            os.unlink(paths.daemon_dir(home) / paths.CONTROL)  # where it only showed the socket
+            os.unlink(paths.daemon_dir(home) / paths.CONTROL)  # removes the link to the socket, if there is a link
 
 
 def stop_on_signals(stop: Callable[[], None]) -> None:
-    """Let the first SIGTERM, SIGINT or SIGHUP call `stop`, and the next end the process at once."""
+    """Call `stop` on the first SIGTERM, SIGINT or SIGHUP. On the next such signal, exit immediately."""
     loop = asyncio.get_running_loop()
-    seen: list[str] = []
+    received: list[str] = []
 
-    def met(number: signal.Signals) -> None:
-        seen.append(number.name)
+    def handle_signal(number: signal.Signals) -> None:
+        received.append(number.name)
         log.info("signal", name=number.name)
-        if len(seen) > 1:
+        if len(received) > 1:
             os._exit(1)
         stop()
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        loop.add_signal_handler(number, met, number)
+        loop.add_signal_handler(number, handle_signal, number)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the daemon of this ORCH_HOME; ALREADY_RUNNING when there is one."""
+    """Run the daemon of this ORCH_HOME and return the exit code.
+
+    Return ALREADY_RUNNING if another daemon is running.
+    """
     parser = argparse.ArgumentParser(prog="python -P -m orch.daemon.daemon", description=__doc__)
     parser.add_argument(
         "--keys",
@@ -374,11 +381,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--ready", type=int, metavar="FD", help="descriptor to report to, once, as JSON")
     arguments = parser.parse_args(argv)
     os.umask(0o077)
-    worker_init.protect_memory()  # it holds the keys of all workers
-    few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    enough = DESCRIPTORS if most == resource.RLIM_INFINITY else min(most, DESCRIPTORS)
-    if few != resource.RLIM_INFINITY and few < enough:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (enough, most))
+    worker_init.protect_memory()  # this process has the keys of all workers
+    soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    target_limit = MAX_DESCRIPTORS if hard_limit == resource.RLIM_INFINITY else min(hard_limit, MAX_DESCRIPTORS)
+    if soft_limit != resource.RLIM_INFINITY and soft_limit < target_limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target_limit, hard_limit))
     for descriptor in (arguments.keys, arguments.ready):
         if descriptor is not None:
             os.set_inheritable(descriptor, False)
@@ -387,14 +394,14 @@ def main(argv: list[str] | None = None) -> int:
         home = paths.private_dir(paths.home())
         folder = paths.private_dir(paths.daemon_dir(home))
         try:
-            lock = FolderLock.acquire(folder)  # never released: it shows others that this process is still there
+            lock = FolderLock.acquire(folder)  # held until exit; the lock shows that this process is running
         except LockedError as error:
             print(f"orch: another daemon serves {home}: {error}", file=sys.stderr)
             return ALREADY_RUNNING
         secrets = {value for name, value in os.environ.items() if holds_secret(name, value)}
         open_log(folder / "log", secrets)
         credentials = CallerCredentials(models.load(home), read_salt(home), secrets)
-        credentials.fall_back_on(keys, "orch daemon run")
+        credentials.set_fallback(keys, "orch daemon run")
         asyncio.run(serve(lock, home, load(None, os.environ, home=home).config, credentials, arguments.ready))
     except (OrchError, OSError) as error:
         log.exception("could_not_go_on")

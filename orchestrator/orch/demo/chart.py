@@ -1,4 +1,4 @@
-"""Two curves over the model calls of a session, as text and as an SVG picture."""
+"""A chart with two curves for the model calls of a session, as text and as SVG."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MARGIN: Final = (64, 24, 24, 48)  # left, top, right, bottom
 COLORS: Final = ("#555555", "#D55E00")  # dark gray, and the orange of Okabe and Ito's palette
 
 
-def text_chart(without: Sequence[int], archived: Sequence[int], *, width: int, drawn: bool = True) -> list[str]:
-    """Return the lines of a chart at most `width` columns wide: values upward, steps to the right.
+def text_chart(without: Sequence[int], archived: Sequence[int], *, width: int, unicode: bool = True) -> list[str]:
+    """Return the lines of a chart that is at most `width` columns wide. The step number grows to the right.
 
-    `drawn` says whether the output takes characters outside ASCII.
+    `unicode` means that the output supports characters outside ASCII.
     """
-    marks = (WITHOUT, WITH) if drawn else (PLAIN_WITHOUT, PLAIN_WITH)
+    marks = (WITHOUT, WITH) if unicode else (PLAIN_WITHOUT, PLAIN_WITH)
     top = max(*without, *archived, 1)
     label = len(_short(top))
     columns = max(10, min(width - label - 4, len(without)))
@@ -53,8 +53,8 @@ def svg_chart(without: Sequence[int], archived: Sequence[int]) -> str:
             for at, value in enumerate(values)
         )
 
-    def text(x: float, y: float, said: str, anchor: str = "start", color: str = "#222222") -> str:
-        return f'<text x="{x}" y="{y}" text-anchor="{anchor}" fill="{color}">{escape(said)}</text>'
+    def text(x: float, y: float, content: str, anchor: str = "start", color: str = "#222222") -> str:
+        return f'<text x="{x}" y="{y}" text-anchor="{anchor}" fill="{color}">{escape(content)}</text>'
 
     curves = zip((without, archived), COLORS, strict=True)
     return "\n".join(

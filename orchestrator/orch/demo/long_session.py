@@ -1,8 +1,9 @@
-"""The first part of the demo: a long session, and what its archives save."""
+"""The first part of the demo shows a long session, and the cost saved by archival."""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
@@ -11,24 +12,83 @@ from msgspec import Struct
 
 from orch_protocol.core.errors import OrchError
 from orch_protocol.core.messages import Reply
+from orch_worker.backends.prices import dollars
 
 from ..api.sync import Subagent
-from ..replay.report import ReplayPricing
+from ..replay.readers import Recording, read_recordings, scale_of
+from ..replay.report import ReplayPricing, replay
 from .bug_hunt import Script
 from .chart import PLAIN_WITH, PLAIN_WITHOUT, WITH, WITHOUT, svg_chart, text_chart
-from .context_meter import Course, course_of, read_session, session_cost
 from .screen import REFRESH_SECONDS, DemoScreen
 
-__all__ = ["TOKENS_PER_CELL", "PlayedSession", "progress_line", "run_long_session", "show_session"]
+__all__ = [
+    "TOKENS_PER_CELL",
+    "PlayedSession",
+    "RequestSizes",
+    "progress_line",
+    "read_session",
+    "request_sizes",
+    "run_long_session",
+    "session_cost",
+    "show_session",
+]
 
 TOKENS_PER_CELL: Final = 3000
-"""Of the bar in the line that shows the progress."""
+"""The number of tokens for each character of the progress bar."""
+POLICIES: Final = ("none", "balanced")
+
+
+class RequestSizes(Struct, frozen=True):
+    """The number of tokens in context at each model call so far."""
+
+    without: tuple[int, ...]
+    archived: tuple[int, ...]
+
+    @property
+    def sent_without(self) -> int:
+        """The total tokens of all requests without archival."""
+        return sum(self.without)
+
+    @property
+    def sent(self) -> int:
+        """The total tokens of all requests."""
+        return sum(self.archived)
+
+
+def read_session(file: Path) -> Recording:
+    """Return the session recorded in `file`. A worker may still be writing the file."""
+    (recording,) = read_recordings(file)
+    return recording
+
+
+def request_sizes(recording: Recording) -> RequestSizes:
+    """Return the sizes of the requests. The backend reported the sizes with archival; the others are computed."""
+    scale = scale_of(recording)
+    without: list[int] = []
+    archived: list[int] = []
+    calls = set(recording.calls)
+    full = scale.beside
+    for place, each in enumerate(recording.messages):
+        if place in calls:
+            without.append(full)
+            archived.append(each.input_tokens or full)
+        full += scale.size(each.message)
+    return RequestSizes(tuple(without), tuple(archived))
+
+
+def session_cost(recording: Recording, folder: Path, terms: ReplayPricing) -> Sequence[float]:
+    """Return the cost of the session in dollars, without archival and with archival. Prompt caching is included.
+
+    `terms` contains the prices. The calculation creates archives in `folder`.
+    """
+    outcomes = [replay([recording], name, terms, folder) for name in POLICIES]
+    return [dollars(outcome.bill.units, terms.usd) for outcome in outcomes]
 
 
 class PlayedSession(Struct, frozen=True):
-    """The long session: sizes, cost in dollars, and the file with the chart."""
+    """The long session with its sizes, its cost in dollars, and the file with the chart."""
 
-    course: Course
+    sizes: RequestSizes
     usd_without: float
     usd: float
     svg: str
@@ -37,7 +97,7 @@ class PlayedSession(Struct, frozen=True):
 def run_long_session(
     screen: DemoScreen, agent: Subagent, script: Script, home: Path, model: str | None
 ) -> PlayedSession:
-    """Ask the questions of the script one after the other; show the size of the conversation."""
+    """Ask the questions of the script one after another, and show the size of the conversation."""
     screen.heading("1. A long conversation gets shorter and cheaper")
     screen.say(
         "At each step the model is sent the whole conversation again, measured in tokens (about four characters each). "
@@ -49,7 +109,7 @@ def run_long_session(
         while not _is_done(future):
             _show_progress(screen, file, number)
         reply = future.result()
-        line = progress_line(course_of(read_session(file)), number, draws=screen.draws)
+        line = progress_line(request_sizes(read_session(file)), number, unicode=screen.unicode)
         if screen.live and model is None and number < len(script.turns):
             screen.update([line])
         else:
@@ -57,20 +117,20 @@ def run_long_session(
         if model is not None:
             screen.quote(reply.text)
     recording = read_session(file)
-    course = course_of(recording)
+    sizes = request_sizes(recording)
     without, archived = session_cost(recording, home / "bill", ReplayPricing(items=0))
-    session = PlayedSession(course, without, archived, _save(svg_chart(course.without, course.archived)))
+    session = PlayedSession(sizes, without, archived, _save(svg_chart(sizes.without, sizes.archived)))
     show_session(screen, session)
     return session
 
 
 def show_session(screen: DemoScreen, session: PlayedSession) -> None:
     """Show the totals and the chart."""
-    course = session.course
+    sizes = session.sizes
     screen.lines(["", *_totals(session), ""])
-    screen.lines(text_chart(course.without, course.archived, width=screen.width - 4, drawn=screen.draws))
+    screen.lines(text_chart(sizes.without, sizes.archived, width=screen.width - 4, unicode=screen.unicode))
     screen.say("The same chart as a picture:")
-    screen.uncut(session.svg)
+    screen.untruncated(session.svg)
 
 
 def _is_done(future: Future[Reply]) -> bool:
@@ -84,28 +144,28 @@ def _is_done(future: Future[Reply]) -> bool:
 def _show_progress(screen: DemoScreen, file: Path, question: int) -> None:
     if screen.live:
         try:
-            screen.update([progress_line(course_of(read_session(file)), question, draws=screen.draws)])
+            screen.update([progress_line(request_sizes(read_session(file)), question, unicode=screen.unicode)])
         except OrchError:
             pass  # the worker is writing its first line
 
 
-def progress_line(course: Course, question: int, *, draws: bool) -> str:
+def progress_line(sizes: RequestSizes, question: int, *, unicode: bool) -> str:
     """Return the size of the conversation at the latest step, in figures and as a bar."""
-    without, archived = (course.without or (0,))[-1], (course.archived or (0,))[-1]
-    full, missing = (WITH, WITHOUT) if draws else (PLAIN_WITH, PLAIN_WITHOUT)
+    without, archived = (sizes.without or (0,))[-1], (sizes.archived or (0,))[-1]
+    full, missing = (WITH, WITHOUT) if unicode else (PLAIN_WITH, PLAIN_WITHOUT)
     kept = -(-archived // TOKENS_PER_CELL)
     bar = full * kept + missing * (-(-without // TOKENS_PER_CELL) - kept)
     tokens = f"{without:6,} tokens without archives, {archived:6,} with"
-    return f"question {question}, step {len(course.archived):2}: {tokens}  {bar}"
+    return f"question {question}, step {len(sizes.archived):2}: {tokens}  {bar}"
 
 
 def _totals(session: PlayedSession) -> list[str]:
-    course = session.course
-    share = 100 * course.sent / max(course.sent_without, 1)
+    sizes = session.sizes
+    share = 100 * sizes.sent / max(sizes.sent_without, 1)
     cost = 100 * session.usd / session.usd_without if session.usd_without else 100.0
     return [
         f"{'':26}{'without archives':>18}{'with archives':>16}",
-        f"{'tokens sent to the model':26}{course.sent_without:>18,}{course.sent:>16,}   {share:.0f} %",
+        f"{'tokens sent to the model':26}{sizes.sent_without:>18,}{sizes.sent:>16,}   {share:.0f} %",
         f"{'cost in dollars':26}{session.usd_without:>18.2f}{session.usd:>16.2f}   {cost:.0f} %",
         "(computed: $3 per million new tokens, a tenth for repeated ones)",
     ]

@@ -1,4 +1,4 @@
-"""The four parts of the demo: a long session, recall, a killed process, three subagents."""
+"""The four parts of the demo show a long session, recall, a killed process, and three subagents."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["DemoResult", "Quotation", "best_line", "play", "quotations", "tree_l
 
 OFFLINE: Final = "extractive:"
 LIVE_SECONDS: Final = 900.0
-"""How long one answer may take."""
+"""Time limit for one answer."""
 ATTEMPTS: Final = 5
 DETAIL: Final = "Under which number was the mail queued after the smtp timeout?"
 REPEATED: Final = "What does data/calibration.csv say about the instrument TG-4471-B?"
@@ -39,13 +39,13 @@ QUESTIONS: Final = {
     "tests": "How are the tests run?",
     "errors": "Which errors are defined here?",
 }
-"""What the three subagents are asked, by name."""
+"""The questions for the three subagents, by agent name."""
 COMMON_WORDS: Final = frozenset({"the", "and", "was", "what", "which", "when", "about", "does", "say", "after"})
 NOTHING: Final = "nothing found"
 
 
 class DemoResult(Struct, frozen=True):
-    """What the demo showed, for `--json`. Tokens are of all requests together."""
+    """The results of the demo for `--json`. Token counts are totals of all requests."""
 
     steps: int
     tokens_without: int
@@ -63,17 +63,17 @@ class DemoResult(Struct, frozen=True):
 
 
 class Quotation(Struct, frozen=True):
-    """A piece of a file or message, and where it is from, such as `README.md:3`."""
+    """A part of a file or message, and its source, such as `README.md:3`."""
 
     place: str
     text: str
 
 
 def play(screen: DemoScreen, home: Path, folder: Path, *, run: str, model: str | None, max_usd: float) -> DemoResult:
-    """Play the demo with agents in `folder`, and return what it showed.
+    """Run the demo with agents in `folder`, and return the results.
 
-    `home` is a folder for sessions and processes. `model` None plays the recorded script; otherwise that model works,
-    with a budget of `max_usd` for everything together. Raises OrchError.
+    `home` is a folder for sessions and processes. If `model` is None, the recorded script answers. Otherwise the model
+    answers, and all calls together may cost at most `max_usd`. Raises OrchError.
     """
     script = read_script()
     budget = BudgetConfig(max_cost_usd=max_usd) if model is not None else BudgetConfig()
@@ -86,12 +86,12 @@ def play(screen: DemoScreen, home: Path, folder: Path, *, run: str, model: str |
         session = run_long_session(screen, agent, script, home, model)
         line, turn = _recall(screen, o, agent, model)
         killed, answer = _kill_and_ask_again(screen, agent, model)
-        told = _three_subagents(screen, o, folder, model)
-        course = session.course
+        headlines = _three_subagents(screen, o, folder, model)
+        sizes = session.sizes
         return DemoResult(
-            steps=len(course.archived),
-            tokens_without=course.sent_without,
-            tokens_with=course.sent,
+            steps=len(sizes.archived),
+            tokens_without=sizes.sent_without,
+            tokens_with=sizes.sent,
             usd_without=round(session.usd_without, 4),
             usd_with=round(session.usd, 4),
             archives=len(o.archives.list(agent.id)),
@@ -100,7 +100,7 @@ def play(screen: DemoScreen, home: Path, folder: Path, *, run: str, model: str |
             killed_pid=killed,
             revived_pid=agent.pid or 0,
             revived_answer=answer,
-            subagents=told,
+            subagents=headlines,
             svg=session.svg,
         )
 
@@ -123,9 +123,9 @@ def _introduce(screen: DemoScreen, script: Script, model: str | None) -> None:
 
 @contextmanager
 def _temporary_files_in(folder: Path) -> Iterator[None]:
-    """Let the commands of agents write temporary files to `folder`; this process keeps writing where it did."""
+    """Let the commands of agents write temporary files to `folder`. This process keeps its own temporary folder."""
     folder.mkdir()
-    tempfile.gettempdir()  # is computed once
+    tempfile.gettempdir()  # stores the folder in a cache before TMPDIR changes
     before = os.environ.get("TMPDIR")
     os.environ["TMPDIR"] = str(folder)
     try:
@@ -145,10 +145,10 @@ def _spawn(o: Orchestrator, script: Script, project: Path, model: str | None) ->
 
 
 def _recall(screen: DemoScreen, o: Orchestrator, agent: Subagent, model: str | None) -> tuple[str, int]:
-    """Find a detail of an archived turn; return its line and the number of the turn, or "" and 0."""
+    """Find a detail of an archived turn. Return the line with the detail and the number of the turn, or "" and 0."""
     screen.heading("2. Nothing is lost: a detail is found again, word for word")
     if model is None:
-        agent.set_model(OFFLINE)  # the script has ended; from here on, answers are search results
+        agent.set_model(OFFLINE)  # the script has ended; all later answers are search results
     archives = o.archives.list(agent.id)
     screen.say(
         f"{len(archives)} archives hold the finished work; a search goes through them, without a call to a model."
@@ -173,7 +173,7 @@ def _recall(screen: DemoScreen, o: Orchestrator, agent: Subagent, model: str | N
 
 
 def best_line(question: str, lines: Sequence[str]) -> str:
-    """Return the first of the lines that have most words of `question`; "" if there are none."""
+    """Return the first line with the most words of `question`. Return "" if there are no lines."""
     words = {word.strip("?,.").lower() for word in question.split()} - COMMON_WORDS
     return max(
         (line.strip() for line in lines), key=lambda line: sum(word in line.lower() for word in words), default=""
@@ -184,8 +184,8 @@ def best_line(question: str, lines: Sequence[str]) -> str:
 
 
 def _kill_and_ask_again(screen: DemoScreen, agent: Subagent, model: str | None) -> tuple[int, str]:
-    """Kill the agent's process in the middle of a turn, and ask the same question again."""
-    screen.heading("3. A killed process costs nothing but the step it was at")
+    """Kill the agent's process during a turn, and ask the same question again."""
+    screen.heading("3. A killed process loses only its current step")
     screen.say("Each agent is a process of its own. This one is killed while it works on the answer to a question.")
     screen.say(f"Question: {REPEATED}")
     pid = _kill_in_the_middle(agent)
@@ -200,7 +200,7 @@ def _kill_and_ask_again(screen: DemoScreen, agent: Subagent, model: str | None) 
 
 
 def _kill_in_the_middle(agent: Subagent) -> int:
-    """Kill the agent's process while it answers; return the pid. A turn that ended first is asked again."""
+    """Kill the agent's process during an answer and return the pid. If the turn ends before the kill, ask again."""
     killed: list[int] = []
 
     def kill(event: TurnEvent) -> None:
@@ -221,7 +221,7 @@ def _kill_in_the_middle(agent: Subagent) -> int:
 
 
 def _three_subagents(screen: DemoScreen, o: Orchestrator, folder: Path, model: str | None) -> dict[str, str]:
-    """Ask three agents about `folder` at the same time; return what each answered, shortened, by the agent's name."""
+    """Ask three agents about `folder` at the same time. Return their shortened answers by agent name."""
     screen.heading("4. Three agents at once answer questions about this folder")
     screen.say(
         f"Each is a process of its own. The model {model} answers."
@@ -238,29 +238,32 @@ def _three_subagents(screen: DemoScreen, o: Orchestrator, folder: Path, model: s
         for name, future in futures.items():
             if future.done():
                 seconds.setdefault(name, time.monotonic() - began)
-        screen.update(_tree(agents, seconds, began, screen.draws))
+        screen.update(_tree(agents, seconds, began, screen.unicode))
         time.sleep(REFRESH_SECONDS / 4)
-    screen.lines(_tree(agents, seconds, began, screen.draws))
-    told = {name: _headline(future.result(LIVE_SECONDS).text, model) for name, future in futures.items()}
+    screen.lines(_tree(agents, seconds, began, screen.unicode))
+    headlines = {name: _headline(future.result(LIVE_SECONDS).text, model) for name, future in futures.items()}
     for name, question in QUESTIONS.items():
         screen.say(f"Question: {question}")
-        screen.quote(told[name])
-    return told
+        screen.quote(headlines[name])
+    return headlines
 
 
-def _tree(agents: dict[str, Subagent], seconds: dict[str, float], began: float, draws: bool) -> list[str]:
+def _tree(agents: dict[str, Subagent], seconds: dict[str, float], began: float, unicode: bool) -> list[str]:
     return tree_lines(
         [
             (name, name in seconds, state.pid, seconds.get(name, time.monotonic() - began), state.usage.cost_usd)
             for name, state in ((name, agent.state()) for name, agent in agents.items())
         ],
-        draws=draws,
+        unicode=unicode,
     )
 
 
-def tree_lines(agents: Sequence[tuple[str, bool, int | None, float, float]], *, draws: bool) -> list[str]:
-    """Return a tree of agents: name, whether it has answered, process, seconds, dollars."""
-    branch, last = ("├ ", "└ ") if draws else ("|- ", "`- ")
+def tree_lines(agents: Sequence[tuple[str, bool, int | None, float, float]], *, unicode: bool) -> list[str]:
+    """Return a tree of agents.
+
+    Each tuple contains a name, whether the agent has answered, its pid, seconds and dollars.
+    """
+    branch, last = ("├ ", "└ ") if unicode else ("|- ", "`- ")
     rows = [
         [
             f"{last if number == len(agents) else branch}{name}",
@@ -276,14 +279,17 @@ def tree_lines(agents: Sequence[tuple[str, bool, int | None, float, float]], *, 
 
 
 def _headline(answer: str, model: str | None) -> str:
-    """Return the first quotation of a search with its place, or all that a model said; on one line."""
+    """Return an answer on one line. For a search result, return the first quotation with its source."""
     if model is None:
         answer = next((f"{each.place}: {each.text}" for each in quotations(answer)), NOTHING)
     return " ".join(answer.split())
 
 
 def quotations(answer: str) -> list[Quotation]:
-    """Return the quotations of an offline answer: lines that begin with `>`, below a line that says where from."""
+    """Return the quotations in an offline answer.
+
+    Quotations are lines that start with `>`, after a line with their source.
+    """
     found: list[Quotation] = []
     place = ""
     for is_quoted, lines in groupby(answer.splitlines(), key=lambda line: line.startswith(">")):

@@ -1,4 +1,4 @@
-"""Output of the demo: headings, wrapped lines and live lines at a terminal, plain lines elsewhere."""
+"""Output of the demo. On a terminal, lines are styled and can be replaced; elsewhere, the output is plain lines."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from typing import Final, TextIO
 
 from ..render import terminal
 
-__all__ = ["REFRESH_SECONDS", "DemoScreen", "screen_of"]
+__all__ = ["REFRESH_SECONDS", "DemoScreen", "make_screen"]
 
 NARROWEST: Final = 80
 WIDEST: Final = 120
 INDENT: Final = "   "
 QUOTED_LINES: Final = 2
 REFRESH_SECONDS: Final = 0.2
-"""Between two versions of live lines."""
+"""Interval between updates of live lines."""
 
 
 class DemoScreen:
-    """Writes to `out` in lines of at most `width` columns.
+    """Writes lines of at most `width` columns to `out`.
 
-    `live` says whether lines may be replaced, `color` whether they may be styled.
+    `live` means that lines may be replaced. `color` means that lines may be styled.
     """
 
     def __init__(self, out: TextIO, *, width: int = 80, live: bool = False, color: bool = False) -> None:
         self.width = width
         self.live = live
-        self.draws = terminal.supports_unicode(out)
-        """Whether the output takes characters outside ASCII."""
+        self.unicode = terminal.supports_unicode(out)
+        """Whether the output supports characters outside ASCII."""
         self._out, self._color = out, color
         self._replaceable = 0
-        """How many lines at the end the next `update` replaces."""
+        """The number of last lines that the next `update` replaces."""
 
     def heading(self, text: str) -> None:
         """Write the title of a part."""
@@ -45,7 +45,7 @@ class DemoScreen:
         self._write(self._wrapped(text))
 
     def quote(self, text: str) -> None:
-        """Write a text that somebody else wrote: at most two lines, each marked with `>`."""
+        """Write a quotation of at most two lines. Each line begins with `>`."""
         mark = f"{INDENT}> "
         wrapped = textwrap.wrap(
             terminal.safe(" ".join(text.splitlines())),
@@ -53,21 +53,21 @@ class DemoScreen:
             initial_indent=mark,
             subsequent_indent=mark,
             max_lines=QUOTED_LINES,
-            placeholder=" …" if self.draws else " ...",
+            placeholder=" …" if self.unicode else " ...",
             break_on_hyphens=False,
         )
         self._write(wrapped)
 
     def lines(self, lines: Iterable[str]) -> None:
-        """Write lines as they are, indented and cut to the width."""
+        """Write lines without wrapping. The lines are indented and truncated to the width."""
         self._write([self._cut(line) for line in lines])
 
-    def uncut(self, line: str) -> None:
-        """Write a line to copy, such as a command or a path: indented, however long it is."""
+    def untruncated(self, line: str) -> None:
+        """Write an indented line without truncation, such as a command or path to copy."""
         self._write([f"{INDENT}{terminal.safe(line)}"])
 
     def update(self, lines: Sequence[str]) -> None:
-        """At a terminal, replace the lines of the last `update`; elsewhere, write nothing."""
+        """On a terminal, replace the lines of the last `update`. On other outputs, write nothing."""
         if self.live:
             self._erase()
             cut = [self._cut(line) for line in lines]
@@ -95,10 +95,11 @@ class DemoScreen:
         return f"{INDENT}{terminal.safe(line)}"[: self.width].rstrip()
 
 
-def screen_of(out: TextIO | None = None, environ: Mapping[str, str] = os.environ) -> DemoScreen:
-    """Return a screen for `out` (None: stdout): live and styled at a terminal, else plain (also CI and TERM=dumb).
+def make_screen(out: TextIO | None = None, environ: Mapping[str, str] = os.environ) -> DemoScreen:
+    """Return a screen for `out`; None selects stdout. On a terminal the screen is live and styled, otherwise plain.
 
-    NO_COLOR keeps the live lines and takes the styles. COLUMNS sets the width, also in a pipe.
+    With the variable CI or TERM=dumb, the screen is also plain. NO_COLOR disables styles but not live lines. COLUMNS
+    sets the width, also for a pipe.
     """
     out = out or sys.stdout
     columns = shutil.get_terminal_size((NARROWEST, 24)).columns
@@ -106,6 +107,6 @@ def screen_of(out: TextIO | None = None, environ: Mapping[str, str] = os.environ
     return DemoScreen(
         out,
         width=min(max(columns, NARROWEST), WIDEST),
-        live=rich and columns >= NARROWEST,  # a wrapped line cannot be replaced
+        live=rich and columns >= NARROWEST,  # in a narrow terminal lines wrap, and wrapped lines cannot be replaced
         color=rich and not environ.get("NO_COLOR"),
     )

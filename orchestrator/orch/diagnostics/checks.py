@@ -1,4 +1,7 @@
-"""The checks of `orch doctor`: what orch needs of this machine. Each returns a finding."""
+"""The checks of `orch doctor`, which examine whether this machine meets orch's requirements.
+
+Each check returns a finding.
+"""
 
 from __future__ import annotations
 
@@ -48,33 +51,36 @@ DESCRIPTORS: Final = 1024
 PROCESSES: Final = 512
 MEMORY_BYTES: Final = 512 << 20
 SHELL_ONLY: Final = ("_", "OLDPWD", "PWD", "SHLVL")
-"""Variables that a shell sets for itself."""
+"""Variables that a shell sets by itself."""
 
 
 class Finding(NamedTuple):
-    """What a check found. `warn` works, but not well."""
+    """The result of a check.
+
+    If `warn` is True, orch works with restrictions.
+    """
 
     level: Literal["ok", "warn", "fail"]
     detail: str
 
 
 def python() -> Finding:
-    """Python is new enough."""
+    """Check the version of Python."""
     found = ".".join(map(str, sys.version_info[:3]))
     return Finding("ok" if sys.version_info >= (3, 11) else "fail", f"{found} at {sys.executable}")
 
 
 def platform() -> Finding:
-    """Workers can be started here."""
+    """Check that this platform can start workers."""
     if sys.platform == "linux":
         return Finding("ok", f"linux {os.uname().release}")
     if sys.platform == "win32":
         return Finding("fail", "Windows has no fork: use WSL")
-    return Finding("warn", f"{sys.platform}: workers are started one by one, which is slower")
+    return Finding("warn", f"{sys.platform}: each worker starts a new interpreter, which is slower")
 
 
 def dependencies() -> Finding:
-    """Every package orch is built on can be imported."""
+    """Check that all required packages can be imported."""
     missing = []
     for name in MODULES:
         try:
@@ -90,12 +96,12 @@ def dependencies() -> Finding:
 
 
 def processes() -> Finding:
-    """The kernel offers what keeps track of processes."""
+    """Check that the kernel has the features that orch needs to supervise processes."""
     if sys.platform != "linux" and hasattr(os, "fork"):
         return Finding(
             "warn",
-            "each worker is a fresh process, watched by a thread: slower than a fork, and what its tools detach may "
-            "outlive it",
+            "each worker is a new process that a thread watches; this is slower than a fork, and detached processes "
+            "of tools may outlive the worker",
         )
     try:
         os.close(os.pidfd_open(os.getpid()))
@@ -107,21 +113,21 @@ def processes() -> Finding:
 
 
 def sandbox() -> Finding:
-    """Tools can be kept from what they are to be kept from."""
+    """Check that the configured sandbox level is available."""
     offer, wanted = available_levels(), config.load(Path.cwd(), os.environ).config.sandbox
     try:
         sandboxing.check_required_levels(wanted, lambda: offer)
     except SandboxError as error:
         return Finding("fail", str(error))
     at = offer.nearest(wanted.level)
-    said = f"tools run at {at} ({WORDS[at]}); this machine has {describe(offer)}"
+    text = f"tools run at {at} ({WORDS[at]}); this machine has {describe(offer)}"
     if at < wanted.level:
-        return Finding("warn", f"sandbox.level is {wanted.level}, and {said}")
-    return Finding("ok", said)
+        return Finding("warn", f"sandbox.level is {wanted.level}, and {text}")
+    return Finding("ok", text)
 
 
 def denied_paths() -> Finding:
-    """Commands can be kept from denied paths, credentials and orch's own files."""
+    """Check that denied paths, credentials and the files of orch can be hidden from commands."""
     rules = config.load(Path.cwd(), os.environ).config.policy
     if not (why := unavailable_reason()):
         return Finding("ok", "unreadable for commands, as are credentials and the files of orch")
@@ -132,29 +138,29 @@ def denied_paths() -> Finding:
 
 
 def limits() -> Finding:
-    """Neither the system nor a container leaves too little for a crowd of agents."""
-    said, tight = [], False
-    for what, limit, cap, least in (
+    """Check that the limits of processes and memory are high enough for many agents."""
+    facts, tight = [], False
+    for what, limit, cap, minimum in (
         ("processes", "RLIMIT_NPROC", "pids.max", PROCESSES),
         ("memory", "RLIMIT_AS", "memory.max", MEMORY_BYTES),
     ):
-        # Whichever is less; what sets no limit, or is not there, is endless.
+        # Use the lower limit. A missing limit counts as no limit.
         soft = resource.getrlimit(getattr(resource, limit))[0] if hasattr(resource, limit) else resource.RLIM_INFINITY
         bounds = [bound for bound in (soft, _cgroup_limit(cap)) if bound not in (None, resource.RLIM_INFINITY)]
         unit = "B" if what == "memory" else ""
-        said.append(f"{what}: {terminal.count(min(bounds)) + unit if bounds else 'no limit'}")
-        tight |= bool(bounds) and min(bounds) < least
-    return Finding("warn" if tight else "ok", ", ".join(said))
+        facts.append(f"{what}: {terminal.count(min(bounds)) + unit if bounds else 'no limit'}")
+        tight |= bool(bounds) and min(bounds) < minimum
+    return Finding("warn" if tight else "ok", ", ".join(facts))
 
 
 def keys() -> Finding:
-    """Which providers' keys are there, by name."""
+    """List the names of the available provider keys."""
     found = sorted(name for name in keys_in(os.environ, models.load(paths.home())) if not name.startswith("{"))
-    return Finding("ok", ", ".join(found) or "none: without one, offline answers and models of this machine")
+    return Finding("ok", ", ".join(found) or "none; without a key, only offline answers and local models are available")
 
 
 def environment() -> Finding:
-    """Which variables of this shell the daemon and workers do not get, by name."""
+    """List the names of the variables that the shell has but the daemon and the workers do not get."""
     passed = config.load(None, os.environ).config.environment.pass_
     hidden = {*SHELL_ONLY, *models.load(paths.home()).credentials, SEARCH_KEY}
     names = [name for name in withheld_variables(os.environ, passed) if name not in hidden]
@@ -164,14 +170,16 @@ def environment() -> Finding:
 
 
 def descriptors() -> Finding:
-    """Enough files may be open for a crowd of agents."""
+    """Check that the limit of open files is high enough for many agents."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    enough = soft >= DESCRIPTORS or soft == resource.RLIM_INFINITY
-    return Finding("ok" if enough else "warn", f"{soft} open files, up to {hard}" + ("" if enough else ": ulimit -n"))
+    expected = soft >= DESCRIPTORS or soft == resource.RLIM_INFINITY
+    return Finding(
+        "ok" if expected else "warn", f"{soft} open files, up to {hard}" + ("" if expected else ": ulimit -n")
+    )
 
 
 def home() -> Finding:
-    """ORCH_HOME can be written, and locked."""
+    """Check that ORCH_HOME can be written and locked."""
     folder = paths.home()
     try:
         _try_lock(folder if folder.exists() else _existing(folder))
@@ -184,25 +192,25 @@ def home() -> Finding:
 
 
 def disk() -> Finding:
-    """There is room for transcripts."""
+    """Check that the disk has enough space for transcripts."""
     there = os.statvfs(_existing(paths.home()))
     free, files = there.f_bavail * there.f_frsize, there.f_favail
-    said = f"{terminal.count(free)}B free"
-    if there.f_files and files < FREE_FILES:  # some file systems count no files
-        return Finding("fail", f"{said}, but only {files} more files can be made: delete some")
+    text = f"{terminal.count(free)}B free"
+    if there.f_files and files < FREE_FILES:  # some file systems do not count files
+        return Finding("fail", f"{text}, but only {files} more files can be made: delete some")
     level: Literal["ok", "warn", "fail"] = "ok" if free >= COMFORTABLE_BYTES else "warn"
-    return Finding(level if free >= FREE_BYTES else "fail", said)
+    return Finding(level if free >= FREE_BYTES else "fail", text)
 
 
 def socket() -> Finding:
-    """The daemon's socket has a path the kernel takes."""
+    """Check that the path of the daemon's socket is short enough for the kernel."""
     path = paths.control_socket()
     inside = path.startswith(paths.home_text())
     return Finding("ok", path if inside else f"{path} (ORCH_HOME is too long for it)")
 
 
 def configuration() -> Finding:
-    """The configuration can be read."""
+    """Check that the configuration is valid."""
     loaded = config.load(Path.cwd(), os.environ)
     if loaded.notes:
         return Finding("warn", "; ".join(loaded.notes))
@@ -210,7 +218,7 @@ def configuration() -> Finding:
 
 
 def daemon() -> Finding:
-    """The daemon, if there is one, answers and speaks our version."""
+    """Check that a running daemon answers and has the same protocol version."""
     connection = Connection(start=None)
     if not connection.dial():
         return Finding("ok", "not running; commands start it")
@@ -220,15 +228,17 @@ def daemon() -> Finding:
 
 
 def leftovers() -> Finding:
-    """No process was left behind by a program that ended badly, and no run that nobody named: those with a name are
-    there to be opened again."""
+    """Check that killed programs have left no processes and no unnamed runs.
+
+    Named runs do not count, because they can be reopened.
+    """
     dead = [folder for folder in unnamed_runs(paths.home()) if _has_no_root(folder)]
     alive = [str(pid) for folder, pids in _run_processes().items() if _has_no_root(folder) for pid in pids]
     if alive:
         return Finding("fail", f"processes without their root: {' '.join(alive)}; orch doctor --clean ends them")
     if dead:
-        told = ", ".join(map(str, dead))
-        return Finding("warn", f"of ended programs; the next start, or orch doctor --clean, removes them: {told}")
+        dead_pids = ", ".join(map(str, dead))
+        return Finding("warn", f"of ended programs; the next start, or orch doctor --clean, removes them: {dead_pids}")
     return Finding("ok", "none")
 
 
@@ -239,22 +249,25 @@ CHECKS: Final[tuple[Callable[[], Finding], ...]] = (
 
 
 def clean_up() -> Finding:
-    """Remove what is left behind, and say what that was."""
+    """Remove the remains of killed programs. The finding lists the removed folders and the ended processes."""
     swept = sweep_runs(paths.home())
     ended = sum(count for _, count in swept)
     for folder in _run_processes():
-        with contextlib.suppress(LockedError):  # its root is there
+        with contextlib.suppress(LockedError):  # a lock means that the root of the run is running
             lock = FolderLock.acquire(folder)
             ended += kill_orphans(folder)
             lock.release()
-    said = [f"removed {', '.join(str(folder) for folder, _ in swept)}"] if swept else []
+    actions = [f"removed {', '.join(str(folder) for folder, _ in swept)}"] if swept else []
     if swept or ended:
-        said.append(f"processes that were ended: {ended}")
-    return Finding("ok", "; ".join(said) or "nothing to remove")
+        actions.append(f"processes that were ended: {ended}")
+    return Finding("ok", "; ".join(actions) or "nothing to remove")
 
 
 def _run_processes() -> dict[Path, list[int]]:
-    """Return the run folders of this home that have processes, with the pids; roots and this process are not listed."""
+    """Return the process ids of each run in this home, by run folder.
+
+    The processes of roots, and this process, are left out.
+    """
     found: dict[Path, list[int]] = {}
     runs = paths.runs_dir(paths.home()).glob("*")
     folders = {token: folder for folder in runs if (token := stored_token(folder))}
@@ -265,7 +278,7 @@ def _run_processes() -> dict[Path, list[int]]:
 
 
 def findings() -> dict[str, Finding]:
-    """Return what each check finds, by its name. Takes up to some seconds."""
+    """Return the findings of all checks by name. Takes a few seconds."""
     return {check.__name__: run_check(check) for check in CHECKS}
 
 
@@ -293,7 +306,7 @@ def _existing(folder: Path) -> Path:
 
 
 def _cgroup_limit(name: str) -> int | None:
-    """Return what the control group `name` of this process allows, None where nothing is said."""
+    """Return the limit `name` of this process's control group. Return None if there is no such limit."""
     try:
         path = Path("/proc/self/cgroup").read_text().rpartition("::")[2].strip()
         for folder in (f"/sys/fs/cgroup{path}", "/sys/fs/cgroup"):
@@ -305,7 +318,7 @@ def _cgroup_limit(name: str) -> int | None:
 
 
 def _try_lock(folder: Path) -> None:
-    """Make, lock and remove a folder in `folder`. Raises StoreError."""
+    """Create a folder in `folder`, lock it and remove it. Raises StoreError."""
     scratch = folder / f"doctor-{new_id()}"
     try:
         FolderLock.acquire(scratch).release()

@@ -1,4 +1,7 @@
-"""Starts a notebook's own agent inside the kernel, where it sees the notebook's names, and all others as processes."""
+"""Launcher of a notebook.
+
+The notebook's agent runs inside the kernel and uses the notebook's variables. All other agents run as processes.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from orch_protocol.agent.spec import Template
-from orch_worker.tools.python.namespace import share_names, take_back
+from orch_worker.tools.python.namespace import share_names, unshare_names
 
 from ..processes import default_launcher
 from ..processes.base import LaunchRequest, WorkerProcess
@@ -17,42 +20,43 @@ __all__ = ["NotebookLauncher"]
 
 
 class NotebookLauncher:
-    """A launcher of two kinds. `own` is the id of the agent that lives here; the first to be launched, if nobody says.
+    """Launches the agent `own_agent_id` in the kernel, and all other agents as processes.
 
-    `names` are the notebook's, in which that agent's code runs.
+    If `own_agent_id` is None, the first launched agent is the notebook's agent. `names` is the notebook's namespace, in
+    which the code of this agent runs.
     """
 
     def __init__(self, run: str, folder: Path, names: dict[str, Any]) -> None:
-        self.own: str | None = None
+        self.own_agent_id: str | None = None
         self._names = names
-        self._here = InProcessLauncher(run, folder)
-        self._apart = default_launcher(run, folder)
+        self._in_kernel = InProcessLauncher(run, folder)
+        self._in_processes = default_launcher(run, folder)
         self.environment: Sequence[str] = ()
 
     async def start(self) -> None:
-        """Begin what launching processes needs. Raises LaunchError."""
-        self._apart.environment = self.environment
-        await self._apart.start()
+        """Make the launcher ready to start processes. Raises LaunchError."""
+        self._in_processes.environment = self.environment
+        await self._in_processes.start()
 
     def warm(self, template: Template) -> None:
-        """Make the next process from `template` quick."""
-        self._apart.warm(template)
+        """Preload `template`, so that the next process starts quickly."""
+        self._in_processes.warm(template)
 
-    def mounts_missing(self) -> str:
-        """Return why commands of its workers cannot have mount namespaces of their own, "" when they can."""
-        return self._apart.mounts_missing()
+    def mount_namespace_problem(self) -> str:
+        """Return why commands of its workers cannot run in separate mount namespaces. Return "" if they can."""
+        return self._in_processes.mount_namespace_problem()
 
     async def launch(self, request: LaunchRequest) -> WorkerProcess:
         """Return the started worker. Raises LaunchError."""
-        self.own = self.own or request.agent_id
-        if request.agent_id != self.own:
-            return await self._apart.launch(request)
-        share_names(self.own, self._names)
-        return await self._here.launch(request)
+        self.own_agent_id = self.own_agent_id or request.agent_id
+        if request.agent_id != self.own_agent_id:
+            return await self._in_processes.launch(request)
+        share_names(self.own_agent_id, self._names)
+        return await self._in_kernel.launch(request)
 
     async def stop(self) -> None:
-        """End all of them."""
-        await self._here.stop()
-        await self._apart.stop()
-        if self.own is not None:
-            take_back(self.own)
+        """End all agents."""
+        await self._in_kernel.stop()
+        await self._in_processes.stop()
+        if self.own_agent_id is not None:
+            unshare_names(self.own_agent_id)

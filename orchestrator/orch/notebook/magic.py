@@ -1,4 +1,4 @@
-"""`%orch` and `%%orch`: a line or a cell goes to the notebook's agent, whose turn is shown below it."""
+"""The magics `%orch` and `%%orch` send a line or a cell to the notebook's agent and show the turn below the cell."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from orch_worker.backends.offline.scripted import ScriptedBackend
 
 from ..commands.parse import read
 from ..render import terminal
-from .session import Choice, NotebookSession
-from .view import Told, TurnView
+from .session import AgentSettings, NotebookSession
+from .view import TerminalView, TurnView
 
 __all__ = ["MagicLine", "OrchMagics", "parse", "rewrite_questions"]
 
 
-# --- What is said behind `%orch` ---
+# --- Arguments of `%orch` ---
 
 FLAGS: Final = ("new", "close")
 VALUES: Final = ("model", "preset", "tools", "max-cost", "script", "approve")
@@ -36,18 +36,20 @@ MODES: Final = ("ask", "auto", "deny")
 
 
 class MagicLine(Struct, frozen=True):
-    """A line. `choice` is what a new agent is to be, None when the one that is there is meant; `approve` how what needs
-    approval is answered from now on, None: as before."""
+    """A parsed line. `settings` contains the settings of a new agent; None selects the existing agent.
+
+    `approve` is the approval mode for this and later turns. None leaves the mode unchanged.
+    """
 
     prompt: str = ""
-    choice: Choice | None = None
+    settings: AgentSettings | None = None
     approve: Literal["ask", "auto", "deny"] | None = None
     close: bool = False
 
 
 def parse(text: str) -> MagicLine:
-    """Read a line. Raises ConfigError: an option that there is not, a value that is none."""
-    said: dict[str, str] = {}
+    """Parse a line. Raises ConfigError for an unknown option or an invalid value."""
+    options: dict[str, str] = {}
     rest = text.strip()
     while rest.startswith("--"):
         word, _, rest = rest.partition(" ")
@@ -58,23 +60,23 @@ def parse(text: str) -> MagicLine:
         if name in VALUES and not equals:
             value, _, rest = rest.lstrip().partition(" ")
         if name in VALUES and not value:
-            raise ConfigError(f"%orch {word} needs a value behind it")
-        said[name] = value
+            raise ConfigError(f"%orch {word} needs a value after it")
+        options[name] = value
         rest = rest.lstrip()
-    approve = said.pop("approve", None)
+    approve = options.pop("approve", None)
     if approve is not None and approve not in MODES:
         raise ConfigError(f"%orch --approve takes {', '.join(MODES)}, not {approve!r}")
-    close = said.pop("close", None) is not None
-    return MagicLine(rest, _choice(said) if said else None, approve, close)  # type: ignore[arg-type]
+    close = options.pop("close", None) is not None
+    return MagicLine(rest, _agent_settings(options) if options else None, approve, close)  # type: ignore[arg-type]
 
 
-def _choice(said: dict[str, str]) -> Choice:
-    return Choice(
-        model=said.get("model"),
-        preset=said.get("preset"),
-        tools=tuple(said["tools"].split(",")) if "tools" in said else None,
-        max_cost=_dollars(said["max-cost"]) if "max-cost" in said else None,
-        backend=_script(Path(said["script"])) if "script" in said else None,
+def _agent_settings(options: dict[str, str]) -> AgentSettings:
+    return AgentSettings(
+        model=options.get("model"),
+        preset=options.get("preset"),
+        tools=tuple(options["tools"].split(",")) if "tools" in options else None,
+        max_cost=_dollars(options["max-cost"]) if "max-cost" in options else None,
+        backend=_script(Path(options["script"])) if "script" in options else None,
     )
 
 
@@ -98,9 +100,9 @@ def _script(file: Path) -> ScriptedBackend:
 
 
 def rewrite_questions(lines: list[str]) -> list[str]:
-    """Return the lines of a cell with those that put a question to `%orch` as calls of it.
+    """Rewrite the calls of `%orch` that end in a question mark, and return the lines of the cell.
 
-    IPython takes a line that ends with a question mark for a request for help, on its last word.
+    Otherwise IPython would treat such a line as a request for help on its last word.
     """
     if lines and lines[0].startswith("%%"):
         return lines
@@ -125,58 +127,62 @@ class OrchMagics(Magics):
         self._names = shell.user_ns
         self._session = NotebookSession(shell.user_ns, _notebook(shell.user_ns), self._ask)
         self._approve = "ask"
-        self._draws = hasattr(shell, "kernel")
-        """Whether what a cell shows can be replaced: at a terminal it cannot."""
+        self._can_replace_output = hasattr(shell, "kernel")
+        """Whether the front end can replace earlier output. A terminal cannot."""
         atexit.register(self.close)
 
     @line_cell_magic
     def orch(self, line: str, cell: str | None = None) -> None:
-        """Ask the notebook's agent. Its code runs in the notebook's names; its reply is `_orch`.
+        """Send a prompt to the notebook's agent.
+
+        The agent's code runs in the notebook's namespace. The reply is `_orch`.
 
             %orch What is in df?
+
             %%orch --new --model local
             Plot the sales by month.
 
-        Options come first. --new begins another conversation, as do --model, --preset, --tools A,B, --max-cost USD and
-        --script FILE, which say what the agent is to be. --approve ask, auto or deny says how what needs approval is
-        answered. Without a prompt the agents are listed; --close ends them all. What begins with a slash is a command
-        of the session, such as /context; /help lists them. !COMMAND is for the shell, in the agent's sandbox.
+        Options come first. --new starts another conversation. The settings of a new agent also start another
+        conversation: --model, --preset, --tools A,B, --max-cost USD and --script FILE. --approve ask, auto or deny sets
+        how approval questions are answered. Without a prompt, the agents are listed. --close ends all agents. A prompt
+        that begins with a slash is a command of the session, such as /context; /help lists the commands. !COMMAND runs
+        a shell command in the agent's sandbox.
         """
         try:
-            self._obey(parse(line), cell or "")
+            self._execute_line(parse(line), cell or "")
         except (OrchError, KeyboardInterrupt) as error:
-            raise _told(error) from None
+            raise _without_traceback(error) from None
 
     def close(self) -> None:
-        """End what was started; conversations stay."""
+        """End all agents. Their conversations are kept."""
         self._session.close()
 
-    def _obey(self, line: MagicLine, cell: str) -> None:
+    def _execute_line(self, line: MagicLine, cell: str) -> None:
         self._approve = line.approve or self._approve
         if line.close:
             self.close()
             return
-        if line.choice is not None:
-            self._session.begin(line.choice)
+        if line.settings is not None:
+            self._session.begin(line.settings)
         prompt = "\n".join(filter(None, (line.prompt, cell.strip())))
-        said = read(prompt)
-        if said.kind == "command":
+        lines = read(prompt)
+        if lines.kind == "command":
             self._execute(prompt)
         elif prompt:
-            self._run(said.text)
-        elif line.choice is None and line.approve is None:
+            self._run(lines.text)
+        elif line.settings is None and line.approve is None:
             rows = msgspec.json.decode(msgspec.json.encode(self._session.orchestrator.agents()))
-            print(terminal.agent_tree(rows) if rows else "no agents yet: %orch PROMPT begins")
+            print(terminal.agent_tree(rows) if rows else "no agents yet: %orch PROMPT starts an agent")
         if self._session.note:
             print(f"orch: {self._session.note}", file=sys.stderr)
             self._session.note = ""
 
     def _run(self, prompt: str) -> None:
-        if self._draws:
+        if self._can_replace_output:
             view = TurnView()
-            self._names[REPLY] = self._session.run(prompt, view, _Shown(view))
+            self._names[REPLY] = self._session.run(prompt, view, _CellOutput(view))
         else:
-            self._names[REPLY] = self._session.run(prompt, Told(), lambda: None)
+            self._names[REPLY] = self._session.run(prompt, TerminalView(), lambda: None)
 
     def _execute(self, command: str) -> None:
         done = self._session.agent.execute(command)
@@ -194,19 +200,19 @@ class OrchMagics(Magics):
     def _ask(self, question: Question) -> Consent:
         lines = "\n".join(f"  {line}" for line in question.with_lines().lines)
         if self._approve != "ask":
-            print(f"{'let through' if self._approve == 'auto' else 'denied'}:\n{lines}", file=sys.stderr)
+            print(f"{'allowed' if self._approve == 'auto' else 'denied'}:\n{lines}", file=sys.stderr)
             return Consent(self._approve == "auto")
         print(lines, flush=True)
         try:
-            said = input(CHOICES).strip().lower()
-        except (EOFError, RuntimeError):  # a notebook that a program runs
-            print("nobody can be asked here, so it is denied: %orch --approve auto lets it through", file=sys.stderr)
+            choice = input(CHOICES).strip().lower()
+        except (EOFError, RuntimeError):  # no user can answer, for example under nbconvert
+            print("denied because no user can be asked here: use %orch --approve auto to allow calls", file=sys.stderr)
             return Consent(False)
-        return Consent(said in ("y", "s"), scope="session" if said == "s" else "once")
+        return Consent(choice in ("y", "s"), scope="session" if choice == "s" else "once")
 
 
-class _Shown:
-    """One output of a cell, replaced as a turn goes on."""
+class _CellOutput:
+    """One output of a cell. The output is replaced while the turn runs."""
 
     def __init__(self, view: TurnView) -> None:
         self._view = view
@@ -224,12 +230,15 @@ class _Shown:
 
 
 def _notebook(names: dict[str, Any]) -> str:
-    """Return what tells this notebook from others: its file where the front end says it, else the folder."""
+    """Return an identifier of this notebook.
+
+    The identifier is the path of the notebook's file. If the front end does not provide the path, it is the folder.
+    """
     return str(names.get("__vsc_ipynb_file__") or os.environ.get("JPY_SESSION_NAME") or os.getcwd())
 
 
-def _told(error: OrchError | KeyboardInterrupt) -> OrchError | KeyboardInterrupt:
-    """Let a notebook show the sentence that the error is, and not where in here it was raised."""
-    said = [": ".join(filter(None, (type(error).__name__, terminal.safe(str(error)))))]
-    error._render_traceback_ = lambda: said  # type: ignore[union-attr]
+def _without_traceback(error: OrchError | KeyboardInterrupt) -> OrchError | KeyboardInterrupt:
+    """Change `error` so that the notebook shows only its message, without a traceback."""
+    lines = [": ".join(filter(None, (type(error).__name__, terminal.safe(str(error)))))]
+    error._render_traceback_ = lambda: lines  # type: ignore[union-attr]
     return error

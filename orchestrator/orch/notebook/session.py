@@ -1,4 +1,4 @@
-"""The agent of a notebook: opened when it is first asked, shown while it works, there again after a restart."""
+"""The agent of a notebook. The first prompt starts the agent; after a restart of the kernel, it continues."""
 
 from __future__ import annotations
 
@@ -18,36 +18,37 @@ from msgspec.structs import replace
 from orch_protocol.core.errors import LockedError, OrchError
 from orch_protocol.core.messages import Reply
 from orch_protocol.policy.approval import Consent, Question
-from orch_protocol.services.requests import AgentRow
+from orch_protocol.services.agents.status import AgentRow
 from orch_protocol.wire.worker_messages import TurnEvent
 
-from ..api.arguments import ScriptedBackendLike
+from ..api.arguments import BackendLike
 from ..api.sync import Orchestrator, Subagent
 from ..config import config as configuration
 from ..config import paths
 from .launcher import NotebookLauncher
 from .view import View
 
-__all__ = ["Choice", "NotebookSession"]
+__all__ = ["AgentSettings", "NotebookSession"]
 
 NAME: Final = "notebook"
 TASK: Final = (
-    "Help with what is done in this notebook. run_python runs in it: its names are yours, and yours are its own."
+    "Help with the work in this notebook. run_python runs code in the notebook's kernel: the code can use and set the "
+    "notebook's variables."
 )
-LOOK_SECONDS: Final = 0.1
-LOOKS_A_LIST: Final = 10
-LEAVE_SECONDS: Final = 5.0
+POLL_SECONDS: Final = 0.1
+POLLS_PER_LIST: Final = 10
+FINISH_SECONDS: Final = 5.0
 TOOLS: Final = ("core", "python", "web", "tasks", "agents", "data")
 
 
-class Choice(msgspec.Struct, frozen=True):
-    """What the notebook's agent is to be; what is not said is as configured."""
+class AgentSettings(msgspec.Struct, frozen=True):
+    """Settings of the notebook's agent. None selects the configured setting."""
 
     model: str | None = None
     preset: str | None = None
     tools: tuple[str, ...] | None = None
     max_cost: float | None = None
-    backend: ScriptedBackendLike | None = None
+    backend: BackendLike | None = None
 
 
 Ask = Callable[[Question], Consent]
@@ -57,8 +58,9 @@ Show = Callable[[], object]
 class NotebookSession:
     """The agent of one notebook and its orchestrator.
 
-    `names` is the namespace that the agent's code runs in; `notebook` tells notebooks apart, such as a path: one that
-    is opened again goes on with its conversation. `ask` answers what needs approval, in the thread that called `run`.
+    `names` is the namespace in which the agent's code runs. `notebook` identifies the notebook, for example by its
+    path. A notebook that is opened again continues its conversation. `ask` answers approval questions, in the thread
+    that called `run`.
     """
 
     def __init__(self, names: dict[str, Any], notebook: str, ask: Ask) -> None:
@@ -70,89 +72,94 @@ class NotebookSession:
         self._agent: Subagent | None = None
         self._inbox: queue.SimpleQueue[Any] | None = None
         self.note = ""
-        """What is to be said of how it was opened."""
+        """A note for the user about how the conversation was opened."""
 
     @property
     def agent(self) -> Subagent:
-        """The agent, which is there, or begins with what is configured. Raises OrchError."""
+        """The agent of the notebook.
+
+        If there is no agent, an agent with the configured settings is started. Raises OrchError.
+        """
         return self._agent or self.begin(None)
 
     @property
     def orchestrator(self) -> Orchestrator:
-        """What supervises it and those below it, started when it is first asked for. Raises OrchError."""
+        """The orchestrator of the agent. The orchestrator is started on first use. Raises OrchError."""
         if self._orchestrator is None:
             try:
                 self._orchestrator = self._open(self._run)
-            except LockedError:  # the same notebook in another kernel
-                self.note = "another kernel has this notebook's conversation: this one has its own, until it ends"
+            except LockedError:  # another kernel has opened the same notebook
+                self.note = "this kernel uses a new conversation, because another kernel uses the earlier one"
                 self._orchestrator = self._open(None)
         return self._orchestrator
 
-    def begin(self, choice: Choice | None) -> Subagent:
-        """Return the notebook's agent: a new one as `choice` says, None: the one that was there before, if it was.
+    def begin(self, settings: AgentSettings | None) -> Subagent:
+        """Return a new agent with `settings`. With None, return the previous agent if there is one.
 
-        A new agent replaces the one before, which is killed when the new one is up; its transcript stays. If the new
-        one cannot be spawned, the one before goes on. Raises OrchError.
+        A new agent replaces the previous agent. The previous agent is killed when the new agent is ready; its
+        transcript is kept. If the new agent cannot be spawned, the previous agent continues. Raises OrchError.
         """
         orchestrator = self.orchestrator
         rows = orchestrator.agents()
         replaced = [row.id for row in rows if row.depth == 0]
-        if replaced and choice is None:
-            self._own(replaced[-1])
+        if replaced and settings is None:
+            self._set_own_agent(replaced[-1])
             self._agent = orchestrator.get(replaced[-1])
-            self.note = self.note or "this goes on with the conversation of before; %orch --new begins another"
+            self.note = self.note or "continuing the earlier conversation; use %orch --new to start another one"
             return self._agent
-        self._agent = self._spawn(choice or Choice(), {row.name for row in rows})
+        self._agent = self._spawn(settings or AgentSettings(), {row.name for row in rows})
         if replaced:
             orchestrator.kill(*replaced)
         return self._agent
 
-    def _spawn(self, choice: Choice, taken: set[str]) -> Subagent:
-        """Return a new agent that lives in this kernel, with a name that is not `taken`. Raises OrchError."""
+    def _spawn(self, settings: AgentSettings, taken: set[str]) -> Subagent:
+        """Return a new agent in this kernel. The name of the agent is not in `taken`. Raises OrchError."""
         names = (NAME, *(f"{NAME}-{number}" for number in range(2, len(taken) + 2)))
-        owner = self._launcher.own if self._launcher is not None else None
-        self._own(None)
+        owner = self._launcher.own_agent_id if self._launcher is not None else None
+        self._set_own_agent(None)
         try:
             return self.orchestrator.spawn(
                 TASK,
                 name=next(name for name in names if name not in taken),
-                model=choice.model,
-                preset=choice.preset,
-                tools=choice.tools or (None if choice.preset else TOOLS),
-                max_cost=choice.max_cost,
-                backend=choice.backend,
+                model=settings.model,
+                preset=settings.preset,
+                tools=settings.tools or (None if settings.preset else TOOLS),
+                max_cost=settings.max_cost,
+                backend=settings.backend,
                 depth=0,
             )
         except BaseException:
-            self._own(owner)
+            self._set_own_agent(owner)
             raise
 
     def run(self, prompt: str, view: View, show: Show) -> Reply:
-        """Ask the agent and return its reply; `view` is told of the turn as it goes on, and `show` is called then, in
-        this thread.
+        """Send `prompt` to the agent and return its reply.
 
-        Ctrl-C, or the kernel's interrupt, cancels what the agent does and shows what it had by then; then, as after a
-        second one, KeyboardInterrupt is raised. Raises OrchError.
+        `view` receives the events of the turn. `show` is called after each change, in this thread. Ctrl-C, or the
+        kernel's interrupt, cancels the turn. The result so far is shown, and then KeyboardInterrupt is raised, also
+        after a second Ctrl-C. Raises OrchError.
         """
         agent = self.agent
         show()
         inbox = self._inbox = queue.SimpleQueue()
-        asked: Future[Reply] = Future()
-        threading.Thread(target=_query, args=(agent, prompt, inbox, asked), name="orch-notebook", daemon=True).start()
+        reply_future: Future[Reply] = Future()
+        threading.Thread(
+            target=_query, args=(agent, prompt, inbox, reply_future), name="orch-notebook", daemon=True
+        ).start()
         try:
             try:
-                self._watch(inbox, asked, view, show)
+                self._watch(inbox, reply_future, view, show)
             except KeyboardInterrupt:
-                with suppress(OrchError, TimeoutError):  # what came of it is shown
+                with suppress(OrchError, TimeoutError):  # the result so far is shown
                     agent.cancel()
-                    self._finish(asked, view, show)
+                    self._finish(reply_future, view, show)
                 raise
-            return self._finish(asked, view, show)
+            return self._finish(reply_future, view, show)
         finally:
             self._inbox = None
 
     def close(self) -> None:
-        """End every process; the conversation stays."""
+        """End every process. The conversation is kept."""
         orchestrator, self._orchestrator, self._agent = self._orchestrator, None, None
         if orchestrator is not None:
             orchestrator.close()
@@ -160,7 +167,7 @@ class NotebookSession:
     def _open(self, run: str | None) -> Orchestrator:
         loaded = configuration.load(paths.current_folder(), os.environ)
         policy = loaded.config.policy
-        if not policy.approval_mode:  # a person is there to be asked, as at a terminal
+        if not policy.approval_mode:  # a user can answer, as at a terminal
             policy = replace(policy, approval_mode="ask")
         return Orchestrator(
             config=replace(loaded.config, policy=policy),
@@ -173,18 +180,18 @@ class NotebookSession:
         self._launcher = NotebookLauncher(run, folder, self._names)
         return self._launcher
 
-    def _own(self, id: str | None) -> None:
+    def _set_own_agent(self, id: str | None) -> None:
         if self._launcher is not None:
-            self._launcher.own = id
+            self._launcher.own_agent_id = id
 
-    def _watch(self, inbox: queue.SimpleQueue[Any], asked: Future[Reply], view: View, show: Show) -> None:
-        """Show what happens until there is a reply, and answer what is asked meanwhile."""
-        looks = 0
+    def _watch(self, inbox: queue.SimpleQueue[Any], reply_future: Future[Reply], view: View, show: Show) -> None:
+        """Show events until the reply arrives, and answer approval questions."""
+        polls = 0
         while True:
             changed = False
             try:
-                item = inbox.get(timeout=LOOK_SECONDS)
-                while True:  # all that came at once is shown at once
+                item = inbox.get(timeout=POLL_SECONDS)
+                while True:  # show all waiting events together
                     if item is None:
                         return
                     if isinstance(item, TurnEvent):
@@ -196,16 +203,16 @@ class NotebookSession:
                     item = inbox.get_nowait()
             except queue.Empty:
                 pass
-            looks += 1
-            if looks % LOOKS_A_LIST == 0 and not asked.done():
-                view.below(self._children())
+            polls += 1
+            if polls % POLLS_PER_LIST == 0 and not reply_future.done():
+                view.subagents(self._children())
                 changed = True
             if changed:
                 show()
 
-    def _finish(self, asked: Future[Reply], view: View, show: Show) -> Reply:
+    def _finish(self, reply_future: Future[Reply], view: View, show: Show) -> Reply:
         try:
-            reply = asked.result(LEAVE_SECONDS)
+            reply = reply_future.result(FINISH_SECONDS)
         except (OrchError, TimeoutError) as error:
             view.failed(str(error) or "it has not ended yet")
             show()
@@ -221,7 +228,7 @@ class NotebookSession:
             return []
 
     def _approve(self, question: Question) -> Consent:
-        """Hand a question to the thread that waits for the reply; where none does, or no longer, the answer is no."""
+        """Pass a question to the thread that waits for the reply. If no thread waits, deny the call."""
         inbox = self._inbox
         if inbox is None:
             return Consent(False)
@@ -229,14 +236,14 @@ class NotebookSession:
         inbox.put((question, answer))
         while self._inbox is inbox:
             with suppress(TimeoutError):
-                return answer.result(LOOK_SECONDS)
+                return answer.result(POLL_SECONDS)
         return Consent(False)
 
 
-def _query(agent: Subagent, prompt: str, inbox: queue.SimpleQueue[Any], asked: Future[Reply]) -> None:
+def _query(agent: Subagent, prompt: str, inbox: queue.SimpleQueue[Any], reply_future: Future[Reply]) -> None:
     try:
-        asked.set_result(agent.query(prompt, on_event=inbox.put))
+        reply_future.set_result(agent.query(prompt, on_event=inbox.put))
     except BaseException as error:
-        asked.set_exception(error)
+        reply_future.set_exception(error)
     finally:
         inbox.put(None)

@@ -1,4 +1,4 @@
-"""A turn as a cell shows it: what was said and done so far, as Markdown and as plain text. No I/O."""
+"""A turn as shown in a cell. The turn's text and tool calls are shown as Markdown and as plain text. No I/O."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import Final, Literal, Protocol
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from orch_protocol.core.messages import Reply
-from orch_protocol.services.requests import AgentRow
+from orch_protocol.services.agents.status import AgentRow
 from orch_protocol.wire.worker_messages import TurnEvent
 
 from ..chat.printing import turn_output
 from ..render import terminal
 from ..render.transcript import TurnPrinter
 
-__all__ = ["Told", "TurnView", "View", "sanitize_markdown", "usage_line"]
+__all__ = ["TerminalView", "TurnView", "View", "sanitize_markdown", "usage_line"]
 
 
-NATURAL: Final = "end_turn"
+COMPLETED: Final = "end_turn"
 SHORT: Final = 100
 FENCES: Final = ("```", "~~~")
 CODE: Final = re.compile(
@@ -31,31 +32,31 @@ MARKS: Final = {"running": "…", "done": "✓", "failed": "✗"}
 
 
 class View(Protocol):
-    """Is told of a turn."""
+    """Receives the events of a turn."""
 
     def event(self, event: TurnEvent) -> None:
-        """Something happened."""
+        """Handle an event."""
 
-    def below(self, rows: Sequence[AgentRow]) -> None:
-        """These are there for it too."""
+    def subagents(self, rows: Sequence[AgentRow]) -> None:
+        """Handle the current list of subagents."""
 
     def reply(self, reply: Reply) -> None:
-        """The turn is over."""
+        """Handle the end of the turn."""
 
-    def failed(self, why: str) -> None:
-        """It is, and there is no reply."""
+    def failed(self, reason: str) -> None:
+        """Handle a turn that ended without a reply."""
 
 
-class _Said(Struct):
+class _ReplyText(Struct):
     text: str
-    whole: bool = False
+    is_complete: bool = False
 
 
-class _Did(Struct):
+class _ToolCall(Struct):
     name: str
-    what: str
+    arguments: str
     state: Literal["running", "done", "failed"] = "running"
-    why: str = ""
+    error: str = ""
 
 
 class _Note(Struct):
@@ -63,134 +64,134 @@ class _Note(Struct):
 
 
 class TurnView:
-    """Folds the events of a turn. Text that was lost on its way is made up for by what comes whole."""
+    """Collects the events of a turn. If parts of the text are lost, uses the complete text of the response."""
 
     def __init__(self) -> None:
-        self._items: list[_Said | _Did | _Note] = []
+        self._items: list[_ReplyText | _ToolCall | _Note] = []
         self._children: tuple[str, ...] = ()
-        self._over = False
+        self._finished = False
 
     def event(self, event: TurnEvent) -> None:
-        """Take in what happened."""
+        """Add an event."""
         if event.kind == "text":
-            self._saying().text += event.text
+            self._reply_text().text += event.text
         elif event.kind == "message":
             if event.text:
-                saying = self._saying()
-                saying.text, saying.whole = event.text, True
+                reply_text = self._reply_text()
+                reply_text.text, reply_text.is_complete = event.text, True
         elif event.kind == "tool_call":
-            self._items.append(_Did(event.name, event.text))
+            self._items.append(_ToolCall(event.name, event.text))
         elif event.kind == "tool_result":
             self._done(event)
         elif event.kind == "retry":
-            if self._items and isinstance(self._items[-1], _Said) and not self._items[-1].whole:
+            if self._items and isinstance(self._items[-1], _ReplyText) and not self._items[-1].is_complete:
                 self._items.pop()
-            self._items.append(_Note(f"the request is made again: {event.text}"))
+            self._items.append(_Note(f"the request is repeated: {event.text}"))
         else:
             name = f"{event.kind} {event.name}".rstrip()
             self._items.append(_Note(f"{name}: {event.text}"))
 
-    def below(self, rows: Sequence[AgentRow]) -> None:
-        """Take in who else is at work for this."""
+    def subagents(self, rows: Sequence[AgentRow]) -> None:
+        """Set the list of running subagents."""
         self._children = tuple(f"{row.name}: {row.status}, {row.task}" for row in rows if row.status == "busy")
 
     def reply(self, reply: Reply) -> None:
-        """Take in the end of the turn."""
-        self._over, self._children = True, ()
-        last = next((item for item in reversed(self._items) if isinstance(item, _Said)), None)
+        """Add the end of the turn."""
+        self._finished, self._children = True, ()
+        last = next((item for item in reversed(self._items) if isinstance(item, _ReplyText)), None)
         if reply.text and (last is None or last.text != reply.text):
-            self._items.append(_Said(reply.text, whole=True))
-        if reply.stop_reason != NATURAL:
+            self._items.append(_ReplyText(reply.text, is_complete=True))
+        if reply.stop_reason != COMPLETED:
             self._items.append(_Note(f"the turn ended early: {reply.stop_reason}"))
         if reply.warning:
             self._items.append(_Note(reply.warning))
         self._items.append(_Note(usage_line(reply)))
 
-    def failed(self, why: str) -> None:
-        """Take in that there is no reply."""
-        self._over, self._children = True, ()
-        self._items.append(_Note(why))
+    def failed(self, reason: str) -> None:
+        """Add the end of a turn without a reply."""
+        self._finished, self._children = True, ()
+        self._items.append(_Note(reason))
 
     def markdown(self) -> str:
-        """Return all of it as Markdown, in which nothing that was said is a tag or loads anything."""
+        """Return the turn as Markdown. The agent's text contains no HTML tags, and displaying it loads nothing."""
         return "\n\n".join(self._markdown())
 
     def text(self) -> str:
-        """Return all of it as text that no terminal obeys."""
+        """Return the turn as text without control characters."""
         return "\n".join(terminal.safe(line) for line in self._lines())
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:  # noqa: ARG002
         return {"text/plain": self.text(), "text/markdown": self.markdown()}
 
-    def _saying(self) -> _Said:
+    def _reply_text(self) -> _ReplyText:
         last = self._items[-1] if self._items else None
-        if isinstance(last, _Said) and not last.whole:
+        if isinstance(last, _ReplyText) and not last.is_complete:
             return last
-        said = _Said("")
-        self._items.append(said)
-        return said
+        added = _ReplyText("")
+        self._items.append(added)
+        return added
 
     def _done(self, event: TurnEvent) -> None:
-        did = next(
+        call = next(
             (
                 item
                 for item in self._items
-                if isinstance(item, _Did) and item.name == event.name and item.state == "running"
+                if isinstance(item, _ToolCall) and item.name == event.name and item.state == "running"
             ),
             None,
         )
-        if did is not None:
-            did.state = "failed" if event.is_error else "done"
-            did.why = event.text if event.is_error else ""
+        if call is not None:
+            call.state = "failed" if event.is_error else "done"
+            call.error = event.text if event.is_error else ""
 
     def _markdown(self) -> Iterator[str]:
         done: list[str] = []
         for item in self._items:
-            if isinstance(item, _Did):
+            if isinstance(item, _ToolCall):
                 done.append(
-                    f"- {MARKS[item.state]} {_span(item.name)} {_span(terminal.truncate_line(_what(item), SHORT))}"
+                    f"- {MARKS[item.state]} {_span(item.name)} {_span(terminal.truncate_line(_call_text(item), SHORT))}"
                 )
                 continue
             if done:
                 yield "\n".join(done)
                 done = []
-            if isinstance(item, _Said):
+            if isinstance(item, _ReplyText):
                 yield sanitize_markdown(item.text)
             else:
                 yield f"*{_plain(terminal.truncate_line(item.text, 2 * SHORT))}*"
         done += [f"- {_span(terminal.truncate_line(child, SHORT))}" for child in self._children]
         if done:
             yield "\n".join(done)
-        if not self._over:
+        if not self._finished:
             yield "*at work …*"
 
     def _lines(self) -> Iterator[str]:
         for item in self._items:
-            if isinstance(item, _Did):
-                yield f"{MARKS[item.state]} {item.name} {terminal.truncate_line(_what(item), SHORT)}"
-            elif isinstance(item, _Said):
+            if isinstance(item, _ToolCall):
+                yield f"{MARKS[item.state]} {item.name} {terminal.truncate_line(_call_text(item), SHORT)}"
+            elif isinstance(item, _ReplyText):
                 yield item.text
             else:
                 yield f"[{terminal.truncate_line(item.text, 2 * SHORT)}]"
         yield from (f"… {terminal.truncate_line(child, SHORT)}" for child in self._children)
-        if not self._over:
+        if not self._finished:
             yield "…"
 
 
 def usage_line(reply: Reply) -> str:
-    """Return in a line what a turn took."""
+    """Return the usage of a turn on one line."""
     usage = reply.usage
     tokens = usage.input_tokens + usage.output_tokens
-    cost = f", ${usage.cost_usd:.4f}" if usage.cost_usd else ""
+    cost = f", {terminal.format_cost(asdict(usage))}" if usage.cost_usd else ""
     return f"{terminal.pluralize(reply.tool_calls, 'tool call')}, {tokens:,} tokens{cost}"
 
 
 def sanitize_markdown(text: str) -> str:
-    """Return Markdown whose only tags are those of code, ours, and whose images are links.
+    """Return Markdown in which only code blocks use HTML tags, and in which links replace images.
 
-    A page that shows what a model said must not run it, nor tell a stranger by an image's address that it was looked
-    at. Notebooks trust what they show, and readers of Markdown do not agree on where code ends: so nothing that was
-    said is ever left to be taken for a tag.
+    A page that shows a model's text must not run code from this text. The page must not load images either, because the
+    address of an image could leak data. Notebooks trust their output, and Markdown renderers disagree about where code
+    ends. Therefore the result contains no text of the model that could be a tag.
     """
     parts = CODE.split(text)
     parts[::2] = [part.replace("<", "&lt;").replace("![", "!&#91;") for part in parts[::2]]
@@ -209,8 +210,8 @@ def _escaped(text: str) -> str:
     return html.escape(text, quote=False).replace("[", "&#91;")
 
 
-def _what(did: _Did) -> str:
-    return f"{did.what}: {did.why}" if did.why else did.what
+def _call_text(call: _ToolCall) -> str:
+    return f"{call.arguments}: {call.error}" if call.error else call.arguments
 
 
 def _span(text: str) -> str:
@@ -221,34 +222,34 @@ def _plain(text: str) -> str:
     return re.sub(r"([\\`*_\[\]#!])", r"\\\1", text).replace("<", "&lt;")
 
 
-# --- A turn as a terminal is told of it, where nothing that was shown can be replaced ---
+# --- A turn in a terminal, where output cannot be replaced ---
 
 
-class Told:
-    """Prints a turn as it goes on, as `orch query --stream` does."""
+class TerminalView:
+    """Prints a turn while it runs, as `orch query --stream` does."""
 
     def __init__(self) -> None:
         self._output = turn_output()
         self._turn = TurnPrinter(self._output)
 
     def event(self, event: TurnEvent) -> None:
-        """Print what happened."""
+        """Print an event."""
         self._turn.event(msgspec.to_builtins(event))
 
-    def below(self, rows: Sequence[AgentRow]) -> None:
-        """Print nothing: who else is at work changes all the time."""
+    def subagents(self, rows: Sequence[AgentRow]) -> None:
+        """Do nothing, because the list of subagents changes too often."""
 
     def reply(self, reply: Reply) -> None:
-        """Print what is left of the turn, and what it took."""
+        """Print the rest of the turn and its usage."""
         self._turn.reply(msgspec.to_builtins(reply))
-        self._over(reply.warning, usage_line(reply))
+        self._finish(reply.warning, usage_line(reply))
 
-    def failed(self, why: str) -> None:
-        """Print why there is no reply."""
+    def failed(self, reason: str) -> None:
+        """Print the reason why there is no reply."""
         self._turn.end()
-        self._over(why)
+        self._finish(reason)
 
-    def _over(self, *notes: str) -> None:
-        self._output.over()
+    def _finish(self, *notes: str) -> None:
+        self._output.finish()
         for each in filter(None, notes):
             self._output.note(f"[{terminal.truncate_line(each, 200)}]")

@@ -1,4 +1,7 @@
-"""One budget of one kind: how much of it somebody gets, and what is said of it. Pure: data in, words out."""
+"""Rules for one budget of one kind.
+
+The rules determine the amount to reserve, check limits, and write messages. Pure functions.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ __all__ = [
 ]
 
 LOW_SHARE: Final = 0.8
-"""From this part of a budget on whoever uses it is told that it comes to an end."""
+"""When this share of a budget is used, the agents of the budget are warned."""
 NOUNS: Final = {
     "tokens": ("token", "tokens"),
     "model_calls": ("model call", "model calls"),
@@ -38,46 +41,50 @@ NOUNS: Final = {
     "processes": ("process", "processes"),
 }
 FLAGS: Final = {kind: f"--{limit_of(kind).removesuffix('_usd').replace('_', '-')}" for kind in KINDS}
-"""How each limit is set from the shell."""
+"""Command-line option of each limit."""
 
 
 class BudgetAccount(Struct, frozen=True):
-    """One budget of one kind: `owner` None is the root's. `held` is what is put aside."""
+    """One budget of one kind.
+
+    `owner` is the agent that has the budget, None for the root's budget. `reserved` is the reserved amount.
+    """
 
     kind: str
     owner: AgentRecord | None
     limit: float
     spent: float
-    held: float
+    reserved: float
 
     @property
     def left(self) -> float:
-        """What can be put aside now."""
-        return max(0.0, self.limit - self.spent - self.held)
+        """The amount that can be reserved now."""
+        return max(0.0, self.limit - self.spent - self.reserved)
 
     @property
-    def soon(self) -> float:
-        """What could be if nothing of what is held were used."""
+    def left_without_reservations(self) -> float:
+        """The amount that could be reserved if all current reservations ended without being used."""
         return max(0.0, self.limit - self.spent)
 
 
 def reservation_amount(
-    least: float, enough: float, most: float, left: float, soon: float, *, others: bool
+    minimum: float, expected: float, limit: float, left: float, left_without_reservations: float, *, is_shared: bool
 ) -> float | None:
-    """Return how much of `left` to put aside for what is wanted, less than `least` for no; None is to wait.
+    """Return the part of `left` to reserve, or None to wait. A part below `minimum` means a refusal.
 
-    `soon` is what there is when everybody else is done, if nobody takes any of it. Where `others` share it, half of
-    what is left stays for them, as long as that is `enough` for most purposes.
+    `left_without_reservations` is the amount that would be available if all current reservations ended without being
+    used. If the budget `is_shared` with other agents, half of `left` stays for them. If the other half is less than
+    `expected`, up to `expected` is reserved nevertheless.
     """
-    room = max(left / 2, min(left, enough)) if others else left
-    amount = min(most, room)
-    if amount >= min(enough, soon) and amount >= least:
+    room = max(left / 2, min(left, expected)) if is_shared else left
+    amount = min(limit, room)
+    if amount >= min(expected, left_without_reservations) and amount >= minimum:
         return amount
-    return None if soon > left and soon >= least else amount
+    return None if left_without_reservations > left and left_without_reservations >= minimum else amount
 
 
 def check_budget(budget: Budget) -> Budget:
-    """Return `budget` as it is. Raises ConfigError for what is no budget, and for what is no limit."""
+    """Return `budget` unchanged. Raises ConfigError for a wrong type or a limit that is not valid."""
     if not isinstance(budget, Budget):
         raise ConfigError(f"budget must be an orch.Budget or orch.Limits; got {budget!r}")
     for name in Budget.__struct_fields__:
@@ -86,22 +93,26 @@ def check_budget(budget: Budget) -> Budget:
 
 
 def budget_of(max_cost: float | None, budget: Budget | None) -> Budget:
-    """Return what a program says that an agent may use. Raises ConfigError."""
-    said = check_budget(budget or Budget())
-    return said if max_cost is None else msgspec.structs.replace(said, max_cost_usd=_checked("max_cost_usd", max_cost))
+    """Return the budget of an agent from the arguments of `spawn`. Raises ConfigError."""
+    checked = check_budget(budget or Budget())
+    return (
+        checked
+        if max_cost is None
+        else msgspec.structs.replace(checked, max_cost_usd=_checked("max_cost_usd", max_cost))
+    )
 
 
 def budget_change(max_cost: float | None, budget: Budget | None) -> BudgetChange:
-    """Return what a program sets: limits that are given, and none where they are endless. Raises ConfigError."""
+    """Return the change of limits that a program requests. `math.inf` removes a limit. Raises ConfigError."""
     if budget is not None and not isinstance(budget, Budget):
         raise ConfigError(f"budget must be an orch.Budget; got {budget!r}")
     given: dict[str, Any] = msgspec.structs.asdict(budget) if budget is not None else {}
     if max_cost is not None:
         given["max_cost_usd"] = max_cost
-    said = {name: limit for name, limit in given.items() if limit is not None}
-    endless = {name: None for name, limit in said.items() if limit == math.inf}
+    limits = {name: limit for name, limit in given.items() if limit is not None}
+    removed = {name: None for name, limit in limits.items() if limit == math.inf}
     return BudgetChange(
-        **{name: _checked(name, limit) for name, limit in said.items() if name not in endless}, **endless
+        **{name: _checked(name, limit) for name, limit in limits.items() if name not in removed}, **removed
     )
 
 
@@ -112,16 +123,16 @@ def _checked(name: str, limit: Any) -> Any:
         what = (
             "a number of dollars" if name == "max_cost_usd" else "a number" if "seconds" in name else "a whole number"
         )
-        raise ConfigError(f"{name} = {limit!r} does not do: {what} above 0, or left out for no limit") from error
+        raise ConfigError(f"{name} = {limit!r} is invalid: use {what} above 0, or leave it out for no limit") from error
 
 
 def format_usd(usd: float) -> str:
-    """Return an amount of money for people, to the millionth."""
+    """Return an amount of money as text, with up to six decimals."""
     return f"${usd:.6f}".rstrip("0").rstrip(".") if usd < 1 else f"${usd:,.2f}"
 
 
 def format_amount(kind: str, amount: float) -> str:
-    """Return so much of `kind` for people."""
+    """Return an amount of `kind` as text with its unit."""
     if kind == "usd":
         return format_usd(amount)
     if kind in NOUNS:
@@ -130,46 +141,49 @@ def format_amount(kind: str, amount: float) -> str:
     return f"{seconds} s" + (" of tools" if kind == "tool_seconds" else " of work")
 
 
-def exceeded_message(account: BudgetAccount, least: float) -> str:
-    """Return why `least` cannot be had, whose budget that is, and what raises it."""
-    left = format_amount(account.kind, account.soon)
+def exceeded_message(account: BudgetAccount, minimum: float) -> str:
+    """Return the message for an amount `minimum` that cannot be reserved.
+
+    The message states what is left, whose budget it is, and how to raise the limit.
+    """
+    left = format_amount(account.kind, account.left_without_reservations)
+    remedy = _usage_and_remedy(account)
     if account.kind == "usd":
-        return f"the next request may cost {format_usd(least)} or more, and {left} is left: {_whose(account)}"
+        return f"the next request may cost {format_usd(minimum)} or more, but only {left} is left: {remedy}"
     if account.kind == "tokens":
-        wanted = format_amount("tokens", least)
-        return f"the next request may take {wanted} or more, and {left} are left: {_whose(account)}"
-    return f"{format_amount(account.kind, least)} would be needed, and {left} are left: {_whose(account)}"
+        wanted = format_amount("tokens", minimum)
+        return f"the next request may take {wanted} or more, but only {left} are left: {remedy}"
+    return f"{format_amount(account.kind, minimum)} would be needed, but only {left} are left: {remedy}"
 
 
 def reduced_message(account: BudgetAccount, amount: float) -> str:
-    """Return that what was put aside was less than was wanted."""
-    verb = "cost" if account.kind == "usd" else "take"
-    most = format_amount(account.kind, amount)
-    return f"its last response could {verb} no more than {most}. Before it, {_whose(account)}"
+    """Return the message for a request that could reserve only `amount`, which is less than it requested."""
+    limit = format_amount(account.kind, amount)
+    return f"the last response was limited to {limit}. Before that response, {_usage_and_remedy(account)}"
 
 
 def exhausted_message(account: BudgetAccount) -> str:
-    """Return that nothing is left."""
-    return f"its budget is used up: {_whose(account)}"
+    """Return the message for a budget that is used up."""
+    return f"its budget is used up: {_usage_and_remedy(account)}"
 
 
 def low_budget_notice(accounts: Sequence[BudgetAccount]) -> str:
-    """Return what an agent is told of these, "" when there are none."""
+    """Return the warning for an agent whose budgets are nearly used up, "" if there are no such budgets."""
     if not accounts:
         return ""
-    parts = [f"{_who(each)} used {_part(each)}" for each in accounts]
+    parts = [f"{_owner_text(each)} used {_used_percent(each)}" for each in accounts]
     return (
-        f"[Budget: {'; '.join(parts)}. When it is used up the turn ends: do what matters most now, and give your "
-        "answer while there is enough left for it.]"
+        f"[Budget: {'; '.join(parts)}. When a budget is used up, your turn ends. Do what matters most now, and give "
+        "your answer while there is enough left for it.]"
     )
 
 
-def _part(account: BudgetAccount) -> str:
+def _used_percent(account: BudgetAccount) -> str:
     percent = min(100, math.floor(100 * account.spent / account.limit))
-    return f"{percent} % of what may be used, {_of(account)}"
+    return f"{percent} % of the limit, {_used_of_limit(account)}"
 
 
-def _of(account: BudgetAccount) -> str:
+def _used_of_limit(account: BudgetAccount) -> str:
     if account.kind == "usd":
         return f"{format_usd(account.spent)} of {format_usd(account.limit)}"
     amount = format_amount(account.kind, account.spent)
@@ -177,15 +191,15 @@ def _of(account: BudgetAccount) -> str:
     return f"{number} of {format_amount(account.kind, account.limit)}"
 
 
-def _who(account: BudgetAccount) -> str:
-    return "all agents together" if account.owner is None else f"agent {account.owner.spec.name!r} and those below it"
+def _owner_text(account: BudgetAccount) -> str:
+    return "all agents together" if account.owner is None else f"agent {account.owner.spec.name!r} and its descendants"
 
 
-def _whose(account: BudgetAccount) -> str:
-    """Return whose the budget is, how much of it is gone, and what raises it."""
+def _usage_and_remedy(account: BudgetAccount) -> str:
+    """Return a text with the owner of the budget, the used amount, and the command that raises the limit."""
     verb, unit = ("spent", "USD") if account.kind == "usd" else ("used", "N")
-    said = f"{_who(account)} {verb} {_of(account)}"
+    text = f"{_owner_text(account)} {verb} {_used_of_limit(account)}"
     flag = FLAGS[account.kind]
     if account.owner is None:
-        return f"{said}, which is budget.{limit_of(account.kind)}; `orch budget {flag} {unit}` sets another limit"
-    return f"{said}; `orch resume {account.owner.spec.seq} {flag} {unit}` sets another limit"
+        return f"{text}, which is budget.{limit_of(account.kind)}; `orch budget {flag} {unit}` sets another limit"
+    return f"{text}; `orch resume {account.owner.spec.seq} {flag} {unit}` sets another limit"

@@ -1,12 +1,14 @@
-"""Who may use how much: what is used by the agents' own records, and what is put aside for what is under way.
+"""The budget ledger, which contains what agents have used and what they have reserved for requests in progress.
 
-A budget is an agent's and holds for it and everything below it; one more, the root's, holds for all of its agents.
-What an agent uses to answer a peer is charged to the peer's path too: each budget on either path once.
-Each bounds any number of kinds of amounts, and for each kind there is one account. What was used in turns that are over
-is part of the tree. What a turn under way uses is kept here, and counts as long as that turn is the one under way; what
-is put aside beside a turn, as long as that process is there: nothing has to be undone when they end, however they do.
-What is put aside for a turn is on record before it is used: a root that dies meanwhile leaves word of it. Time at work
-and processes are in the tree at once: nothing is put aside of them.
+A budget belongs to an agent and covers the agent's descendants too. One more budget, the root's budget, covers all
+agents. If an agent answers a peer, the usage is also charged to the agents on the peer's path. Each budget on either
+path is charged once.
+
+A budget limits several kinds of amounts, with one account for each kind. The tree contains the usage of finished turns.
+The ledger contains the usage of a turn only while the turn is in progress. Some reservations belong to no turn. The
+ledger contains them only while the process exists. Therefore, the ledger needs no cleanup when a turn or a process
+ends. A reservation for a turn is recorded before it is used, so that it is not lost if the root dies. The tree counts
+working time and processes at once, without reservations.
 """
 
 from __future__ import annotations
@@ -25,14 +27,15 @@ from orch_protocol.policy.budget import (
     Budget,
     BudgetAmounts,
     BudgetChange,
-    BudgetReservationResult,
-    ReserveBudget,
     amounts_of,
     budget_in,
+    is_limited,
     limit_of,
 )
+from orch_protocol.services.policy.budgets import BudgetReservationResult, ReserveBudget
 
 from ..tree.agents.state import AgentRecord, TreeState
+from ..tree.interface.topics import ExitTopic, QueryTopic, Topic
 from ..tree.journal.entries import (
     BudgetReleased,
     BudgetReserved,
@@ -54,22 +57,28 @@ from .budget_rules import (
 __all__ = ["BudgetLedger"]
 
 NOTHING: Final = BudgetAmounts()
-WITH_PROCESS: Final = frozenset({"AgentDiedError", "AgentGoneError"})
-"""Errors by which a query ends whose process is gone, or about to be."""
+PROCESS_ENDED_ERRORS: Final = frozenset({"AgentDiedError", "AgentGoneError"})
+"""Errors of a query that mean that the agent's process has ended or is about to end."""
 LIMITS: Final = tuple((kind, limit_of(kind)) for kind in KINDS)
 
 
 class _Reservation(Struct, frozen=True):
-    """What is put aside: for a turn, or (None) beside it, for the process that asked."""
+    """Amounts that are reserved for the turn of the query `query_id`.
+
+    If `query_id` is None, they are reserved for the process, outside a turn.
+    """
 
     amounts: BudgetAmounts
     query_id: str | None
     incarnation: int
-    least: BudgetAmounts = NOTHING
+    minimum: BudgetAmounts = NOTHING
 
 
 class _TurnSpending(Struct, frozen=True):
-    """What is counted of a turn under way: what it used, and how many holds of responses and of calls were settled."""
+    """The usage of a turn in progress.
+
+    `responses` and `calls` are the numbers of finished reservations for responses and for tool calls.
+    """
 
     query_id: str = ""
     spent: BudgetAmounts = NOTHING
@@ -81,268 +90,325 @@ NO_TURN: Final = _TurnSpending()
 
 
 class BudgetLedger:
-    """The budgets of the agents in `nodes`, and what is `configured` for all of them together. `clock` is the time."""
+    """The budgets of the agents in `agents`. `configured` is the shared budget of all these agents.
 
-    def __init__(self, nodes: TreeState, configured: Budget, clock: Callable[[], float]) -> None:
-        self._nodes = nodes
+    `clock` returns epoch seconds.
+    """
+
+    def __init__(self, agents: TreeState, configured: Budget, clock: Callable[[], float]) -> None:
+        self._agents = agents
         self._clock = clock
         self.configured = budget_in(configured)
-        self._holds: dict[str, dict[str, _Reservation]] = {}
+        agents.has_budgets = agents.has_budgets or is_limited(self.configured) or bool(agents.reservations)
+        self._reservations: dict[str, dict[str, _Reservation]] = {}
         self._turns: dict[str, _TurnSpending] = {}
-        for id, aside in nodes.aside.items():
-            if (asked := nodes[id].pending) is not None:  # a root before this one ended meanwhile
-                calls = sum(map(_is_call, aside.let_go))
-                self._turns[id] = _TurnSpending(asked.query_id, NOTHING, len(aside.let_go) - calls, calls)
-                self._holds[id] = {
-                    hold: _Reservation(least, asked.query_id, nodes[id].incarnation, least)
-                    for hold, least in aside.held.items()
+        for id, journaled in agents.reservations.items():
+            if (query := agents[id].pending) is not None:  # the previous root ended during the query
+                calls = sum(map(_is_call, journaled.released))
+                self._turns[id] = _TurnSpending(query.query_id, NOTHING, len(journaled.released) - calls, calls)
+                self._reservations[id] = {
+                    hold: _Reservation(minimum, query.query_id, agents[id].incarnation, minimum)
+                    for hold, minimum in journaled.current.items()
                 }
 
     @property
-    def of_all(self) -> Budget:
-        """What all agents together may use: as configured, but for what was set anew while that was so."""
-        if not self._nodes.root_budgets:
+    def root_budget(self) -> Budget:
+        """The budget of all agents together. This budget consists of the configured limits and later changes.
+
+        A change to a limit applies until the configuration has another value for this limit.
+        """
+        if not self._agents.root_budgets:
             return self.configured
         budget = self.configured
-        for entry in self._nodes.root_budgets:
-            still = {
+        for entry in self._agents.root_budgets:
+            unchanged_limits = {
                 name: limit
                 for name, limit in entry.change.limits().items()
                 if getattr(entry.configured, name) == getattr(self.configured, name)
             }
-            budget = msgspec.structs.replace(budget, **still)
+            budget = msgspec.structs.replace(budget, **unchanged_limits)
         return budget
 
     def change(self, change: BudgetChange) -> RootBudgetChanged | None:
-        """Return what is to be on record when the budget of all is to be `change`d."""
+        """Return the entry that records a change of the budget of all agents. Return None if `change` is empty."""
         if not change.limits():
             return None
         return RootBudgetChanged(at=self._clock(), change=change, configured=self.configured)
 
     def kinds_for(self, id: str | None) -> tuple[str, ...]:
-        """Return of what the agent may not use as much as it likes; None is an agent without parent that is to be."""
-        budgets = [self.of_all, *(node.spec.limits for node in self._charged(self._nodes.get(id)))]
+        """Return the kinds with a limit for the agent `id`. None means a new agent without a parent."""
+        budgets = [self.root_budget, *(agent.spec.limits for agent in self._charged_agents(self._agents.get(id)))]
         bounded = {kind for budget in budgets for kind, limit in LIMITS if getattr(budget, limit) is not None}
         return tuple(kind for kind in KINDS if kind in bounded) if bounded else ()
 
     def spent(self, owner: AgentRecord | None) -> BudgetAmounts:
-        """Return all that the agent and those below it have used, None: all agents."""
-        used = sum(map(self._unrecorded, self._at_work(owner)), amounts_of(self._recorded(owner)))
-        worked = self._nodes.worked if owner is None else owner.worked
+        """Return the usage of the agent `owner` and its descendants.
+
+        If `owner` is None, return the usage of all agents.
+        """
+        used = sum(map(self._unrecorded_usage, self._agents_with_usage(owner)), amounts_of(self._recorded_usage(owner)))
+        worked = self._agents.worked if owner is None else owner.worked
         return msgspec.structs.replace(used, seconds=worked.seconds(self._clock()), processes=self._processes(owner))
 
     def reserve(self, id: str, want: ReserveBudget) -> BudgetReservationResult | None:
-        """Put aside what the agent is about to use; None: not now, others hold what it needs.
+        """Reserve the amounts that the agent is about to use.
 
-        Raises BudgetExceededError when what it needs is not there.
+        Return None if the agent must wait until other reservations end. Raises BudgetExceededError if the budget is too
+        small.
         """
-        node = self._nodes[id]
-        query_id = node.pending.query_id if node.pending is not None and not want.beside else None
-        if query_id is None and not (want.beside and node.running):
-            raise ProtocolError(f"cannot reserve budget for agent {node.spec.name!r}: it has no running turn")
+        agent = self._agents[id]
+        query_id = agent.pending.query_id if agent.pending is not None and not want.outside_turn else None
+        if query_id is None and not (want.outside_turn and agent.running):
+            raise ProtocolError(f"cannot reserve budget for agent {agent.spec.name!r}: it has no running turn")
         granted: dict[str, float] = {}
         why = ""
         for kind in KINDS:
-            least, enough, most = (getattr(each, kind) for each in (want.least, want.enough, want.most))
-            granted[kind] = most
-            accounts = list(self._accounts(node, kind)) if most else []
+            minimum, expected, limit = (getattr(each, kind) for each in (want.minimum, want.expected, want.maximum))
+            granted[kind] = limit
+            accounts = list(self._accounts(agent, kind)) if limit else []
             if not accounts:
                 continue
             tightest = min(accounts, key=lambda account: account.left)
-            soon = min(accounts, key=lambda account: account.soon)
-            others = self._others(node, tightest)
-            amount = reservation_amount(least, enough, most, tightest.left, soon.soon, others=others)
+            smallest = min(accounts, key=lambda account: account.left_without_reservations)
+            is_shared = self._is_shared(agent, tightest)
+            amount = reservation_amount(
+                minimum, expected, limit, tightest.left, smallest.left_without_reservations, is_shared=is_shared
+            )
             if amount is None:
                 return None
-            if amount < least:
-                raise BudgetExceededError(exceeded_message(soon, least))
+            if amount < minimum:
+                raise BudgetExceededError(exceeded_message(smallest, minimum))
             granted[kind] = amount
-            if amount < most:
+            if amount < limit:
                 why = reduced_message(tightest, amount)
         reserved = BudgetReservationResult(new_id(), BudgetAmounts(**granted), why)
-        held = {each: hold for each, hold in self._holds.get(id, {}).items() if _is_held(node, hold)}
-        self._forget()
-        self._holds[id] = held | {reserved.id: _Reservation(reserved.amounts, query_id, node.incarnation, want.least)}
+        active = {each: hold for each, hold in self._reservations.get(id, {}).items() if _is_active(agent, hold)}
+        self._remove_ended()
+        self._reservations[id] = active | {
+            reserved.id: _Reservation(reserved.amounts, query_id, agent.incarnation, want.minimum)
+        }
         if query_id is not None and self._turn(id).query_id != query_id:
             self._turns[id] = _TurnSpending(query_id)
         return reserved
 
-    def put_aside(self, id: str, hold: str) -> BudgetReserved | None:
-        """Return what is to be on record of what was just reserved; None of what is beside turns."""
-        held = self._holds[id][hold]
-        if held.query_id is None:
+    def reservation_entry(self, id: str, reservation_id: str) -> BudgetReserved | None:
+        """Return the journal entry for a new reservation. Return None if the reservation does not belong to a turn."""
+        reservation = self._reservations[id][reservation_id]
+        if reservation.query_id is None:
             return None
-        return BudgetReserved(at=self._clock(), id=id, query_id=held.query_id, hold=hold, least=held.least)
+        return BudgetReserved(
+            at=self._clock(), id=id, query_id=reservation.query_id, hold=reservation_id, minimum=reservation.minimum
+        )
 
-    def take_back(self, id: str, hold: str) -> None:
-        """Let what was reserved not have been."""
-        self._holds[id].pop(hold, None)
+    def cancel_reservation(self, id: str, reservation_id: str) -> None:
+        """Remove a reservation that was not used."""
+        self._reservations[id].pop(reservation_id, None)
 
-    def settle(self, id: str, hold: str, used: BudgetAmounts) -> BudgetReleased | None:
-        """Let go what was put aside; what a turn used counts as used. Beside turns that is on record already.
+    def settle(self, id: str, reservation_id: str, used: BudgetAmounts) -> BudgetReleased | None:
+        """End the reservation `reservation_id` and add `used` to the usage of the turn.
 
-        Returns what is to be on record.
+        Outside turns, the usage is already recorded. Return the entry to record, or None if there is nothing to record.
         """
-        held = self._holds.get(id, {}).pop(hold, None)
+        reservation = self._reservations.get(id, {}).pop(reservation_id, None)
         turn = self._turn(id)
-        if held is not None and held.query_id == turn.query_id:
-            calls = _is_call(held.least)
+        if reservation is not None and reservation.query_id == turn.query_id:
+            calls = _is_call(reservation.minimum)
             self._turns[id] = _TurnSpending(
                 turn.query_id, turn.spent + used, turn.responses + (not calls), turn.calls + calls
             )
         return (
-            BudgetReleased(at=self._clock(), id=id, hold=hold)
-            if held is not None and held.query_id is not None
+            BudgetReleased(at=self._clock(), id=id, hold=reservation_id)
+            if reservation is not None and reservation.query_id is not None
             else None
         )
 
-    def charged(self, entries: list[Entry]) -> list[Entry]:
-        """Return `entries`, and behind those of queries that ended with their processes what these had begun and could
-        not record: a request that was made costs something, whatever became of the answer."""
-        if not self._holds:
+    def with_lost_usage(self, entries: list[Entry]) -> list[Entry]:
+        """Return `entries`, followed by entries for the usage of requests that were lost with their processes.
+
+        A request costs money even if its response never arrives.
+        """
+        if not self._reservations:
             return entries
         ended = [
             each
             for each in entries
-            if isinstance(each, QueryFinished) and each.error and each.error.type in WITH_PROCESS
+            if isinstance(each, QueryFinished) and each.error and each.error.type in PROCESS_ENDED_ERRORS
         ]
-        lost = [(each, usage) for each in ended if (usage := self._lost(each)) is not None]
+        lost = [(each, usage) for each in ended if (usage := self._lost_usage(each)) is not None]
         return [*entries, *(UsageRecorded(at=each.at, id=each.id, usage=usage) for each, usage in lost)]
 
-    def low(self, id: str) -> str:
-        """Return what the agent is to be told of budgets that it is bound by and that are nearly used up."""
-        accounts = (account for kind in self.kinds_for(id) for account in self._accounts(self._nodes[id], kind))
+    def low_budget_warning(self, id: str) -> str:
+        """Return the warning for the agent if its budgets are nearly used up, otherwise ""."""
+        accounts = (account for kind in self.kinds_for(id) for account in self._accounts(self._agents[id], kind))
         return low_budget_notice([account for account in accounts if account.spent >= LOW_SHARE * account.limit])
 
-    def holders(self) -> list[str]:
-        """Return the topics by which it is told that turns or processes end for which something is put aside."""
-        held = [(id, hold) for id in self._holds for hold in self._held(self._nodes[id])]
+    def release_topics(self) -> list[Topic]:
+        """Return the topics that announce the end of the turns and processes that have reservations."""
+        reservations = [
+            (id, reservation)
+            for id in self._reservations
+            for reservation in self._active_reservations(self._agents[id])
+        ]
         return [
-            f"gone:{id}:{hold.incarnation}" if hold.query_id is None else f"query:{hold.query_id}" for id, hold in held
+            ExitTopic(id, reservation.incarnation) if reservation.query_id is None else QueryTopic(reservation.query_id)
+            for id, reservation in reservations
         ]
 
     def require_process(self, id: str | None, asker: str | None = None) -> None:
-        """Raise BudgetExceededError unless one more process may be started for the agent, None: for a new one.
+        """Raise BudgetExceededError unless another process may be started for the agent `id`.
 
-        `asker` is the agent that is about to ask it.
+        If `id` is None, check for a new agent. `asker` is the agent that is about to query the agent `id`.
         """
-        for account in self._accounts(self._nodes.get(id), "processes", asker):
+        for account in self._accounts(self._agents.get(id), "processes", asker):
             if account.left < 1:
                 raise BudgetExceededError(exceeded_message(account, 1))
 
     def require_time(self, id: str, asker: str | None = None) -> None:
-        """Raise BudgetExceededError unless the agent may be at work for a while. `asker` is about to ask it."""
+        """Raise BudgetExceededError unless the agent `id` has working time left.
+
+        `asker` is the agent that is about to query the agent `id`.
+        """
         if (left := self.time_left(id, asker)) is not None and left[0] <= 0:
             raise BudgetExceededError(left[1])
 
     def time_left(self, id: str, asker: str | None = None) -> tuple[float, str] | None:
-        """Return how many more seconds the agent may be at work and what it is told when they are over; None for no
-        limit."""
+        """Return the seconds that the agent may still work, and the error message for the time after that.
+
+        Return None if the working time of the agent is not limited.
+        """
         tightest = min(
-            self._accounts(self._nodes[id], "seconds", asker), key=lambda account: account.left, default=None
+            self._accounts(self._agents[id], "seconds", asker), key=lambda account: account.left, default=None
         )
         return None if tightest is None else (tightest.left, exhausted_message(tightest))
 
     def _accounts(self, user: AgentRecord | None, kind: str, asker: str | None = None) -> Iterator[BudgetAccount]:
-        """Yield the accounts that bind `user`, None: an agent without parent. `asker` is about to ask it."""
-        limit = limit_of(kind)
-        for node in self._charged(user, asker):
-            if (most := getattr(node.spec.limits, limit)) is not None:
-                yield self._account(node, kind, most)
-        if (most := getattr(self.of_all, limit)) is not None:
-            yield self._account(None, kind, most)
+        """Yield the accounts that are charged for `user`. If `user` is None, yield those of an agent without a parent.
 
-    def _charged(self, user: AgentRecord | None, asker: str | None = None) -> Iterator[AgentRecord]:
-        """Yield the agents that are charged for what `user` uses, each once. `asker` is about to ask it."""
+        `asker` is the agent that is about to query `user`.
+        """
+        limit = limit_of(kind)
+        for agent in self._charged_agents(user, asker):
+            if (maximum := getattr(agent.spec.limits, limit)) is not None:
+                yield self._account(agent, kind, maximum)
+        if (maximum := getattr(self.root_budget, limit)) is not None:
+            yield self._account(None, kind, maximum)
+
+    def _charged_agents(self, user: AgentRecord | None, asker: str | None = None) -> Iterator[AgentRecord]:
+        """Yield the agents that are charged for the usage of `user`, each once.
+
+        `asker` is the agent that is about to query `user`.
+        """
         if user is None:
             return
-        yield from self._nodes.chain(user.spec.id)
-        payers = self._nodes.payers(asker, user.spec.id) if asker is not None else user.payers
-        yield from (node for node in map(self._nodes.get, payers) if node is not None)
+        yield from self._agents.chain(user.spec.id)
+        payers = self._agents.payers(asker, user.spec.id) if asker is not None else user.payers
+        yield from (agent for agent in map(self._agents.get, payers) if agent is not None)
 
     def _account(self, owner: AgentRecord | None, kind: str, limit: float) -> BudgetAccount:
         if kind == "seconds":
-            worked = self._nodes.worked if owner is None else owner.worked
+            worked = self._agents.worked if owner is None else owner.worked
             return BudgetAccount(kind, owner, limit, worked.seconds(self._clock()), 0.0)
         if kind == "processes":
             return BudgetAccount(kind, owner, limit, self._processes(owner), 0.0)
-        at_work = self._at_work(owner)
-        spent = amounts_of(self._recorded(owner))
-        held = sum(getattr(hold.amounts, kind) for node in at_work for hold in self._held(node))
-        more = sum(getattr(self._unrecorded(node), kind) for node in at_work)
-        return BudgetAccount(kind, owner, limit, getattr(spent, kind) + more, held)
+        agents = self._agents_with_usage(owner)
+        spent = amounts_of(self._recorded_usage(owner))
+        reserved = sum(
+            getattr(reservation.amounts, kind) for agent in agents for reservation in self._active_reservations(agent)
+        )
+        unrecorded = sum(getattr(self._unrecorded_usage(agent), kind) for agent in agents)
+        return BudgetAccount(kind, owner, limit, getattr(spent, kind) + unrecorded, reserved)
 
-    def _recorded(self, owner: AgentRecord | None) -> Usage:
-        """Return what the agent, those below it and peers for it, None: all, have used in turns that are over."""
-        return self._nodes.usage if owner is None else self._nodes.tree_usage(owner.spec.id) + owner.peer_usage
+    def _recorded_usage(self, owner: AgentRecord | None) -> Usage:
+        """Return the usage of finished turns of `owner`, its descendants and its peers.
+
+        If `owner` is None, return the usage of all agents.
+        """
+        return self._agents.usage if owner is None else self._agents.tree_usage(owner.spec.id) + owner.peer_usage
 
     def _processes(self, owner: AgentRecord | None) -> int:
-        """Return how many processes were started; those of holders are what asking an archive takes, and bounded so."""
+        """Return the number of processes that were started.
+
+        Processes of holders do not count, because another limit applies to holders.
+        """
         if owner is None:
-            return self._nodes.processes
-        own = sum(node.incarnation for node in self._nodes.subtree(owner.spec.id) if not node.is_holder)
+            return self._agents.processes
+        own = sum(agent.incarnation for agent in self._agents.subtree(owner.spec.id) if not agent.is_holder)
         return own + owner.peer_processes
 
-    def _at_work(self, owner: AgentRecord | None) -> list[AgentRecord]:
-        """Return the agents that may hold or have used something that the owner is charged for."""
-        nodes = [self._nodes[id] for id in {*self._holds, *self._turns}]
-        return nodes if owner is None else [node for node in nodes if owner in self._charged(node)]
+    def _agents_with_usage(self, owner: AgentRecord | None) -> list[AgentRecord]:
+        """Return the agents that are charged to `owner` and have reservations or unrecorded usage."""
+        agents = [self._agents[id] for id in {*self._reservations, *self._turns}]
+        return agents if owner is None else [agent for agent in agents if owner in self._charged_agents(agent)]
 
-    def _forget(self) -> None:
-        """Let go of turns and processes that are over."""
-        for id in [id for id in self._turns if not self._is_counted(self._nodes[id])]:
+    def _remove_ended(self) -> None:
+        """Remove the data of turns and processes that have ended."""
+        for id in [id for id in self._turns if not self._is_counted(self._agents[id])]:
             del self._turns[id]
-        for id in [id for id in self._holds if not any(self._held(self._nodes[id]))]:
-            del self._holds[id]
+        for id in [id for id in self._reservations if not any(self._active_reservations(self._agents[id]))]:
+            del self._reservations[id]
 
-    def _others(self, asker: AgentRecord, account: BudgetAccount) -> bool:
-        """Whether others are at work on the same budget. Those above the asker, and its payers, wait for it."""
-        above = {node.spec.id for node in self._charged(asker)}
-        return any(node.spec.id not in above and self._is_counted(node) for node in self._at_work(account.owner))
+    def _is_shared(self, asker: AgentRecord, account: BudgetAccount) -> bool:
+        """Return whether other agents are working on the same budget.
 
-    def _is_counted(self, node: AgentRecord) -> bool:
-        """Whether the agent is in a turn of which something is counted."""
-        return node.pending is not None and self._turn(node.spec.id).query_id == node.pending.query_id
+        Agents that are charged for the usage of `asker` do not count, because they wait for `asker`.
+        """
+        chain = {agent.spec.id for agent in self._charged_agents(asker)}
+        return any(
+            agent.spec.id not in chain and self._is_counted(agent) for agent in self._agents_with_usage(account.owner)
+        )
+
+    def _is_counted(self, agent: AgentRecord) -> bool:
+        """Return whether the ledger contains usage of the agent's current turn."""
+        return agent.pending is not None and self._turn(agent.spec.id).query_id == agent.pending.query_id
 
     def _turn(self, id: str) -> _TurnSpending:
         return self._turns.get(id, NO_TURN)
 
-    def _unrecorded(self, node: AgentRecord) -> BudgetAmounts:
-        return self._turn(node.spec.id).spent if self._is_counted(node) else NOTHING
+    def _unrecorded_usage(self, agent: AgentRecord) -> BudgetAmounts:
+        return self._turn(agent.spec.id).spent if self._is_counted(agent) else NOTHING
 
-    def _lost(self, ended: QueryFinished) -> Usage | None:
-        """Return the least that was begun in a turn and is neither settled nor on record; None for nothing."""
+    def _lost_usage(self, ended: QueryFinished) -> Usage | None:
+        """Return the minimum usage of those requests of a turn that have neither ended nor been recorded.
+
+        Return None if there are no such requests.
+        """
         turn = self._turn(ended.id)
-        holds = [each for each in self._holds.get(ended.id, {}).values() if each.query_id == ended.query_id]
-        if not holds or turn.query_id != ended.query_id:
+        reservations = [
+            each for each in self._reservations.get(ended.id, {}).values() if each.query_id == ended.query_id
+        ]
+        if not reservations or turn.query_id != ended.query_id:
             return None
-        responses = [each for each in holds if not _is_call(each.least)][
+        responses = [each for each in reservations if not _is_call(each.minimum)][
             max(0, ended.usage.model_calls - turn.responses) :
         ]
-        calls = [each for each in holds if _is_call(each.least)][max(0, ended.usage.tool_calls - turn.calls) :]
-        least = sum((each.least for each in (*responses, *calls)), NOTHING)
+        calls = [each for each in reservations if _is_call(each.minimum)][max(0, ended.usage.tool_calls - turn.calls) :]
+        minimum = sum((each.minimum for each in (*responses, *calls)), NOTHING)
         return (
             Usage(
-                input_tokens=int(least.tokens),
-                cost_usd=least.usd,
+                input_tokens=int(minimum.tokens),
+                cost_usd=minimum.usd,
                 cost_known=not responses,
                 model_calls=len(responses),
                 tool_calls=len(calls),
-                tool_seconds=least.tool_seconds,
+                tool_seconds=minimum.tool_seconds,
             )
             if responses or calls
             else None
         )
 
-    def _held(self, node: AgentRecord) -> Iterator[_Reservation]:
-        return (hold for hold in self._holds.get(node.spec.id, {}).values() if _is_held(node, hold))
+    def _active_reservations(self, agent: AgentRecord) -> Iterator[_Reservation]:
+        return (
+            reservation
+            for reservation in self._reservations.get(agent.spec.id, {}).values()
+            if _is_active(agent, reservation)
+        )
 
 
-def _is_call(least: BudgetAmounts) -> bool:
-    return bool(least.tool_calls or least.tool_seconds)
+def _is_call(minimum: BudgetAmounts) -> bool:
+    return bool(minimum.tool_calls or minimum.tool_seconds)
 
 
-def _is_held(node: AgentRecord, hold: _Reservation) -> bool:
-    if hold.query_id is None:
-        return node.running and node.incarnation == hold.incarnation
-    return node.pending is not None and node.pending.query_id == hold.query_id
+def _is_active(agent: AgentRecord, reservation: _Reservation) -> bool:
+    if reservation.query_id is None:
+        return agent.running and agent.incarnation == reservation.incarnation
+    return agent.pending is not None and agent.pending.query_id == reservation.query_id

@@ -1,13 +1,14 @@
-"""Who calls a service: the user or an agent. Guards ask the caller what it may do.
+"""The caller of a service: the user or an agent. Guards ask the caller what it may do.
 
-The user is a person or the program that owns the run. Requests of the CLI, of slash commands and of the Python API come
-from the user; requests of a worker, and of commands that an agent runs, come from that agent.
+The user is a person or the program that owns the run. For requests from the CLI, from slash commands and from the
+Python API, the caller is the user. If a worker, or a command that an agent runs, sends the request, the caller is that
+agent.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Final, Literal, TypeAlias
+from typing import ClassVar, Final, Literal, TypeAlias
 
 from orch_protocol.core.errors import ConfigError
 
@@ -16,8 +17,11 @@ from ..tree.agents.state import AgentRecord, TreeState
 __all__ = ["USER", "AgentCaller", "Caller", "Scope", "UserCaller", "is_below"]
 
 Scope: TypeAlias = Literal["control", "read", "ask"]
-"""What the caller wants to do: `control` reaches below the caller only, `read` also the caller itself, `ask` also its
-peers and the archives that the user named for it."""
+"""What the caller wants to do.
+
+`control` reaches only the caller's descendants. `read` also reaches the caller itself. `ask` also reaches the caller's
+peers and the archives that the user gave to the caller.
+"""
 
 
 class Caller(ABC):
@@ -25,53 +29,50 @@ class Caller(ABC):
 
     __slots__ = ()
 
+    is_user: ClassVar[bool]
+    """Whether the caller is the user."""
+
     @property
     @abstractmethod
     def agent_id(self) -> str | None:
-        """The id of the calling agent, None for the user. The journal records callers by this id."""
-
-    @property
-    def is_user(self) -> bool:
-        """Whether the user calls."""
-        return self.agent_id is None
+        """The id of the calling agent, None for the user. The journal identifies callers by this id."""
 
     @abstractmethod
-    def reaches(self, nodes: TreeState, id: str, scope: Scope) -> bool:
-        """Return whether the caller reaches the agent or archive with exactly this id."""
+    def reaches(self, agents: TreeState, id: str, scope: Scope) -> bool:
+        """Return whether the caller reaches the agent or archive with the id `id`."""
 
     @abstractmethod
-    def find_agent(self, nodes: TreeState) -> AgentRecord | None:
+    def find_agent(self, agents: TreeState) -> AgentRecord | None:
         """Return the calling agent, None for the user."""
 
-    def require_agent(self, nodes: TreeState) -> AgentRecord:
+    def require_agent(self, agents: TreeState) -> AgentRecord:
         """Return the calling agent. Raises ConfigError for the user."""
-        node = self.find_agent(nodes)
-        if node is None:
+        agent = self.find_agent(agents)
+        if agent is None:
             raise ConfigError("only an agent can call this service for itself; the caller is the user")
-        return node
+        return agent
 
     @abstractmethod
-    def describe(self, nodes: TreeState) -> str:
-        """Return who calls, for messages: `the user`, or an agent's name and id."""
+    def describe(self, agents: TreeState) -> str:
+        """Return a description of the caller for messages. The description is `the user`, or an agent's name and id."""
 
 
 class UserCaller(Caller):
-    """The user, who reaches every agent."""
+    """The user. The user reaches every agent."""
 
     __slots__ = ()
 
-    @property
-    def agent_id(self) -> None:
-        """None: the user is not an agent."""
+    is_user = True
+    agent_id = None
 
-    def reaches(self, nodes: TreeState, id: str, scope: Scope) -> bool:  # noqa: ARG002
+    def reaches(self, agents: TreeState, id: str, scope: Scope) -> bool:  # noqa: ARG002
         """Return True."""
         return True
 
-    def find_agent(self, nodes: TreeState) -> None:
+    def find_agent(self, agents: TreeState) -> None:
         """Return None."""
 
-    def describe(self, nodes: TreeState) -> str:  # noqa: ARG002
+    def describe(self, agents: TreeState) -> str:  # noqa: ARG002
         """Return `the user`."""
         return "the user"
 
@@ -80,9 +81,11 @@ USER: Final = UserCaller()
 
 
 class AgentCaller(Caller):
-    """An agent. It reaches the agents below itself, and may ask its peers and the archives it was given."""
+    """An agent. The agent reaches its descendants. It may also ask its peers, and archives given to it by the user."""
 
     __slots__ = ("_id",)
+
+    is_user = False
 
     def __init__(self, id: str) -> None:
         self._id = id
@@ -92,28 +95,28 @@ class AgentCaller(Caller):
         """The id of the calling agent."""
         return self._id
 
-    def reaches(self, nodes: TreeState, id: str, scope: Scope) -> bool:
-        """Return whether the agent reaches `id` for what `scope` says."""
-        if is_below(nodes, self._id, id):
+    def reaches(self, agents: TreeState, id: str, scope: Scope) -> bool:
+        """Return whether the agent reaches the agent or archive `id` for `scope`."""
+        if is_below(agents, self._id, id):
             return True
         if scope == "control":
             return False
         if id == self._id:
             return True
-        spec = nodes[self._id].spec
+        spec = agents[self._id].spec
         return scope == "ask" and (id in spec.peers or id in spec.archives)
 
-    def find_agent(self, nodes: TreeState) -> AgentRecord:
+    def find_agent(self, agents: TreeState) -> AgentRecord:
         """Return the calling agent."""
-        return nodes[self._id]
+        return agents[self._id]
 
-    def describe(self, nodes: TreeState) -> str:
+    def describe(self, agents: TreeState) -> str:
         """Return the agent's name and id."""
-        return f"agent {nodes[self._id].spec.name!r} ({self._id})"
+        return f"agent {agents[self._id].spec.name!r} ({self._id})"
 
 
-def is_below(nodes: TreeState, above: str, id: str) -> bool:
-    """Return whether the agent or archive `id` is below the agent `above`, at any depth."""
-    node = nodes.get(id)
-    parent = node.spec.parent_id if node is not None else nodes.holders.get(id)
-    return any(each.spec.id == above for each in nodes.chain(parent))
+def is_below(agents: TreeState, above: str, id: str) -> bool:
+    """Return whether the agent or archive `id` is a descendant of the agent `above`."""
+    agent = agents.get(id)
+    parent = agent.spec.parent_id if agent is not None else agents.holders.get(id)
+    return any(each.spec.id == above for each in agents.chain(parent))

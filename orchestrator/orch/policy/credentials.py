@@ -1,9 +1,10 @@
-"""Credentials of agents: whose keys and servers an agent's models are reached with.
+"""Credentials of agents. Credentials are the keys and the server addresses that an agent's models use.
 
-A program has one set, its environment. The daemon has one for each caller: a command sends the variables that the model
-catalog names, and an agent keeps those of the command that spawned it. Agents below it, its holders and its summaries
-use the same ones. Values stay in memory; on disk an agent has salted fingerprints, by which a later caller with the
-same variables is recognized.
+A program has one set of credentials, which is its environment. The daemon has one set for each caller. A command sends
+the variables that the model catalog names. An agent uses the variables of the command that spawned the agent. The
+agent's descendants, holders and summaries use the same variables. The values stay in memory; on disk, orch stores only
+salted fingerprints of the values. If a later caller offers the same variables, the fingerprints show that they are the
+same.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from msgspec import Struct
 
 from orch_protocol.core.errors import BackendError, ConfigError, CredentialsError
 from orch_worker.backends.models import ModelCatalog
+from orch_worker.system.atomic_write import atomic_write
 from orch_worker.system.secrets import SEARCH_KEY
 
 from ..tree.agents.state import AgentRecord, TreeState
@@ -38,19 +40,23 @@ __all__ = [
     "read_salt",
 ]
 
-Say: TypeAlias = Callable[[str], object]
+PrintLine: TypeAlias = Callable[[str], object]
 
 WEB_SEARCH: Final = "web_search"
 KEY_PREFIX: Final = "key-"
 ADDRESS_PREFIX: Final = "url-"
-"""Beginnings of fingerprints: of variables with a secret among them, and without one."""
+"""The prefixes of fingerprints: `key-` if the variables include a secret, otherwise `url-`.
+"""
 SALT: Final = "credentials.salt"
 SALT_BYTES: Final = 32
 REFUSAL_TEXTS: Final = (" said 401", " said 403", " to a key that may use ")
 
 
 class VariableGroup(Struct, frozen=True):
-    """The variables of one provider. With `required` its models cannot be asked without one of `keys`."""
+    """The variables of one provider.
+
+    If `required` is True, the models of the provider cannot be used without one of `keys`.
+    """
 
     name: str
     keys: tuple[str, ...]
@@ -59,26 +65,29 @@ class VariableGroup(Struct, frozen=True):
 
     @property
     def required(self) -> bool:
-        """Whether the provider refuses requests without a key."""
+        """Whether the provider rejects requests without a key."""
         return bool(self.keys) and self.name != WEB_SEARCH
 
     def of(self, values: Mapping[str, str]) -> dict[str, str]:
-        """Return the group's part of `values`."""
+        """Return the variables of this group that are in `values`."""
         return {name: values[name] for name in (*self.secrets, self.address) if name and values.get(name)}
 
 
 def groups_of(known: ModelCatalog) -> dict[str, VariableGroup]:
-    """Return the variables of each provider in the catalog `known`, and of web search."""
+    """Return the variables of web search and those of each provider in the catalog `known`."""
     found = {WEB_SEARCH: VariableGroup(WEB_SEARCH, (SEARCH_KEY,), (SEARCH_KEY,))}
-    for name, about in known.providers.items():
-        headers = known.headers_of(name)
-        secrets = dict.fromkeys((*about.keys, *filter(None, (about.headers_variable,)), *headers))
-        found[name] = VariableGroup(name, about.keys, tuple(secrets), about.base_url_variable)
+    for name, provider_info in known.providers.items():
+        headers = known.variables_of(name)
+        secrets = dict.fromkeys((*provider_info.keys, *filter(None, (provider_info.headers_variable,)), *headers))
+        found[name] = VariableGroup(name, provider_info.keys, tuple(secrets), provider_info.base_url_variable)
     return found
 
 
 def fingerprint(salt: bytes, group: VariableGroup, values: Mapping[str, str]) -> str:
-    """Return the salted fingerprint of the group's part of `values`, "" where it has none."""
+    """Return the salted fingerprint of the group's variables in `values`.
+
+    Return "" if `values` has none of these variables.
+    """
     part = group.of(values)
     if not part:
         return ""
@@ -88,83 +97,88 @@ def fingerprint(salt: bytes, group: VariableGroup, values: Mapping[str, str]) ->
 
 
 def read_salt(home: Path) -> bytes:
-    """Return the salt of fingerprints in `home`, making it where there is none. Only its user may read it.
+    """Return the salt for fingerprints in `home`. If there is none, create it. Only the user may read the file.
 
-    The caller holds the lock of the daemon.
+    The caller must hold the lock of the daemon.
     """
-    path, new = home / SALT, home / f"{SALT}.new"
+    path = home / SALT
     with contextlib.suppress(FileNotFoundError):
         if len(salt := path.read_bytes()) == SALT_BYTES:
             return salt
     salt = os.urandom(SALT_BYTES)
-    new.unlink(missing_ok=True)
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+    with atomic_write(path, locked=True) as file:
         file.write(salt)
-    new.replace(path)
     return salt
 
 
 class ClientRequest(NamedTuple):
-    """The command that a request came from: fingerprints of what it offers by group, and its verb.
+    """The command that sent a request.
 
-    `say` prints a line on its stderr.
+    The fields are the verb of the command and the fingerprints of its variables by group. `print_line` prints a line on
+    the command's stderr.
     """
 
     offered: dict[str, str]
     method: str
-    say: Say
+    print_line: PrintLine
 
 
 _caller: ContextVar[ClientRequest | None] = ContextVar("caller", default=None)
 
 
 class Credentials(Protocol):
-    """Which variables models are reached with."""
+    """The variables that models use."""
 
-    nodes: TreeState
-    """The agents of the root, set before anything else is asked."""
+    agents: TreeState
+    """The agents of the root. The root assigns this attribute before it calls a method."""
 
     def values(self, id: str | None) -> Mapping[str, str] | None:
-        """Return the variables for the agent `id`, for the current caller when `id` is None.
+        """Return the variables for the agent `id`. If `id` is None, return those for the current caller.
 
-        None stands for those that the root was made with.
+        The result None means the environment in which the root was created.
         """
 
     def record(self, id: str | None = None) -> CredentialsRecord | None:
-        """Return what to put on record for an agent that the current caller makes, or a copy of the agent `id`."""
+        """Return the record for an agent that the current caller creates.
 
-    def missing(self, node: AgentRecord) -> str:
-        """Return the names of the variables that the agent waits for, "" when it can work."""
-
-    def version(self, node: AgentRecord) -> str:
-        """Return what changes when the agent's credentials do."""
-
-    def admit(self, node: AgentRecord) -> CredentialsRecord | None:
-        """Check that a query can be put to the agent, and tell the caller when its own variables are not used.
-
-        Returns what is to be on record from now on, None for no change. Raises CredentialsError.
+        If `id` is set, return it for a copy of the agent `id`.
         """
 
-    def replacement(self, node: AgentRecord) -> CredentialsRecord:
-        """Return the record of the agent with what the current caller offers. Raises ConfigError."""
+    def missing(self, agent: AgentRecord) -> str:
+        """Return the names of the variables that the agent waits for, "" if the agent can work."""
+
+    def version(self, agent: AgentRecord) -> str:
+        """Return a string that changes when the agent's credentials change."""
+
+    def admit(self, agent: AgentRecord) -> CredentialsRecord | None:
+        """Check that the agent can be queried. Raises CredentialsError.
+
+        If the agent does not use the caller's own variables, notify the caller. Return the agent's new record, or None
+        if the record did not change.
+        """
+
+    def replacement(self, agent: AgentRecord) -> CredentialsRecord:
+        """Return the agent's record with the variables of the current caller. Raises ConfigError."""
 
     def same(self, one: AgentRecord, other: AgentRecord) -> bool:
-        """Whether `other` has credentials of its own, and for the provider of `one` the same ones as `one`."""
+        """Return whether `other` has its own credentials that equal the credentials of `one` for the model provider of
+        `one`.
+        """
 
     def address(self, provider: str, id: str) -> str:
-        """Return the address of the provider's server for the agent `id`, "" where it has none of its own."""
+        """Return the address of the provider's server for the agent `id`, "" for the default."""
 
-    def hint(self, node: AgentRecord, error: BackendError) -> str:
-        """Return advice where the provider refused the agent's key and the caller has another one, else ""."""
+    def hint(self, agent: AgentRecord, error: BackendError) -> str:
+        """Return advice if the provider rejected the agent's key and the caller has another key, otherwise ""."""
 
-    def source(self, node: AgentRecord) -> str:
-        """Return where the agent's credentials are from, for people. Never a value."""
+    def source(self, agent: AgentRecord) -> str:
+        """Return a text that states where the agent's credentials come from. The text contains no values."""
 
 
 class ProgramCredentials:
-    """Those of a program: its environment holds for all of its agents."""
+    """Credentials of a program. All agents of the program use its environment."""
 
-    nodes: TreeState
+    agents: TreeState
 
     def values(self, id: str | None) -> Mapping[str, str] | None:  # noqa: ARG002
         return None
@@ -172,17 +186,17 @@ class ProgramCredentials:
     def record(self, id: str | None = None) -> CredentialsRecord | None:  # noqa: ARG002
         return None
 
-    def missing(self, node: AgentRecord) -> str:  # noqa: ARG002
+    def missing(self, agent: AgentRecord) -> str:  # noqa: ARG002
         return ""
 
-    def version(self, node: AgentRecord) -> str:  # noqa: ARG002
+    def version(self, agent: AgentRecord) -> str:  # noqa: ARG002
         return ""
 
-    def admit(self, node: AgentRecord) -> CredentialsRecord | None:  # noqa: ARG002
+    def admit(self, agent: AgentRecord) -> CredentialsRecord | None:  # noqa: ARG002
         return None
 
-    def replacement(self, node: AgentRecord) -> CredentialsRecord:  # noqa: ARG002
-        raise ConfigError("agents of a program use the program's environment: pass env= or keys= to Orchestrator")
+    def replacement(self, agent: AgentRecord) -> CredentialsRecord:  # noqa: ARG002
+        raise ConfigError("agents of a program use the environment of the program; pass env= or keys= to Orchestrator")
 
     def same(self, one: AgentRecord, other: AgentRecord) -> bool:  # noqa: ARG002
         return False
@@ -190,20 +204,21 @@ class ProgramCredentials:
     def address(self, provider: str, id: str) -> str:  # noqa: ARG002
         return ""
 
-    def hint(self, node: AgentRecord, error: BackendError) -> str:  # noqa: ARG002
+    def hint(self, agent: AgentRecord, error: BackendError) -> str:  # noqa: ARG002
         return ""
 
-    def source(self, node: AgentRecord) -> str:  # noqa: ARG002
+    def source(self, agent: AgentRecord) -> str:  # noqa: ARG002
         return "the program's environment"
 
 
 class CallerCredentials:
-    """Those of the daemon: each agent has what its caller offered.
+    """Credentials of the daemon. Each agent uses the variables that its caller offered.
 
-    `salt` is that of fingerprints. Every secret that is offered is added to `secrets`, which logs leave out.
+    `salt` is the salt of fingerprints. Every secret that a caller offers is added to `secrets`, so that logs do not
+    show the secret.
     """
 
-    nodes: TreeState
+    agents: TreeState
 
     def __init__(self, known: ModelCatalog, salt: bytes, secrets: MutableSet[str] | None = None) -> None:
         self._known = known
@@ -211,172 +226,189 @@ class CallerCredentials:
         self._salt = salt
         self._secrets = secrets if secrets is not None else set()
         self._sets: dict[str, dict[str, str]] = {}
-        """Every set of variables that was offered, by fingerprint."""
+        """Every set of variables that a caller offered, by fingerprint."""
         self._fallback: dict[str, str] = {}
         self._fallback_source = ""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The variables that commands are to send."""
+        """The names of the variables that commands send to the daemon."""
         names = (name for group in self._groups.values() for name in (*group.secrets, group.address))
         return tuple(dict.fromkeys(filter(None, names)))
 
     def offer(self, values: Mapping[str, str]) -> dict[str, str]:
-        """Keep the variables of a caller, and return their fingerprints by group."""
+        """Store the variables of a caller. Return their fingerprints by group."""
         found = {}
         for name, group in self._groups.items():
-            if mark := fingerprint(self._salt, group, values):
-                found[name] = mark
-                part = self._sets[mark] = group.of(values)
+            if digest := fingerprint(self._salt, group, values):
+                found[name] = digest
+                part = self._sets[digest] = group.of(values)
                 self._secrets |= {part[each] for each in group.secrets if each in part}
         return found
 
-    def fall_back_on(self, values: Mapping[str, str], source: str) -> None:
-        """Use `values` for callers that have no key; `source` says where they are from."""
+    def set_fallback(self, values: Mapping[str, str], source: str) -> None:
+        """Use `values` for callers that have no key. `source` states where the values come from."""
         self._fallback, self._fallback_source = self.offer(values), source
 
     @contextmanager
-    def calling(self, values: Mapping[str, str], method: str, say: Say) -> Iterator[None]:
-        """Let what is done in this block be done for a caller that offers `values`."""
-        token = _caller.set(ClientRequest(self.offer(values), method, say))
+    def on_behalf_of(self, values: Mapping[str, str], method: str, print_line: PrintLine) -> Iterator[None]:
+        """Execute the `with` block on behalf of a caller that offers `values`."""
+        token = _caller.set(ClientRequest(self.offer(values), method, print_line))
         try:
             yield
         finally:
             _caller.reset(token)
 
     def values(self, id: str | None) -> Mapping[str, str]:
-        """Return the variables for the agent `id`, for the current caller when `id` is None."""
-        record = self._recorded(id)
-        marks = record.fingerprints if record is not None else self._effective()
-        return {name: value for mark in marks.values() for name, value in self._sets.get(mark, {}).items()}
+        """Return the variables for the agent `id`. If `id` is None, return those for the current caller."""
+        record = self._record_of(id)
+        digests = record.fingerprints if record is not None else self._effective_fingerprints()
+        return {name: value for digest in digests.values() for name, value in self._sets.get(digest, {}).items()}
 
     def record(self, id: str | None = None) -> CredentialsRecord | None:
-        """Return what to put on record for an agent that the current caller makes, or a copy of the agent `id`."""
-        if (found := self._recorded(id)) is not None:
-            return found
-        marks = self._effective()
-        return CredentialsRecord(marks, self._source_now(marks)) if marks else None
+        """Return the record for an agent that the current caller creates.
 
-    def missing(self, node: AgentRecord) -> str:
-        """Return the names of the variables that the agent waits for, "" when it can work."""
-        group = self._groups.get(node.spec.backend.provider)
+        If `id` is set, return it for a copy of the agent `id`.
+        """
+        if (found := self._record_of(id)) is not None:
+            return found
+        digests = self._effective_fingerprints()
+        return CredentialsRecord(digests, self._source_of(digests)) if digests else None
+
+    def missing(self, agent: AgentRecord) -> str:
+        """Return the names of the variables that the agent waits for, "" if the agent can work."""
+        group = self._groups.get(agent.spec.backend.provider)
         if group is None:
             return ""
-        mark = self._mark(node, group)
-        if mark.startswith(KEY_PREFIX):
-            return "" if mark in self._sets else " or ".join(group.keys or group.secrets)
+        digest = self._agent_fingerprint(agent, group)
+        if digest.startswith(KEY_PREFIX):
+            return "" if digest in self._sets else " or ".join(group.keys or group.secrets)
         return " or ".join(group.keys) if group.required else ""
 
-    def version(self, node: AgentRecord) -> str:
-        """Return what changes when the agent's credentials do."""
-        record = self._recorded(node.spec.id)
+    def version(self, agent: AgentRecord) -> str:
+        """Return a string that changes when the agent's credentials change."""
+        record = self._record_of(agent.spec.id)
         return " ".join(sorted(record.fingerprints.values())) if record is not None else ""
 
-    def admit(self, node: AgentRecord) -> CredentialsRecord | None:
-        """Check that a query can be put to the agent, and tell the caller when its own variables are not used.
+    def admit(self, agent: AgentRecord) -> CredentialsRecord | None:
+        """Check that the agent can be queried. Raises CredentialsError.
 
-        Returns what is to be on record from now on, None for no change. Raises CredentialsError.
+        If the agent does not use the caller's own variables, notify the caller. Return the agent's new record, or None
+        if the record did not change.
         """
-        caller, group = _caller.get(), self._groups.get(node.spec.backend.provider)
+        caller, group = _caller.get(), self._groups.get(agent.spec.backend.provider)
         if group is None:
             return None
         offered = caller.offered.get(group.name, "") if caller is not None else ""
-        mark = self._mark(node, group)
-        if names := self.missing(node):
-            if not mark.startswith(KEY_PREFIX) and offered.startswith(KEY_PREFIX):
-                return self._merged(node)
+        digest = self._agent_fingerprint(agent, group)
+        if names := self.missing(agent):
+            if not digest.startswith(KEY_PREFIX) and offered.startswith(KEY_PREFIX):
+                return self._updated_record(agent)
             raise CredentialsError(
-                f"agent {node.spec.name!r} ({node.spec.id}) waits for the {names} that it was made with: run any orch "
-                f"command where that is set, or `orch resume {node.spec.seq} --credentials` where another one is"
+                f"agent {agent.spec.name!r} ({agent.spec.id}) waits for {names}, with the value that it was spawned "
+                f"with: run any orch command in a shell with this value, or `orch resume {agent.spec.seq} "
+                "--credentials` in a shell with another value"
             )
-        if caller is not None and offered and mark and offered != mark:
-            own, given = self._sets.get(mark, {}), self._sets[offered]
+        if caller is not None and offered and digest and offered != digest:
+            own, given = self._sets.get(digest, {}), self._sets[offered]
             other = ", ".join(sorted(name for name in own | given if own.get(name) != given.get(name)))
-            caller.say(
-                f"agent {node.spec.name} uses the {other} it was made with, not this shell's; "
-                f"`orch resume {node.spec.seq} --credentials` changes that"
+            caller.print_line(
+                f"agent {agent.spec.name} uses the {other} it was spawned with, not the value in this shell; `orch "
+                f"resume {agent.spec.seq} --credentials` changes that"
             )
         return None
 
-    def replacement(self, node: AgentRecord) -> CredentialsRecord:
-        """Return the record of the agent with what the current caller offers. Raises ConfigError."""
-        caller, group = _caller.get(), self._groups.get(node.spec.backend.provider)
+    def replacement(self, agent: AgentRecord) -> CredentialsRecord:
+        """Return the agent's record with the variables of the current caller. Raises ConfigError."""
+        caller, group = _caller.get(), self._groups.get(agent.spec.backend.provider)
         offered = caller.offered if caller is not None else {}
         if not offered or (
             group is not None and group.required and not offered.get(group.name, "").startswith(KEY_PREFIX)
         ):
             names = " or ".join(group.keys) if group is not None and group.keys else "variable of a model provider"
-            raise ConfigError(f"this shell has no {names} to give to agent {node.spec.name!r}: set it and repeat")
-        return self._merged(node)
+            raise ConfigError(f"this shell has no {names} for agent {agent.spec.name!r}; set it and repeat the command")
+        return self._updated_record(agent)
 
     def address(self, provider: str, id: str) -> str:
-        """Return the address of the provider's server for the agent `id`, "" where it has none of its own."""
-        about = self._known.providers.get(provider)
-        return about.address(self.values(id)) if about is not None else ""
+        """Return the address of the provider's server for the agent `id`, "" for the default."""
+        provider_info = self._known.providers.get(provider)
+        return provider_info.address(self.values(id)) if provider_info is not None else ""
 
-    def hint(self, node: AgentRecord, error: BackendError) -> str:
-        """Return advice where the provider refused the agent's key and the caller has another one, else ""."""
-        caller, group = _caller.get(), self._groups.get(node.spec.backend.provider)
+    def hint(self, agent: AgentRecord, error: BackendError) -> str:
+        """Return advice if the provider rejected the agent's key and the caller has another key, otherwise ""."""
+        caller, group = _caller.get(), self._groups.get(agent.spec.backend.provider)
         if caller is None or group is None or not any(text in str(error) for text in REFUSAL_TEXTS):
             return ""
         given = self._sets.get(caller.offered.get(group.name, ""), {})
-        own = self._sets.get(self._mark(node, group), {})
+        own = self._sets.get(self._agent_fingerprint(agent, group), {})
         other = [name for name in group.secrets if name in given and given[name] != own.get(name)]
         server = self._known.provider(group.name).address(given)
-        if not other or server != node.spec.backend.options.get("base_url", server):
+        if not other or server != agent.spec.backend.options.get("base_url", server):
             return ""
         return (
-            f"this shell has another {' and '.join(other)}: `orch resume {node.spec.seq} --credentials` gives it to "
+            f"this shell has another {' and '.join(other)}: `orch resume {agent.spec.seq} --credentials` gives it to "
             "the agent (--all: to every agent with the same credentials)"
         )
 
-    def source(self, node: AgentRecord) -> str:
-        """Return where the agent's credentials are from, for people. Never a value."""
-        record = self._recorded(node.spec.id)
+    def source(self, agent: AgentRecord) -> str:
+        """Return a text that states where the agent's credentials come from. The text contains no values."""
+        record = self._record_of(agent.spec.id)
         if record is None:
             return ""
-        known = {mark: self._sets[mark] for mark in record.fingerprints.values() if mark in self._sets}
+        known = {digest: self._sets[digest] for digest in record.fingerprints.values() if digest in self._sets}
         names = sorted(name for part in known.values() for name in part)
-        return f"{' '.join(names) or 'not offered since the daemon started'} (from {record.source})"
+        return f"{' '.join(names) or 'not received since the daemon started'} (from {record.source})"
 
     def same(self, one: AgentRecord, other: AgentRecord) -> bool:
-        """Whether `other` has credentials of its own, and for the provider of `one` the same ones as `one`."""
+        """Return whether `other` has its own credentials that equal the credentials of `one` for the model provider of
+        `one`.
+        """
         group = self._groups.get(one.spec.backend.provider)
         if other.credentials is None or group is None:
             return False
-        mark = self._mark(one, group)
-        return bool(mark) and other.credentials.fingerprints.get(group.name) == mark
+        digest = self._agent_fingerprint(one, group)
+        return bool(digest) and other.credentials.fingerprints.get(group.name) == digest
 
-    def _recorded(self, id: str | None) -> CredentialsRecord | None:
-        """Return the record of the agent, or of the nearest one above it."""
-        return next((node.credentials for node in self.nodes.chain(id) if node.credentials is not None), None)
+    def _record_of(self, id: str | None) -> CredentialsRecord | None:
+        """Return the record of the agent `id`.
 
-    def _mark(self, node: AgentRecord, group: VariableGroup) -> str:
-        """Return the fingerprint by which the agent's variables of the group are known, "" for none.
-
-        An agent without any on record uses the daemon's own.
+        If the agent has none, return the record of the nearest ancestor that has a record.
         """
-        record = self._recorded(node.spec.id)
+        return next((agent.credentials for agent in self.agents.chain(id) if agent.credentials is not None), None)
+
+    def _agent_fingerprint(self, agent: AgentRecord, group: VariableGroup) -> str:
+        """Return the fingerprint of the agent's variables of the group, "" if there are none.
+
+        An agent without a record uses the daemon's own variables.
+        """
+        record = self._record_of(agent.spec.id)
         return (self._fallback if record is None else record.fingerprints).get(group.name, "")
 
-    def _effective(self) -> dict[str, str]:
-        """Return the fingerprints of what the current caller offers; without a key of a provider, the daemon's own."""
+    def _effective_fingerprints(self) -> dict[str, str]:
+        """Return the fingerprints of the variables that apply to the current caller.
+
+        If the caller has no key for a provider, the daemon's own variables apply.
+        """
         caller = _caller.get()
         offered = caller.offered if caller is not None else {}
         own = {
-            name: mark for name, mark in self._fallback.items() if mark.startswith(KEY_PREFIX) or name not in offered
+            name: digest
+            for name, digest in self._fallback.items()
+            if digest.startswith(KEY_PREFIX) or name not in offered
         }
-        return offered | {name: mark for name, mark in own.items() if not offered.get(name, "").startswith(KEY_PREFIX)}
+        return offered | {
+            name: digest for name, digest in own.items() if not offered.get(name, "").startswith(KEY_PREFIX)
+        }
 
-    def _merged(self, node: AgentRecord) -> CredentialsRecord:
-        caller, record = _caller.get(), self._recorded(node.spec.id)
+    def _updated_record(self, agent: AgentRecord) -> CredentialsRecord:
+        caller, record = _caller.get(), self._record_of(agent.spec.id)
         before = record.fingerprints if record is not None else {}
-        marks = before | (caller.offered if caller is not None else {})
-        return CredentialsRecord(marks, self._source_now(marks))
+        digests = before | (caller.offered if caller is not None else {})
+        return CredentialsRecord(digests, self._source_of(digests))
 
-    def _source_now(self, marks: Mapping[str, str]) -> str:
+    def _source_of(self, digests: Mapping[str, str]) -> str:
         caller = _caller.get()
         offered = caller.offered if caller is not None else {}
-        if caller is not None and any(mark == offered.get(name) for name, mark in marks.items()):
+        if caller is not None and any(digest == offered.get(name) for name, digest in digests.items()):
             return f"the shell that ran orch {caller.method.replace('_', '-')}"
         return self._fallback_source

@@ -1,34 +1,38 @@
-"""What was approved for later: for a session in memory, for a project in a file under the user's home."""
+"""Grants, which are approvals for later calls.
+
+A grant for a session is in memory. A grant for a project is in a file in the user's home folder.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container
+from collections.abc import Callable, Container
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
-import msgspec
 from msgspec import Struct
 
-from orch_protocol.core.errors import ConfigError, StoreError
 from orch_protocol.policy.approval import Consent, Question
+from orch_worker.system import atomic_json
 
 from ..config import paths
 
 __all__ = ["Grant", "GrantStore", "covers", "grant_of"]
 
+AGAIN: Final = "approve the requests again"
 PROJECT_SECONDS: Final = 90 * 24 * 3600.0
 NOT_SIMPLE: Final = re.compile(r"[;&|<>$`(){}\\\n\r]")
-"""What lets a command be more than one."""
+"""Characters that can turn a command into several commands."""
 
 
 class Grant(Struct, frozen=True):
-    """A yes for later. `subject` is the pattern, or, with a `digest`, what exactly that call was about.
+    """An approval for later calls.
 
-    One that is `tainted` was given although untrusted content and sensitive data were there: others by a pattern are
-    not for that. Times are epoch seconds; `expires_at` None is never.
+    `subject` is a pattern. If `digest` is set, the grant covers one exact call. `tainted` is True if untrusted content
+    and sensitive data were present when the grant was given. In this situation, other grants with patterns do not
+    apply. Times are epoch seconds. `expires_at` is None if the grant does not expire.
     """
 
     id: str
@@ -42,7 +46,7 @@ class Grant(Struct, frozen=True):
 
 
 def grant_of(question: Question, answer: Consent, now: float) -> Grant:
-    """Return what `answer` grants for later."""
+    """Return the grant for later calls, according to `answer`."""
     seconds = answer.seconds
     if seconds is None and answer.scope == "project":
         seconds = PROJECT_SECONDS
@@ -59,7 +63,10 @@ def grant_of(question: Question, answer: Consent, now: float) -> Grant:
 
 
 def covers(grant: Grant, question: Question, now: float) -> bool:
-    """Say whether `grant` answers `question`: the very same call, or a simple one that fits its pattern."""
+    """Return whether `grant` covers `question`.
+
+    A grant covers the same call, or a simple command that matches the pattern.
+    """
     if grant.tool != question.tool or grant.folder != question.folder:
         return False
     if grant.expires_at is not None and now >= grant.expires_at:
@@ -69,48 +76,37 @@ def covers(grant: Grant, question: Question, now: float) -> bool:
     if question.tainted and not grant.tainted:
         return False
     if question.input.get("credentials", False) is not False:
-        return False  # asked about each time: a pattern says nothing of credentials
+        return False  # each access to credentials needs its own approval, so no pattern covers such a call
     simple = not question.local and not NOT_SIMPLE.search(question.subject)
     return simple and fnmatchcase(question.subject, grant.subject)
 
 
 class GrantStore:
-    """The grants of projects, in one file of the user's; never in the project itself, which may be a stranger's."""
+    """The grants of projects, stored in a file of the user.
+
+    The file is outside the project, because a person whom the user does not trust may have written the project.
+    """
 
     def __init__(self, home: Path) -> None:
         self._file = home / "permissions.json"
 
     def of(self, folder: str | None = None) -> list[Grant]:
-        """Return the grants for `folder`, None: all. Raises ConfigError for a file that cannot be read."""
-        try:
-            found = msgspec.json.decode(self._file.read_bytes(), type=list[Grant])
-        except FileNotFoundError:
-            return []
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"cannot read {self._file} ({error}): remove the file and approve the requests again"
-            ) from error
+        """Return the grants for `folder`.
+
+        If `folder` is None, return all grants. Raises ConfigError if the file cannot be read.
+        """
+        found = atomic_json.read(self._file, list[Grant], [], AGAIN)
         return [grant for grant in found if folder is None or grant.folder == folder]
 
     def add(self, grant: Grant, now: float) -> None:
-        """Keep `grant`, and let go of those that are over. Raises ConfigError, StoreError."""
-        self._write([*(each for each in self.of() if each.expires_at is None or each.expires_at > now), grant])
+        """Store `grant`, and remove grants that have expired. Raises ConfigError or StoreError."""
+        self._change(lambda known: [*(g for g in known if g.expires_at is None or g.expires_at > now), grant])
 
     def revoke(self, ids: Container[str]) -> None:
-        """Take the grants called `ids` back. Raises ConfigError, StoreError."""
-        known = self.of()
-        kept = [each for each in known if each.id not in ids]
-        if len(kept) < len(known):
-            self._write(kept)
+        """Remove the grants with the ids `ids`. Raises ConfigError or StoreError."""
+        if any(grant.id in ids for grant in self.of()):
+            self._change(lambda known: [grant for grant in known if grant.id not in ids])
 
-    def _write(self, grants: list[Grant]) -> None:
-        """Replace the file whole, so that a reader never sees half of one."""
-        beside = self._file.with_name(f"permissions.{os.getpid()}.tmp")
-        try:
-            paths.private_dir(self._file.parent)
-            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with open(descriptor, "wb") as file:
-                file.write(msgspec.json.encode(grants))
-            os.replace(beside, self._file)
-        except OSError as error:
-            raise StoreError(f"cannot write {self._file}: {error.strerror}") from error
+    def _change(self, change: Callable[[list[Grant]], list[Grant]]) -> None:
+        paths.private_dir(self._file.parent)
+        atomic_json.change_json(self._file, list[Grant], [], AGAIN, change)

@@ -1,8 +1,9 @@
-"""Models that refuse requests for being too many, and who may make the next one. No I/O, and no clock of its own.
+"""Rate limits. This module delays requests of all agents to a model that has rejected requests. No I/O, no clock.
 
-One refusal holds for the whole tree. For as long as the model asks, or twice as long each time if it does not say,
-nobody asks it; then one request goes, and with each that is answered one more may be under way, so that the number
-doubles with every round. The next refusal halves it, and from then on each round adds one.
+A model rejects requests when it gets too many of them. A rejection applies to all agents. Requests then wait for the
+time that the response states. If the response states no time, the delay doubles with each rejection. After the delay,
+one request is allowed. Each answer raises the number of concurrent requests by one, so the number doubles in every
+round. The next rejection halves the number. After a second rejection, each round raises the number by one.
 """
 
 from __future__ import annotations
@@ -14,17 +15,25 @@ from msgspec import Struct, field
 from orch_protocol.core.ids import new_id
 
 from ..tree.agents.state import TreeState
+from ..tree.interface.topics import ExitTopic, Topic
 
 __all__ = ["RateLimiter"]
 
 FIRST_SECONDS: Final = 1.0
 MAX_BACKOFF_SECONDS: Final = 30.0
 MAX_PAUSE_SECONDS: Final = 60.0
-"""Longer than this nobody is let wait: everybody asks, one after the other, and is told by the model itself."""
+"""The longest delay.
+
+If the model requests a longer delay, agents make one request after the other after this time, and the model may reject
+them.
+"""
 QUIET_SECONDS: Final = 60.0
-"""So long after the last refusal it is over."""
+"""Seconds after the last rejection at which the limit ends."""
 JITTER: Final = 0.1
-"""By how much of itself a wait may grow: other programs with the same key come back at the same moment."""
+"""Fraction by which a delay grows at random.
+
+Other programs with the same key may otherwise retry at the same time.
+"""
 
 
 class _Permit(Struct, frozen=True):
@@ -33,85 +42,91 @@ class _Permit(Struct, frozen=True):
 
 
 class _RateLimitedModel(Struct):
-    width: int = 1
+    max_concurrent: int = 1
     answered: int = 0
-    refusals: int = 0
-    until: float = 0.0
-    refused: float = 0.0
+    rejections: int = 0
+    paused_until: float = 0.0
+    last_rejection: float = 0.0
     permits: dict[str, _Permit] = field(default_factory=dict)
 
 
 class RateLimiter:
-    """The crowded lanes, by name: `provider:model`. Times are seconds on whatever clock `now` is."""
+    """The models that limit their rate, by the name `provider:model`.
 
-    def __init__(self, nodes: TreeState) -> None:
-        self._nodes = nodes
-        self._lanes: dict[str, _RateLimitedModel] = {}
+    All times are in seconds of the clock that the caller uses for `now`.
+    """
+
+    def __init__(self, agents: TreeState) -> None:
+        self._agents = agents
+        self._models: dict[str, _RateLimitedModel] = {}
 
     def names(self) -> tuple[str, ...]:
-        """Return the lanes that are crowded, as far as is known."""
-        return tuple(self._lanes)
+        """Return the names of the models known to be rate-limited."""
+        return tuple(self._models)
 
-    def refuse(self, name: str, wait: float | None, now: float, chance: float) -> bool:
-        """Take in that a request was refused, to be repeated in `wait` seconds; return whether that is news.
+    def record_rejection(self, name: str, wait: float | None, now: float, jitter_fraction: float) -> bool:
+        """Record that a model rejected a request. Return whether the model was not rate-limited before.
 
-        `chance` is a random number from 0 to 1.
+        `wait` is the delay that the response requests. `jitter_fraction` is a random number from 0 to 1.
         """
-        lane = self._lanes.get(name)
-        news = lane is None
-        if lane is None:
-            lane = self._lanes[name] = _RateLimitedModel()
-        if now >= lane.until:
-            # Those that were under way together are refused together: that is one refusal.
-            lane.refusals += 1
-            lane.width, lane.answered = max(1, lane.width // 2), 0
-        pause = wait if wait is not None else min(MAX_BACKOFF_SECONDS, FIRST_SECONDS * 2 ** (lane.refusals - 1))
+        model = self._models.get(name)
+        is_new = model is None
+        if model is None:
+            model = self._models[name] = _RateLimitedModel()
+        if now >= model.paused_until:
+            # If a model rejects concurrent requests together, this counts as one rejection.
+            model.rejections += 1
+            model.max_concurrent, model.answered = max(1, model.max_concurrent // 2), 0
+        pause = wait if wait is not None else min(MAX_BACKOFF_SECONDS, FIRST_SECONDS * 2 ** (model.rejections - 1))
         if pause > MAX_PAUSE_SECONDS:
             pause = 0.0
-        lane.until = max(lane.until, now + pause * (1 + JITTER * chance))
-        lane.refused = now
-        return news
+        model.paused_until = max(model.paused_until, now + pause * (1 + JITTER * jitter_fraction))
+        model.last_rejection = now
+        return is_new
 
     def admit(self, name: str, agent: str, now: float) -> str | None:
-        """Return the permit for a request of the agent; "" when the lane is not crowded any more, None for not yet."""
-        lane = self._lanes.get(name)
-        if lane is None:
+        """Return a permit for a request of the agent.
+
+        Return "" if the model is not rate-limited. Return None if the request must wait.
+        """
+        model = self._models.get(name)
+        if model is None:
             return ""
-        if now >= lane.refused + QUIET_SECONDS and now >= lane.until:
-            del self._lanes[name]
+        if now >= model.last_rejection + QUIET_SECONDS and now >= model.paused_until:
+            del self._models[name]
             return ""
-        if now < lane.until or len(self._under_way(lane)) >= lane.width:
+        if now < model.paused_until or len(self._active_permits(model)) >= model.max_concurrent:
             return None
         id = new_id()
-        lane.permits[id] = _Permit(agent, self._nodes[agent].incarnation)
+        model.permits[id] = _Permit(agent, self._agents[agent].incarnation)
         return id
 
-    def leave(self, name: str, id: str, *, ok: bool) -> None:
-        """A request that was admitted is over."""
-        lane = self._lanes.get(name)
-        if lane is not None and lane.permits.pop(id, None) is not None and ok:
-            lane.answered += 1
-            if lane.refusals == 1 or lane.answered >= lane.width:
-                lane.width, lane.answered = lane.width + 1, 0
+    def release(self, name: str, id: str, *, ok: bool) -> None:
+        """Release the permit of a request that has ended."""
+        model = self._models.get(name)
+        if model is not None and model.permits.pop(id, None) is not None and ok:
+            model.answered += 1
+            if model.rejections == 1 or model.answered >= model.max_concurrent:
+                model.max_concurrent, model.answered = model.max_concurrent + 1, 0
 
     def pause(self, name: str, now: float) -> float | None:
-        """Return in how many seconds it is worth to ask again, None when somebody has to leave first."""
-        lane = self._lanes.get(name)
-        if lane is None:
+        """Return the seconds until the next request is possible. Return None if another request must end first."""
+        model = self._models.get(name)
+        if model is None:
             return 0.0
-        return lane.until - now if lane.until > now else None
+        return model.paused_until - now if model.paused_until > now else None
 
-    def holders(self, name: str) -> list[str]:
-        """Return the topics by which it is told that processes end whose requests are under way."""
-        lane = self._lanes.get(name, _RateLimitedModel())
-        return [f"gone:{permit.agent}:{permit.incarnation}" for permit in self._under_way(lane).values()]
+    def release_topics(self, name: str) -> list[Topic]:
+        """Return the topics that announce the exit of those processes that have permits."""
+        model = self._models.get(name, _RateLimitedModel())
+        return [ExitTopic(permit.agent, permit.incarnation) for permit in self._active_permits(model).values()]
 
-    def _under_way(self, lane: _RateLimitedModel) -> dict[str, _Permit]:
-        lane.permits = {
+    def _active_permits(self, model: _RateLimitedModel) -> dict[str, _Permit]:
+        model.permits = {
             id: permit
-            for id, permit in lane.permits.items()
-            if (node := self._nodes.get(permit.agent)) is not None
-            and node.running
-            and node.incarnation == permit.incarnation
+            for id, permit in model.permits.items()
+            if (holder := self._agents.get(permit.agent)) is not None
+            and holder.running
+            and holder.incarnation == permit.incarnation
         }
-        return lane.permits
+        return model.permits

@@ -1,10 +1,14 @@
-"""Hooks whose functions are in the root's program: called for agents that ask, never on the event loop's thread."""
+"""Hooks whose functions are in the root's program.
+
+Workers call these hooks through the root. Functions that are not async run in threads.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
@@ -14,203 +18,251 @@ from msgspec import Struct
 
 from orch_protocol.agent.spec import AgentSpec
 from orch_protocol.core.errors import ConfigError, StoreError
+from orch_protocol.core.messages import Message
 from orch_protocol.hooks.events import Event
-from orch_protocol.hooks.patches import Abort, Approve, Block, Patch, sound
-from orch_protocol.hooks.stages import (
-    STAGES,
-    HookReplies,
-    HookReply,
-    HookRow,
-    HookTally,
-    Kind,
-    OnError,
-    RunHook,
-    RunHooks,
-)
+from orch_protocol.hooks.patches import Abort, Approve, Block, Patch, with_valid_text
+from orch_protocol.hooks.stages import STAGES, HookRow, HookTally, Kind, OnError
+from orch_protocol.services.resources.hooks import HookReplies, HookReply, RunHook, RunHooks
 from orch_protocol.services.service import Service
 from orch_protocol.wire.frames import DECODE_ERRORS
-from orch_worker.hooks.dispatch import HookCallResult, said_of, watched
-from orch_worker.hooks.hook import Hook, HookContext, HookRegistry, make_hook
-from orch_worker.hooks.invoke import Calling, await_hook, in_thread
+from orch_worker.conversation.history import without_lost
+from orch_worker.hooks.dispatch import HookCallResult, HookMisuseError, error_text_of, observer_effects, run_chain
+from orch_worker.hooks.hook import Hook, HookContext, HookRegistry, enter_turn, make_hook, take_metrics
+from orch_worker.hooks.invoke import HookInvoker, PreparedCall
+from orch_worker.hooks.loader import read_disabled_hooks
 from orch_worker.hooks.observers import NotificationQueue
 from orch_worker.hooks.runner import HookCounter
-from orch_worker.system.threads import DeadlineExceeded, ThreadPool
+from orch_worker.session.session_reader import read_session
+from orch_worker.system.threads import DeadlineExceeded
 from orch_worker.tools.api.root_client import CallRoot
 
 from ..config.notices import notice
-from .hook_records import add_hook_totals, sum_tallies
+from .hook_records import add_hook_totals, disabled_hooks_file, sum_tallies
 
-__all__ = ["HookRegistrar", "RecordHooks", "ReportHook", "RootHooks"]
+__all__ = ["HookRegistrar", "RootHooks", "RunInThread", "SendMessage"]
 
-RecordHooks = Callable[[Callable[..., None], Path, tuple[HookTally, ...]], Any]
-ReportHook = Callable[[str, str, bool], Any]
-"""Says a text to the agent with an id, as a follow-up or at once. May be called from any thread."""
+RunInThread = Callable[[Callable[..., None], Path, str, tuple[HookTally, ...]], Any]
+"""A function that starts the call of its first argument, with the other arguments, in a thread."""
+SendMessage = Callable[[str, str, bool], Any]
+"""A function that sends a text to an agent. Thread-safe.
+
+The arguments are the id of the agent, the text, and whether to send a follow-up instead of a steering message.
+"""
 
 P = TypeVar("P", bound=Struct)
 R = TypeVar("R")
 H = TypeVar("H", bound=Callable[..., Any])
-RECORD_SECONDS: Final = 0.5
-MOST_AGENTS: Final = 1024
-"""Of so many agents the state of a hook is kept: of those it was called for last."""
+WRITE_DELAY_SECONDS: Final = 0.5
+MAX_AGENTS: Final = 1024
+"""Maximum number of hook contexts. The contexts that were used least recently are removed."""
 
 
 class CallForAgent(Protocol):
-    """Calls a service for the agent `id`."""
+    """A function that calls a service on behalf of the agent `id`."""
 
     def __call__(self, id: str, service: Service[P, R], params: P) -> Awaitable[R]: ...
 
 
 class RootHooks:
-    """The hooks of one root. `rows` is what agents are told of them; it may be read from any thread.
+    """The hooks of the root of `run`.
 
-    What the hooks of its agents did is kept in `home`.
+    `rows` contains the descriptions of the hooks for agents. Any thread may read `rows`. The totals of all hooks are
+    stored in `home`.
     """
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, run: str) -> None:
         self.rows: tuple[HookRow, ...] = ()
-        self.say: ReportHook = _nobody
-        """Lets an agent hear what a hook says to it."""
+        self.stages: frozenset[str] = frozenset()
+        """The stages that have a registered hook."""
+        self.send_message: SendMessage = _discard_message
+        """A function that sends a hook's message to an agent."""
         self.call: CallForAgent = _no_root
-        """Serves the agent with an id."""
+        """A function that calls a service on behalf of an agent."""
         self.home = home
-        self._due: dict[str, HookTally] = {}
-        self._recording: asyncio.TimerHandle | None = None
+        self._run = run
+        self._unwritten_tallies: dict[str, HookTally] = {}
+        self._write_timer: asyncio.TimerHandle | None = None
         self._registry = HookRegistry()
-        self._threads = ThreadPool()
+        self._invoker = HookInvoker()
         self._contexts: dict[tuple[str, str], HookContext] = {}
-        self._watching: set[asyncio.Task[None]] = set()
-        self._told = NotificationQueue(self._tell_of)
+        self._notifications = NotificationQueue(self._call_observers)
         self._events = 0
-        self._do: RecordHooks = _at_once
+        self._run_in_thread: RunInThread = _run_now
+
+    @property
+    def registered(self) -> tuple[HookRow, ...]:
+        """The descriptions of all hooks, including the stages that only the root calls."""
+        return tuple(hook.row for hook in self._registry)
 
     def register(self, hook: Hook) -> None:
-        """Let agents call `hook` from their next turn on. Raises ConfigError."""
+        """Register `hook`. Agents call the hook from their next turn on. Raises ConfigError."""
         for stage in hook.row.stages:
             if not STAGES[stage].in_root and len(hook.row.stages) < len(STAGES):
                 raise ConfigError(
-                    f"hook {hook.row.name!r}: {stage} is not for functions of the program, which may be gone by then: "
-                    "name it under hooks.load"
+                    f"hook {hook.row.name!r}: {stage} cannot call functions of the program, because the program may "
+                    "have ended by then; list the hook under hooks.load"
                 )
         self._registry.register(hook)
-        self._tell()
+        self._update_rows()
 
     def remove(self, name: str) -> None:
-        """Call the hook no more. Raises ConfigError when there is none of that name."""
+        """Remove the hook `name`. Raises ConfigError if there is no such hook."""
         self._registry.remove(name)
-        self._tell()
+        self._update_rows()
 
     def close(self) -> None:
-        """End the threads that do nothing, and take down what is not on record yet."""
-        self._told.stop()
-        self._threads.close()
-        for task in self._watching:
-            task.cancel()
-        if self._recording is not None:
-            self._recording.cancel()
-        self._record(lambda _record, home, due: _recorded(home, due))
+        """Stop idle threads, and write totals that are not written yet."""
+        self._notifications.stop()
+        self._invoker.close()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+        self._write_tallies(_run_now)
 
-    def ran(self, rows: Iterable[HookTally], do: RecordHooks) -> None:
-        """Count what hooks did; `do` takes it down a moment later, in a thread: no turn waits for that."""
-        for row in rows:
-            self._due[row.row.name] = sum_tallies(self._due.get(row.row.name), row)
-        if self._recording is None:
-            self._recording = asyncio.get_running_loop().call_later(RECORD_SECONDS, self._record, do)
+    def add_tallies(self, tallies: Iterable[HookTally], run_in_thread: RunInThread) -> None:
+        """Add tallies of hooks.
 
-    def _record(self, do: RecordHooks) -> None:
-        self._measure()
-        due, self._due, self._recording = tuple(self._due.values()), {}, None
-        if due:
-            do(_recorded, self.home, due)
-
-    async def run(self, asked: RunHooks, spec: AgentSpec, say: ReportHook, do: RecordHooks) -> HookReplies:
-        """Call the hooks that the agent `spec` asks for, and return what they say. Raises nothing but CancelledError.
-
-        For those that are async and only observe nobody waits: what they did is counted here, as in `ran`.
+        A thread writes the tallies to disk shortly afterwards, so that no turn waits for the disk. `run_in_thread`
+        starts the thread.
         """
-        found = [each for asked_for in asked.asked for each in self._found(asked_for, spec, say)]
-        plain = [each for each in found if not isinstance(each, str) and not each[0].row.aside]
-        came = iter(await in_thread(self._threads, plain))
-        rows = []
-        for each in found:
-            if isinstance(each, str):
-                rows.append(HookReply(error=each))
-            elif not each[0].row.aside:
-                rows.append(_said(next(came)))
-            elif each[0].waited:
-                rows.append(_said(await await_hook(*each)))
-            else:
-                self._begin(self._watch(*each, do))
-                rows.append(HookReply())
-        return HookReplies(tuple(rows))
+        for tally in tallies:
+            self._unwritten_tallies[tally.row.name] = sum_tallies(self._unwritten_tallies.get(tally.row.name), tally)
+        if self._write_timer is None:
+            self._write_timer = asyncio.get_running_loop().call_later(
+                WRITE_DELAY_SECONDS, self._write_tallies, run_in_thread
+            )
 
-    def ended(self, id: str) -> None:
-        """The process of the agent `id` is gone: what hooks kept for it while it lived is forgotten."""
-        self._measure()
+    def _write_tallies(self, run_in_thread: RunInThread) -> None:
+        self._take_metrics()
+        tallies, self._unwritten_tallies, self._write_timer = tuple(self._unwritten_tallies.values()), {}, None
+        if tallies:
+            run_in_thread(_store_totals, self.home, self._run, tallies)
+
+    async def call_hooks(self, request: RunHooks, spec: AgentSpec, run_in_thread: RunInThread) -> HookReplies:
+        """Call the hooks that the agent `spec` requests, and return their replies. Raises only CancelledError.
+
+        Async hooks that only observe run in the background. Their tallies are added later with `add_tallies`.
+        """
+        prepared = [each for hook_request in request.asked for each in self._prepare_calls(hook_request, spec)]
+        results = iter(
+            await self._invoker.call([each for each in prepared if not isinstance(each, str) and each[0].is_awaited])
+        )
+        replies = []
+        for each in prepared:
+            if isinstance(each, str):
+                replies.append(HookReply(error=each))
+            elif each[0].is_awaited:
+                replies.append(_reply_of(next(results)))
+            else:
+                self._invoker.watch(each, partial(self._count_effects, run_in_thread))
+                replies.append(HookReply())
+        return HookReplies(tuple(replies))
+
+    def remove_contexts(self, id: str) -> None:
+        """Remove the hook contexts of the agent `id`, whose process has ended."""
+        self._take_metrics()
         for key in [key for key in self._contexts if key[1] == id]:
             del self._contexts[key]
 
-    def _measure(self) -> None:
+    def _take_metrics(self) -> None:
         for (name, _), context in self._contexts.items():
             hook = self._registry.find(name)
-            if hook is not None and (metrics := context.measured()):
-                self._due[name] = sum_tallies(self._due.get(name), HookTally(hook.row, metrics=metrics))
+            if hook is not None and (metrics := take_metrics(context)):
+                self._unwritten_tallies[name] = sum_tallies(
+                    self._unwritten_tallies.get(name), HookTally(hook.row, metrics=metrics)
+                )
 
-    def listens(self, *stages: str) -> bool:
-        """Whether there is any hook at one of `stages`."""
-        return any(self._registry.chain(stage) for stage in stages)
+    def notify_hooks(self, event: Event, spec: AgentSpec, run_in_thread: RunInThread) -> None:
+        """Call hooks in the background for `event`. The root itself observed this event of the agent `spec`."""
+        if hooks := self._registry.chain(event.stage):
+            try:
+                disabled = self._disabled_hooks()
+            except ConfigError as error:
+                notice(f"orch: {error}")
+                disabled = frozenset()
+            hooks = tuple(hook for hook in hooks if hook.row.name not in disabled)
+            self._queue_notifications(spec, run_in_thread, hooks, self._stamp_event(event))
 
-    def happened(self, event: Event, spec: AgentSpec, say: ReportHook, do: RecordHooks) -> None:
-        """Let hooks be told of `event` about the agent `spec`, which the root knows first. Nobody waits for them."""
-        hooks = self._registry.chain(event.stage)
+    async def emit(self, event: Event, spec: AgentSpec, run_in_thread: RunInThread) -> Event:
+        """Call hooks for an `event` of the program about the agent `spec`. Return the event as the hooks changed it.
+
+        Raises only CancelledError, and ConfigError if the file of disabled hooks cannot be read.
+        """
+        registry = self._registry.without(self._disabled_hooks())
+
+        async def call(hook: Hook, event: Event) -> HookCallResult:
+            [result] = await self._invoker.call([(hook, event, self.context(hook.row.name, spec, event.turn))])
+            return _as_json(result)
+
+        stage_result = await run_chain(
+            registry.steps(event.stage),
+            self._stamp_event(event),
+            call,
+            partial(self._queue_notifications, spec, run_in_thread),
+        )
+        for effects in stage_result.effects:
+            if (hook := registry.find(effects.hook)) is not None:
+                tally = HookCounter(hook.row)
+                tally.add(effects)
+                self.add_tallies((tally.take(),), run_in_thread)
+        return stage_result.event
+
+    def _disabled_hooks(self) -> frozenset[str]:
+        return read_disabled_hooks(str(disabled_hooks_file(self.home)))
+
+    def _stamp_event(self, event: Event) -> Event:
+        self._events += 1
+        return msgspec.structs.replace(event, n=self._events, at=event.at or time.time())
+
+    def _queue_notifications(
+        self, spec: AgentSpec, run_in_thread: RunInThread, hooks: Sequence[Hook], event: Event
+    ) -> None:
         if hooks:
-            self._events += 1
-            event = msgspec.structs.replace(event, n=self._events)
-            self._told.add([(hook, event, self._context(hook, spec, say, event.turn)) for hook in hooks])
-            self._do = do
+            self._notifications.add([(hook, event, self.context(hook.row.name, spec, event.turn)) for hook in hooks])
+            self._run_in_thread = run_in_thread
 
-    async def _tell_of(self, told: Sequence[Sequence[Calling]]) -> None:
-        callings = [calling for each in told for calling in each]
-        plain = [calling for calling in callings if not calling[0].row.aside]
-        came = zip(plain, await in_thread(self._threads, plain), strict=True)
-        for hook, event, context in (calling for calling in callings if calling[0].row.aside):
-            self._begin(self._watch(hook, event, context, self._do))
-        for (hook, event, _), each in came:
-            tally = HookCounter(hook.row)
-            tally.add(watched(hook.row.name, event.stage, each))
-            self.ran((tally.take(),), self._do)
+    async def _call_observers(self, calls: Sequence[Sequence[PreparedCall]]) -> None:
+        prepared_calls = [call for each in calls for call in each]
+        awaited_calls = [call for call in prepared_calls if not call[0].row.aside]
+        results = zip(awaited_calls, await self._invoker.call(awaited_calls), strict=True)
+        for call in (call for call in prepared_calls if call[0].row.aside):
+            self._invoker.watch(call, partial(self._count_effects, self._run_in_thread))
+        for (hook, event, _), each in results:
+            self._count_effects(self._run_in_thread, hook, event, each)
 
-    def _begin(self, watching: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(watching)
-        self._watching.add(task)
-        task.add_done_callback(self._watching.discard)
-
-    def _found(self, asked: RunHook, spec: AgentSpec, say: ReportHook) -> Iterator[Calling | str]:
-        """Yield what is asked for, or why it is not to be had."""
+    def _prepare_calls(self, hook_request: RunHook, spec: AgentSpec) -> Iterator[PreparedCall | str]:
+        """Yield the requested hooks. For a hook that cannot be called, yield the error instead."""
         try:
-            event = msgspec.msgpack.decode(asked.event, type=STAGES[asked.stage].event)
+            event = msgspec.msgpack.decode(hook_request.event, type=STAGES[hook_request.stage].event)
         except (*DECODE_ERRORS, KeyError) as error:
-            yield from [f"was given no event: {error}"] * len(asked.names)
+            yield from [f"did not get a valid event: {error}"] * len(hook_request.names)
             return
-        for name in asked.names:
+        for name in hook_request.names:
             hook = self._registry.find(name)
-            if hook is None or asked.stage not in hook.row.stages:
-                yield f"there is no hook {name!r} at {asked.stage!r} in this program"
+            if hook is None or hook_request.stage not in hook.row.stages:
+                yield f"there is no hook {name!r} at {hook_request.stage!r} in this program"
             else:
-                yield hook, event, self._context(hook, spec, say, event.turn)
+                yield hook, event, self.context(hook.row.name, spec, event.turn)
 
-    async def _watch(self, hook: Hook, event: Event, context: HookContext, do: RecordHooks) -> None:
+    def _count_effects(self, run_in_thread: RunInThread, hook: Hook, event: Event, result: HookCallResult) -> None:
         tally = HookCounter(hook.row)
-        tally.add(watched(hook.row.name, event.stage, await await_hook(hook, event, context)))
-        self.ran((tally.take(),), do)
+        tally.add(observer_effects(hook.row.name, event.stage, result))
+        self.add_tallies((tally.take(),), run_in_thread)
 
-    def _context(self, hook: Hook, spec: AgentSpec, say: ReportHook, turn: str) -> HookContext:
-        key = (hook.row.name, spec.id)
+    def context(self, name: str, spec: AgentSpec, turn: str) -> HookContext:
+        """Return the context of the hook or slash command `name` for the agent `spec`, in the turn `turn`."""
+        key = (name, spec.id)
         context = self._contexts.pop(key, None) or HookContext(
-            hook.row.name, spec, say=partial(say, spec.id), call=self._call_root(spec.id), tell=_unwatched
+            name,
+            spec,
+            send_message=partial(self.send_message, spec.id),
+            call_root=self._call_root(spec.id),
+            emit=_discard_text,
+            messages=partial(_read_messages, Path(spec.folder)),
+            in_file=True,
         )
         self._contexts[key] = context
-        context.enter(turn)
-        while len(self._contexts) > MOST_AGENTS:
+        enter_turn(context, turn)
+        while len(self._contexts) > MAX_AGENTS:
             del self._contexts[next(iter(self._contexts))]
         return context
 
@@ -220,17 +272,18 @@ class RootHooks:
 
         return call_root
 
-    def _tell(self) -> None:
-        told = {name for name, stage in STAGES.items() if stage.in_root and not stage.by_root}
+    def _update_rows(self) -> None:
+        observed = {name for name, stage in STAGES.items() if stage.in_root and not stage.by_root}
         rows = (
-            msgspec.structs.replace(hook.row, stages=tuple(name for name in hook.row.stages if name in told))
+            msgspec.structs.replace(hook.row, stages=tuple(name for name in hook.row.stages if name in observed))
             for hook in self._registry
         )
         self.rows = tuple(row for row in rows if row.stages)
+        self.stages = frozenset(stage for hook in self._registry for stage in hook.row.stages)
 
 
 class HookRegistrar:
-    """Something that hooks can be registered with. `_hooks` holds them."""
+    """Base class of objects that register hooks. The attribute `_hooks` contains the hooks."""
 
     _hooks: RootHooks
 
@@ -244,10 +297,11 @@ class HookRegistrar:
         on_error: OnError | None = None,
         does: Iterable[str] | None = None,
     ) -> Callable[[H], H]:
-        """Let the decorated function be called, in this program, at `events` of all agents of this run.
+        """Register the decorated function as a hook at `events` of all agents of this run.
 
-        It is called with the event and a context, from the next turn of each agent on; see `orch.hook` for the
-        parameters. One that is not async runs in a thread. Raises ConfigError for what a stage does not honour.
+        The hook runs in this program. Each agent calls the hook from the agent's next turn on. The hook receives the
+        event and a context; see `orch.hook` for the parameters. A function that is not async runs in a thread. Raises
+        ConfigError for options that a stage does not support.
         """
 
         def register(function: H) -> H:
@@ -268,71 +322,98 @@ class HookRegistrar:
         on_error: OnError | None = None,
         does: Iterable[str] | None = None,
     ) -> str:
-        """Let `hook`, a function or what `orch.hook` made, be called in this program, as with `on`; return its name.
+        """Register a hook, like the decorator `on`. Return the name of the hook. Raises ConfigError.
 
-        One that `orch.hook` made knows its events, and takes no other argument. Raises ConfigError.
+        `hook` is a function or a result of `orch.hook`. A result of `orch.hook` already has events and options, so no
+        other argument is allowed.
         """
         options: dict[str, Any] = {"kind": kind, "priority": priority, "timeout": timeout, "on_error": on_error}
-        made = program_hook(hook, events, {"name": name, "does": does, **options})
-        self._hooks.register(made)
-        return made.row.name
+        registered = program_hook(hook, events, {"name": name, "does": does, **options})
+        self._hooks.register(registered)
+        return registered.row.name
 
     def unregister_hook(self, name: str) -> None:
-        """Call the hook no more, from the next turn of each agent on. Raises ConfigError when there is none."""
+        """Remove the hook `name`. Raises ConfigError if there is no such hook.
+
+        Turns that are in progress still call the hook.
+        """
         self._hooks.remove(name)
 
 
 def program_hook(hook: Callable[..., Any], events: Sequence[str], options: Mapping[str, Any]) -> Hook:
-    """Return `hook`, a function or what `orch.hook` made, as one of this program. Raises ConfigError."""
+    """Return `hook` as a hook of this program. Raises ConfigError.
+
+    `hook` is a function or a result of `orch.hook`.
+    """
     if not isinstance(hook, Hook):
         return make_hook(hook, *events, **options, source=source_of(hook))
     if events:
-        raise ConfigError(f"hook {hook.row.name!r} knows its events: register it without {', '.join(events)}")
+        raise ConfigError(f"hook {hook.row.name!r} already has events; register it without {', '.join(events)}")
     return msgspec.structs.replace(hook, row=msgspec.structs.replace(hook.row, source=source_of(hook.handler)))
 
 
 def source_of(function: Callable[..., Any]) -> str:
-    """Return where a function of the program is from, for people."""
+    """Return the source file of a function of the program as text."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return f"program: {code.co_filename}" if code is not None else "program"
 
 
-def _nobody(_id: str, _text: str, _follow_up: bool) -> None:
-    """Stands for the agents until there is a root."""
+def _discard_message(_id: str, _text: str, _follow_up: bool) -> None:
+    """Do nothing. `RootHooks.send_message` is this function until a root sets another function."""
 
 
 async def _no_root(id: str, service: Service[P, R], params: P) -> R:  # noqa: ARG001
     raise ConfigError(f"cannot call {service.name!r}: the orchestrator is not started")
 
 
-def _unwatched(text: str) -> None:
-    """Nobody watches a program's own functions but the program."""
+def _read_messages(folder: Path) -> tuple[Message, ...]:
+    """Return the conversation in the session file of `folder`.
+
+    The result of a call is missing while the call runs.
+    """
+    return without_lost(read_session(folder).messages)
+
+
+def _discard_text(text: str) -> None:
+    """Do nothing, because hooks of the program have no watchers."""
     del text
 
 
-def _at_once(act: Callable[..., None], home: Path, due: tuple[HookTally, ...]) -> None:
-    act(home, due)
+def _run_now(function: Callable[..., None], home: Path, run: str, tallies: tuple[HookTally, ...]) -> None:
+    function(home, run, tallies)
 
 
-def _recorded(home: Path, ran: Iterable[HookTally]) -> None:
+def _store_totals(home: Path, run: str, tallies: Iterable[HookTally]) -> None:
     try:
-        add_hook_totals(home, ran)
+        add_hook_totals(home, tallies, run)
     except StoreError as error:
-        notice(f"orch: what hooks did is not on record: {error}")
+        notice(f"orch: the totals of hooks could not be stored: {error}")
 
 
-def _said(came: HookCallResult) -> HookReply:
-    """Return what came of a function, as data; whether its stage honours that is the agent's to say."""
-    said, error, seconds = came
+def _as_json(result: HookCallResult) -> HookCallResult:
+    """Return the result of a hook function with its patch as JSON data, or with an error if that is not possible."""
+    if not isinstance(result.value, (Patch, dict)):
+        return result
+    try:
+        return result._replace(value=msgspec.json.decode(msgspec.json.encode(result.value)))
+    except (TypeError, ValueError, RecursionError) as error:
+        return HookCallResult(error=HookMisuseError(f"returned what is not JSON data: {error}"), seconds=result.seconds)
+
+
+def _reply_of(result: HookCallResult) -> HookReply:
+    """Return the result of a hook function as data. The agent checks whether the stage supports the result."""
+    value, error, seconds = result
     if error is not None:
-        return HookReply(error=said_of(error), late=isinstance(error, DeadlineExceeded), seconds=seconds)
-    if said is None:
+        return HookReply(error=error_text_of(error), late=isinstance(error, DeadlineExceeded), seconds=seconds)
+    if value is None:
         return HookReply(seconds=seconds)
-    if isinstance(said, (Abort, Block, Approve)):
-        return HookReply(decision=sound(said), seconds=seconds)
-    if isinstance(said, (Patch, dict)):
+    if isinstance(value, (Abort, Block, Approve)):
+        return HookReply(decision=with_valid_text(value), seconds=seconds)
+    if isinstance(value, (Patch, dict)):
         try:
-            return HookReply(msgspec.Raw(msgspec.msgpack.encode(said)), seconds=seconds)
+            return HookReply(msgspec.Raw(msgspec.msgpack.encode(value)), seconds=seconds)
         except (TypeError, ValueError, OverflowError, RecursionError) as why:
-            return HookReply(error=f"returned what cannot be sent: {why}", seconds=seconds)
-    return HookReply(error=f"returned a {type(said).__name__}, which is no patch and no decision", seconds=seconds)
+            return HookReply(error=f"returned a value that cannot be sent: {why}", seconds=seconds)
+    return HookReply(
+        error=f"returned a {type(value).__name__}, which is neither a patch nor a decision", seconds=seconds
+    )

@@ -1,4 +1,7 @@
-"""At which level an agent's tools run: what is wanted of it, what is above it, and what the machine has. Pure."""
+"""The sandbox level of an agent's tools.
+
+The level depends on the configuration, the level of the parent, and the support by the machine.
+"""
 
 from __future__ import annotations
 
@@ -31,30 +34,31 @@ __all__ = [
     "available_sandbox",
     "check_required_levels",
     "configured_sandbox",
-    "stricter",
-    "with_hidden_paths",
+    "strictest_combination",
     "with_minimum_level",
+    "with_path_hiding_support",
     "worker_paths",
 ]
 
 EXPOSED = (
     "commands can read denied files, credentials and the files of orch itself by other means, and so can run_python, "
-    "which is not offered beside denied paths"
+    "which is not offered if paths are denied"
 )
 REFUSED = "commands are refused, and run_python is not offered"
 LEFT_OUT = (
-    "run_python runs code in the agent's own process, which no sandbox holds, and is left out: run_python_script takes "
-    'its place, or sandbox.tools.run_python = "L0" brings it back'
+    "run_python is not offered, because it runs code in the agent's own process, which no sandbox restricts; use "
+    'run_python_script, or set sandbox.tools.run_python = "L0" to offer run_python'
 )
 
 
 def configured_sandbox(config: SandboxConfig, preset: str) -> SandboxSpec:
-    """Return the sandbox that `config` has for agents of `preset` ("": they were given tools instead).
+    """Return the configured sandbox for agents with the preset `preset`.
 
-    Where a level is required, what is said of presets and tools can only be more.
+    `preset` is "" if the agent has an explicit list of tools. If `require` is set, the levels of presets and tools are
+    at least `config.level`.
     """
     if config.require:
-        config = _floored(config, config.level)
+        config = _with_minimum(config, config.level)
     return SandboxSpec(
         level=config.presets.get(preset, config.level),
         tools=config.tools,
@@ -66,36 +70,39 @@ def configured_sandbox(config: SandboxConfig, preset: str) -> SandboxSpec:
 
 
 def with_minimum_level(config: SandboxConfig, level: Level) -> SandboxConfig:
-    """Return `config` with nothing of it below `level`, and required."""
-    return replace(_floored(config, level), require=True)
+    """Return `config` with all levels raised to at least `level`. The result requires these levels."""
+    return replace(_with_minimum(config, level), require=True)
 
 
-def stricter(one: SandboxSpec, other: SandboxSpec) -> SandboxSpec:
-    """Return what both allow: the higher levels, the lower limits, the paths that both name."""
+def strictest_combination(one: SandboxSpec, other: SandboxSpec) -> SandboxSpec:
+    """Return the stricter combination of both.
+
+    The combination has the higher levels, the lower limits, and the common paths.
+    """
     return SandboxSpec(
         level=max(one.level, other.level),
         tools={name: max(one.of(name), other.of(name)) for name in {**one.tools, **other.tools}},
         network=one.network and other.network,
         read=tuple(path for path in one.read if path in other.read),
         write=tuple(path for path in one.write if path in other.write),
-        limits=_lower(one.limits, other.limits),
+        limits=_lower_limits(one.limits, other.limits),
     )
 
 
 def check_required_levels(config: SandboxConfig, offer: Callable[[], AvailableLevels]) -> None:
-    """Raise SandboxError when `config` requires a level that this machine does not have."""
+    """Raise SandboxError if `config` requires a level that this machine does not support."""
     if config.require:
-        _here((config.level, *config.presets.values(), *config.tools.values()), offer, require=True)
+        _supported_levels((config.level, *config.presets.values(), *config.tools.values()), offer, require=True)
 
 
 def available_sandbox(
     spec: SandboxSpec, tools: Iterable[str], offer: Callable[[], AvailableLevels], *, require: bool
 ) -> tuple[SandboxSpec, str]:
-    """Return `spec` at levels that this machine has, and what is to be said of that, "" for nothing.
+    """Return `spec` with levels that this machine supports, and a message about differences, "" without differences.
 
-    `tools` are those that were asked for by name. A level that is not there becomes the next higher one, or else the
-    next lower one, which is told of. With `require` that raises SandboxError. The machine is not asked when nothing
-    beyond L0 is wanted.
+    `tools` contains the tools that were requested by name. The next higher supported level replaces an unsupported
+    level. If there is no higher level, the next lower level is used and reported. With `require`, SandboxError is
+    raised instead of using a lower level. If only L0 is requested, the machine is not examined.
     """
     levels = {spec.level, *spec.tools.values()}
     notes = []
@@ -103,31 +110,33 @@ def available_sandbox(
         notes.append(LEFT_OUT)
     if levels == {"L0"}:
         return spec, "; ".join(notes)
-    have, less = _here(levels, offer, require=require)
-    at = {name: have[level] for name, level in spec.tools.items()}
-    return replace(spec, level=have[spec.level], tools=at), "; ".join([*less, *notes])
+    supported, reductions = _supported_levels(levels, offer, require=require)
+    tool_levels = {name: supported[level] for name, level in spec.tools.items()}
+    return replace(spec, level=supported[spec.level], tools=tool_levels), "; ".join([*reductions, *notes])
 
 
-def with_hidden_paths(
-    spec: SandboxSpec, tools: Iterable[str], missing: Callable[[], str], policy: PolicyConfig
+def with_path_hiding_support(
+    spec: SandboxSpec, tools: Iterable[str], namespace_problem: Callable[[], str], policy: PolicyConfig
 ) -> tuple[SandboxSpec, str]:
-    """Return `spec` with whether paths can be hidden from the commands of `tools`, and what to report if not.
+    """Return `spec` with the information whether paths can be hidden from the commands of `tools`.
 
-    The machine is not asked for tools that run no code.
+    `namespace_problem` returns why commands cannot have mount namespaces, "" if they can. The second value is a message
+    if paths cannot be hidden, and otherwise "". The machine is not examined for tools that run no code.
     """
     if RUN_CODE.isdisjoint(tools):
         return spec, ""
-    why = missing()
+    why = namespace_problem()
     if not why:
         return replace(spec, covers_paths=True), ""
-    what = REFUSED if policy.require_denied_paths and policy.denied_paths else EXPOSED
-    return replace(spec, covers_paths=False), f"{BY_NAME_ONLY} ({why}): {what}"
+    consequence = REFUSED if policy.require_denied_paths and policy.denied_paths else EXPOSED
+    return replace(spec, covers_paths=False), f"{BY_NAME_ONLY} ({why}): {consequence}"
 
 
 def worker_paths(spec: AgentSpec, orch_folders: tuple[str, ...], spool: Path, address: str) -> WorkerPaths | None:
-    """Return the paths for the mount namespace of the agent's worker, None when it runs no code of the agent.
+    """Return the paths for the mount namespace of the agent's worker.
 
-    `spool` is the folder for large messages, `address` that of the root's socket.
+    Return None if the worker runs no code of the agent. `spool` is the folder for large messages, and `address` is the
+    address of the root's socket.
     """
     sandbox, rules = spec.sandbox, spec.policy.rules
     if IN_WORKER not in spec.active or sandbox.of(IN_WORKER) > "L0" or not sandbox.covers_paths:
@@ -159,26 +168,26 @@ def worker_paths(spec: AgentSpec, orch_folders: tuple[str, ...], spool: Path, ad
     )
 
 
-def _here(
+def _supported_levels(
     levels: Iterable[Level], offer: Callable[[], AvailableLevels], *, require: bool
 ) -> tuple[dict[Level, Level], list[str]]:
-    there = offer()
-    have, less = {}, []
+    available = offer()
+    supported, reductions = {}, []
     for level in sorted(set(levels)):
-        have[level] = there.nearest(level)
-        if have[level] >= level:
+        supported[level] = available.nearest(level)
+        if supported[level] >= level:
             continue
-        why = "; ".join(f"no {each}: {reason}" for each, reason in sorted(there.missing.items()) if each >= level)
+        why = "; ".join(f"no {each}: {reason}" for each, reason in sorted(available.missing.items()) if each >= level)
         if require:
             raise SandboxError(
-                f"sandbox level {level} is required, and this machine has {have[level]} ({why}). See `orch doctor`; "
-                "ask for less, or do not require it"
+                f"sandbox level {level} is required, but this machine supports {supported[level]} ({why}). See `orch "
+                "doctor`; lower the level, or do not require it"
             )
-        less.append(f"sandbox level {level} cannot be had here ({why}): tools run at {have[level]}")
-    return have, less
+        reductions.append(f"sandbox level {level} is not available here ({why}); tools run at {supported[level]}")
+    return supported, reductions
 
 
-def _floored(config: SandboxConfig, level: Level) -> SandboxConfig:
+def _with_minimum(config: SandboxConfig, level: Level) -> SandboxConfig:
     return replace(
         config,
         level=max(config.level, level),
@@ -187,7 +196,7 @@ def _floored(config: SandboxConfig, level: Level) -> SandboxConfig:
     )
 
 
-def _lower(one: ToolLimits, other: ToolLimits) -> ToolLimits:
-    said = msgspec.structs.asdict(one), msgspec.structs.asdict(other)
-    both = {name: [each[name] for each in said if each[name] is not None] for name in said[0]}
+def _lower_limits(one: ToolLimits, other: ToolLimits) -> ToolLimits:
+    levels = msgspec.structs.asdict(one), msgspec.structs.asdict(other)
+    both = {name: [each[name] for each in levels if each[name] is not None] for name in levels[0]}
     return ToolLimits(**{name: min(values) if values else None for name, values in both.items()})

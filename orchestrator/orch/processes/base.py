@@ -1,4 +1,4 @@
-"""What it takes to turn a request into a running worker. One way of doing it a module."""
+"""The interface of launchers, which start workers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["LaunchRequest", "Launcher", "WorkerProcess"]
 
 
 class LaunchRequest(Struct, frozen=True):
-    """One worker to start.
+    """The parameters for the start of one worker.
 
-    `ident` is the routing identity its DEALER takes, fresh for each incarnation; `address` where it connects; `birth`
-    goes through its birth pipe; `log` is the file its descriptors 1 and 2 are bound to; `spool` the folder for bodies
-    too large for the socket.
+    `ident` is the routing identity of the worker's DEALER socket, which is new for each incarnation. `address` is the
+    address to which the socket connects. `birth` is sent through the worker's birth pipe. `log` is the file for stdout
+    and stderr. `spool` is the folder for bodies that are too large for the socket.
     """
 
     agent_id: str
@@ -35,41 +35,53 @@ class WorkerProcess(Protocol):
     """A worker that was started."""
 
     pid: int
-    """Its process id, or the root's own for a worker inside it."""
+    """The process id of the worker. For a worker inside the root, this is the process id of the root."""
 
     ended: asyncio.Future[int | None]
-    """Resolves once, when the worker is gone: exit code, minus the signal's number, or None when nobody knows."""
+    """A future that resolves when the worker has ended.
+
+    Its result is the exit code, a negative signal number, or None if the exit code is unknown.
+    """
 
     def is_running(self) -> bool:
-        """Return whether the worker has not ended, according to the kernel where it is a process. Must not raise."""
+        """Return whether the worker is running. Must not raise.
+
+        For a process, the kernel determines the answer.
+        """
 
     def terminate(self) -> None:
-        """Send SIGTERM; nothing happens if it is gone. Must not raise."""
+        """Send SIGTERM, unless the worker has ended. Must not raise."""
 
     def kill(self) -> None:
-        """End exactly this worker at once, whatever it is doing. Must not raise."""
+        """Kill this worker immediately. Must not raise."""
 
 
 class Launcher(Protocol):
-    """Starts workers. `start` before the first `launch`; after `stop` none of its processes is left."""
+    """Starts workers. Call `start` before the first `launch`. After `stop`, no process of the launcher is left."""
 
     environment: Sequence[str]
-    """Names and globs of variables that its processes get besides `environment.ALLOWED`; set before `start`."""
+    """Names and glob patterns of variables that the processes get in addition to `environment.ALLOWED`.
+    Set before `start`.
+    """
 
     async def start(self) -> None:
-        """Begin whatever launching needs; returns without waiting for it to be warm. Raises LaunchError."""
+        """Start the processes that launches need, without waiting until they are ready. Raises LaunchError."""
 
     def warm(self, template: Template) -> None:
-        """Make the next launch from `template` quick, as far as it can be; returns at once. Raises LaunchError."""
+        """Prepare for launches from `template`, without waiting. Raises LaunchError."""
 
-    def mounts_missing(self) -> str:
-        """Return why commands of its workers cannot have mount namespaces of their own, "" when they can."""
+    def mount_namespace_problem(self) -> str:
+        """Return why commands of the workers cannot have mount namespaces. Return "" if they can."""
 
     async def launch(self, request: LaunchRequest) -> WorkerProcess:
-        """Return the started worker, whose first frame may already have arrived. Raises LaunchError.
+        """Start a worker and return it. Raises LaunchError.
 
-        When cancelled, no worker is left: one that exists already ends.
+        The worker's first frame may arrive before this method returns. If the call is canceled, a worker that already
+        exists is ended.
         """
 
     async def stop(self) -> None:
-        """End every process this launcher started, and wait until they are gone (at most 5 s). May come twice."""
+        """End every process that this launcher started, and wait at most 5 s for the exits.
+
+        Further calls have no effect.
+        """

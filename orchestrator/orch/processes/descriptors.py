@@ -1,73 +1,99 @@
-"""Descriptors that belong to this process and to no fork of it.
+"""File descriptors that belong to this process and are closed in its forks.
 
-The user's program may fork at any time. A child that kept the write end of a lifeline would keep the worker alive
-after its root; so what is held here is closed in every child that Python forks.
+The user's program may fork at any time. If a child process inherited the write end of a lifeline, the worker would
+continue to run after the end of its root. Therefore registered descriptors are closed in every child that Python forks.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
 from typing import Final, TypeVar
 
 from orch_protocol.core.errors import ConcurrencyLimitError, LaunchError
 
-__all__ = ["is_registered", "register", "release", "require_room"]
+__all__ = ["is_registered", "received_packets", "register", "release", "require_room"]
 
-EACH: Final = 4
-"""What an agent takes that is being launched: two ends of its birth pipe, its pidfd, its connection."""
-SPARE: Final = 24
-"""What is left to everything else: a shim, two zygotes, files that are read for a moment."""
-PLENTY: Final = 1 << 16
-"""With so many it would take more agents than any machine has processes for."""
+DESCRIPTORS_PER_AGENT: Final = 4
+"""Number of descriptors that the launch of an agent needs.
+They are both ends of the birth pipe, a pidfd and a connection.
+"""
+RESERVED_DESCRIPTORS: Final = 24
+"""Number of descriptors reserved for other purposes, such as a shim, two zygotes and files that are open for a short
+time.
+"""
+SUFFICIENT_LIMIT: Final = 1 << 16
+"""A limit that no number of agents on one machine can reach."""
 
 Descriptor = TypeVar("Descriptor", int, socket.socket)
 
-_held: set[int | socket.socket] = set()
+_descriptors: set[int | socket.socket] = set()
 _registered = False
 
 
 def register(descriptor: Descriptor) -> Descriptor:
-    """Keep `descriptor` for this process alone and return it. Nothing but `release` closes it."""
+    """Register and return `descriptor`. Only this process uses the descriptor, and only `release` closes it."""
     global _registered
     if not _registered:
         os.register_at_fork(after_in_child=_release_all)
         _registered = True
-    _held.add(descriptor)
+    _descriptors.add(descriptor)
     return descriptor
 
 
 def is_registered(descriptor: int | socket.socket) -> bool:
-    """Whether `descriptor` is held, hence open and ours."""
-    return descriptor in _held
+    """Return whether `descriptor` is registered, and therefore open."""
+    return descriptor in _descriptors
 
 
 def release(descriptor: int | socket.socket) -> None:
-    """Close `descriptor`; nothing happens if it is not held (released before, or this is a fork)."""
-    if descriptor in _held:
-        _held.discard(descriptor)
+    """Close `descriptor`. Do nothing if `descriptor` is not registered.
+
+    After its release, and in a fork of this process, a descriptor is not registered.
+    """
+    if descriptor in _descriptors:
+        _descriptors.discard(descriptor)
         if isinstance(descriptor, int):
             os.close(descriptor)
         else:
             descriptor.close()
 
 
-def require_room(agents: int = 0) -> None:
-    """Raise unless enough file descriptors are left to launch `agents` at once; 0: to start the root itself.
+def received_packets(control: socket.socket, size: int) -> Iterator[tuple[bytes, list[int]]]:
+    """Yield each packet that waits on the registered socket `control`, with its descriptor, if any.
 
-    Raises ConcurrencyLimitError for agents, LaunchError for the root. ZeroMQ would abort the user's program if it found
-    no descriptor for a connecting worker.
+    `size` is the maximum size of a packet, in bytes. The last packet is b"" if the peer has closed the connection.
+    """
+    while is_registered(control):
+        try:
+            packet, descriptors, _, _ = socket.recv_fds(control, size, 1, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            packet, descriptors = b"", []
+        yield packet, descriptors
+        if not packet:
+            return
+
+
+def require_room(agents: int = 0) -> None:
+    """Raise an error unless enough file descriptors are left to launch `agents` agents. If `agents` is 0, check for the
+    root.
+
+    Raises ConcurrencyLimitError for agents, LaunchError for the root. Without this check, a connecting worker could use
+    up the descriptors, and ZeroMQ would abort the user's program.
     """
     import resource
 
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if limit == resource.RLIM_INFINITY or limit >= PLENTY:
+    if limit == resource.RLIM_INFINITY or limit >= SUFFICIENT_LIMIT:
         return
     try:
         used = len(os.listdir("/dev/fd")) - 1
-    except OSError:  # /dev/fd does not exist, or no descriptor is left to list it
+    except OSError:  # /dev/fd does not exist, or there is no descriptor for listing it
         used = limit
-    needed = EACH * agents + SPARE
+    needed = DESCRIPTORS_PER_AGENT * agents + RESERVED_DESCRIPTORS
     if used + needed <= limit:
         return
     why = (
@@ -80,5 +106,5 @@ def require_room(agents: int = 0) -> None:
 
 
 def _release_all() -> None:
-    for descriptor in list(_held):
+    for descriptor in list(_descriptors):
         release(descriptor)

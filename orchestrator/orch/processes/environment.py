@@ -1,7 +1,7 @@
-"""The command and the environment that orch starts its own processes with: the daemon, shims, zygotes and workers.
+"""The command line and environment of orch's own processes: the daemon, shims, zygotes and workers.
 
-The environment is an allow list. Everything else a shell exports stays in that shell, unless `environment.pass` or
-`Orchestrator(environment=[...])` names it.
+Only variables on an allow list are passed to these processes. The settings `environment.pass` and
+`Orchestrator(environment=[...])` allow more variables.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["check_platform", "clean_environment", "command", "is_allowed", "with
 
 RUN_VARIABLE: Final = "ORCH_RUN"
 INTERACTIVE: Final = frozenset({"PYTHONINSPECT", "PYTHONSTARTUP"})
-"""They would make an interpreter wait for a person, or run code that was not asked for."""
+"""Variables that make an interpreter wait for input or run the user's code."""
 
 PROXIES: Final = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ftp_proxy")
 ALLOWED: Final = (
@@ -35,15 +35,16 @@ ALLOWED: Final = (
     *("CUDA_*", "NVIDIA_*", "OMP_*", "MKL_*", "OPENBLAS_*", "NUMEXPR_*", "TOKENIZERS_PARALLELISM"),
     *(*PROXIES, *(name.upper() for name in PROXIES)),
 )
-"""Variables that every process of orch gets, by name or glob; and those below."""
+"""Names and glob patterns of the variables that every process of orch gets in addition to `SETTINGS`."""
 SETTINGS: Final = "ORCH_"
-"""Settings of orch. None of them is a secret, though `ORCH_ENVIRONMENT__PASS` looks like one."""
+"""Prefix of orch's settings. No setting is a secret, although the name `ORCH_ENVIRONMENT__PASS` looks like a secret."""
 
 
 def is_allowed(name: str, value: str, passed: Iterable[str] = ()) -> bool:
-    """Return whether processes of orch get the variable. `passed` are names and globs that extend `ALLOWED`.
+    """Return whether processes of orch get the variable `name`.
 
-    A name that looks like a secret needs to be in `passed`.
+    `passed` contains names and glob patterns that extend `ALLOWED`. A variable that looks like a secret is
+    allowed only if its name matches `passed`.
     """
     if name == WITHHELD:
         return False
@@ -55,18 +56,18 @@ def is_allowed(name: str, value: str, passed: Iterable[str] = ()) -> bool:
 
 
 def withheld_variables(environ: Mapping[str, str], passed: Iterable[str] = ()) -> list[str]:
-    """Return the names in `environ` that processes of orch do not get, sorted.
+    """Return the names of the variables in `environ` that processes of orch do not get, sorted.
 
-    This includes names that were withheld from this process itself.
+    The result also contains variables that were already withheld from this process.
     """
     passed = tuple(passed)
-    here = {name for name, value in environ.items() if name != WITHHELD and not is_allowed(name, value, passed)}
-    earlier = {name for name in environ.get(WITHHELD, "").split() if name not in environ}
-    return sorted(here | earlier)
+    withheld_now = {name for name, value in environ.items() if name != WITHHELD and not is_allowed(name, value, passed)}
+    withheld_before = {name for name in environ.get(WITHHELD, "").split() if name not in environ}
+    return sorted(withheld_now | withheld_before)
 
 
 def check_platform() -> None:
-    """Raise UnsupportedPlatformError where no launcher works, LaunchError without an interpreter to start."""
+    """Raise UnsupportedPlatformError on Windows. Raise LaunchError if the path of the interpreter is unknown."""
     if sys.platform == "win32":
         raise UnsupportedPlatformError(
             "workers need Unix processes, which Windows does not have: run this inside WSL (https://aka.ms/wsl)"
@@ -76,17 +77,19 @@ def check_platform() -> None:
 
 
 def command(role: str, *arguments: str) -> list[str]:
-    """Return the argument vector of a process of ours. `-P` keeps the current folder off its import path."""
+    """Return the argument vector of an orch process. The option `-P` keeps the current folder off the import path."""
     return [sys.executable, "-P", "-m", "orch_worker", role, *arguments]
 
 
 def clean_environment(
     run_id: str, environ: Mapping[str, str] | None = None, passed: Iterable[str] = ()
 ) -> dict[str, str]:
-    """Return the allowed part of `environ` (default: this process's), with ORCH_RUN and a PYTHONPATH to our packages.
+    """Return the allowed variables of `environ`, the variable ORCH_RUN, and a PYTHONPATH that contains orch.
 
-    ORCH_WITHHELD lists the names that were left out, for error messages. Model keys travel through birth pipes instead:
-    any process of the same user can read another's environment.
+    If `environ` is None, use the environment of this process.
+
+    ORCH_WITHHELD lists the names of other variables, for error messages. Model keys are sent through birth pipes,
+    because every process of the same user can read the environment of another process.
     """
     environ = os.environ if environ is None else environ
     passed = tuple(passed)
@@ -103,9 +106,10 @@ def clean_environment(
 
 
 def worker_environment(run_token: str, passed: Iterable[str] = ()) -> dict[str, str]:
-    """Return the environment of shim, zygotes and workers: `clean_environment` without ORCH_HOME.
+    """Return the environment of the shim, the zygotes and the workers.
 
-    Code of an agent that runs in a worker would pass the home on to what it starts.
+    This is `clean_environment` without ORCH_HOME. With ORCH_HOME, code of an agent would pass the home folder on to its
+    child processes.
     """
     environment = clean_environment(run_token, passed=passed)
     environment.pop("ORCH_HOME", None)
@@ -113,10 +117,10 @@ def worker_environment(run_token: str, passed: Iterable[str] = ()) -> dict[str, 
 
 
 def _package_roots() -> list[str]:
-    """Return the folders our packages are imported from, but for those every interpreter looks into by itself.
+    """Return the folders that contain the orch packages, except the default site-packages folders.
 
-    A folder of installed packages named in PYTHONPATH would come before the standard library.
+    If PYTHONPATH contained such a folder, the packages in it would precede the standard library.
     """
-    usual = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), site.getusersitepackages()}
+    default_roots = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), site.getusersitepackages()}
     roots = [str(Path(package.__file__ or "").parents[1]) for package in (orch_worker, orch_protocol)]
-    return [root for root in dict.fromkeys(roots) if root not in usual]
+    return [root for root in dict.fromkeys(roots) if root not in default_roots]

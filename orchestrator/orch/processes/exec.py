@@ -1,4 +1,8 @@
-"""A fresh interpreter for each worker, where forking a loaded process is unsafe (macOS). Half a second each."""
+"""Starts a new interpreter for each worker.
+
+This launcher is for systems on which forking a loaded process is unsafe, such as macOS. The start of an interpreter
+takes half a second.
+"""
 
 from __future__ import annotations
 
@@ -26,23 +30,23 @@ from .worker_logs import open_log, trim
 __all__ = ["ChildProcess", "ChildProcesses", "ExecLauncher", "birth_pipe"]
 
 
-# --- A worker's process as the root holds it ---
+# --- Worker processes ---
 
 REPORT_SECONDS: Final = 0.5
 LOG_SECONDS: Final = 1.0
 
 
 def birth_pipe(birth: WorkerBirth) -> tuple[int, int]:
-    """Return the ends of a new pipe that holds `birth`: the worker's to read, and ours, which is its lifeline.
+    """Write `birth` to a new pipe. Return the read end for the worker, and the write end, which is the lifeline.
 
-    Closing the lifeline ends the worker that reads the other end, whatever it is doing; so does a byte. Raises
-    LaunchError for a birth that no pipe takes, or when there is no descriptor left.
+    The worker ends when the lifeline is closed or a byte is written to the lifeline. Raises LaunchError if `birth` does
+    not fit into the pipe, or if no descriptor is left.
     """
     try:
         data = encode_birth(birth)
         reader, writer = os.pipe()
     except (ValueError, OSError) as error:
-        raise LaunchError(f"no birth pipe for the worker: {error}") from error
+        raise LaunchError(f"the birth pipe of the worker could not be created: {error}") from error
     register(reader), register(writer)
     os.set_blocking(writer, False)
     try:
@@ -52,14 +56,14 @@ def birth_pipe(birth: WorkerBirth) -> tuple[int, int]:
     if written < len(data):
         release(reader)
         release(writer)
-        raise LaunchError(f"a pipe took {written} of {len(data)} bytes: too many pipes are open for this user")
+        raise LaunchError(f"a pipe accepted {written} of {len(data)} bytes; this user has too many open pipes")
     return reader, writer
 
 
 class ChildProcess:
-    """A started worker (a `WorkerProcess`). Owns `pidfd` and `lifeline` until the worker is gone.
+    """A worker that was started; implements `WorkerProcess`. Owns `pidfd` and `lifeline` until the worker has ended.
 
-    `reaper` tells the exit code once the process has ended; without one the code is expected by `report`.
+    `reaper` returns the exit code of the ended process. Without a reaper, the launcher calls `set_exit_code`.
     """
 
     def __init__(
@@ -72,11 +76,14 @@ class ChildProcess:
         self._pidfd = register(pidfd)
         self._lifeline = lifeline
         self._reaper = reaper
-        self._patience: asyncio.TimerHandle | None = None
-        self._loop.add_reader(pidfd, self._gone)
+        self._report_timer: asyncio.TimerHandle | None = None
+        self._loop.add_reader(pidfd, self._on_exit)
 
     def is_running(self) -> bool:
-        """Return whether the process has not ended. Its pid may be reused before `ended` resolves."""
+        """Return whether the process is still running.
+
+        After the process has ended, its pid may be reused before `ended` resolves.
+        """
         if not is_registered(self._pidfd):
             return False
         poll = select.poll()
@@ -91,48 +98,52 @@ class ChildProcess:
         """Send SIGKILL."""
         self._signal(signal.SIGKILL)
 
-    def report(self, code: int | None) -> None:
-        """Take `code` as the exit code of the process, which is gone."""
-        if self._patience is not None:
-            self._patience.cancel()
+    def set_exit_code(self, code: int | None) -> None:
+        """Set the exit code of the ended process."""
+        if self._report_timer is not None:
+            self._report_timer.cancel()
         if is_registered(self._pidfd):
             self._loop.remove_reader(self._pidfd)
             release(self._pidfd)
             release(self._lifeline)
-            self._pidfd = self._lifeline = -1  # the numbers will be another's
+            self._pidfd = self._lifeline = -1  # the kernel will reuse these numbers
         if not self.ended.done():
             self.ended.set_result(code)
 
-    def orphan(self) -> int:
-        """End the process, of which nobody will report. Of the first process of a container it is a child now, or soon.
+    def kill_unreported(self) -> int:
+        """Kill the process without waiting for a report from the zygote, because the zygote will not report the exit.
 
-        Returns a pidfd by which it can be buried once its parent has ended, -1 where it has been.
+        If this process is the first process of a container, the worker becomes its child. In that case, return a pidfd
+        that is used to reap the worker after the zygote has ended. Return -1 if the worker has been reaped.
         """
-        grave = register(os.dup(self._pidfd)) if is_registered(self._pidfd) else -1
+        reaper_pidfd = register(os.dup(self._pidfd)) if is_registered(self._pidfd) else -1
         self._reaper = linux.reap
         self.kill()
-        if self._patience is not None and not self.ended.done():
-            self._gone()
-        return grave
+        if self._report_timer is not None and not self.ended.done():
+            self._on_exit()
+        return reaper_pidfd
 
     def _signal(self, number: signal.Signals) -> None:
         if is_registered(self._pidfd):
             linux.kill(self._pidfd, number)
 
-    def _gone(self) -> None:
+    def _on_exit(self) -> None:
         if self._reaper is not None:
-            self.report(self._reaper(self._pidfd))
-        elif self._patience is None:
-            # Its zygote reports within a millisecond, unless it is stopped or drowning.
+            self.set_exit_code(self._reaper(self._pidfd))
+        elif self._report_timer is None:
+            # The worker's zygote reports within a millisecond, unless the zygote is stopped or overloaded.
             self._loop.remove_reader(self._pidfd)
-            self._patience = self._loop.call_later(REPORT_SECONDS, self._give_up)
+            self._report_timer = self._loop.call_later(REPORT_SECONDS, self._give_up)
 
     def _give_up(self) -> None:
-        self.report(linux.exit_status(self._pidfd))
+        self.set_exit_code(linux.exit_status(self._pidfd))
 
 
 class ChildProcesses:
-    """The living workers of a launcher. Keeps their logs short; calls `on_end` after each end."""
+    """The running workers of a launcher.
+
+    After each exit of a worker, this class trims the worker's log and calls `on_end`.
+    """
 
     def __init__(self, on_end: Callable[[], None]) -> None:
         self._on_end = on_end
@@ -143,14 +154,14 @@ class ChildProcesses:
         return iter(tuple(self._alive))
 
     def add(self, child: ChildProcess) -> None:
-        """Keep `child` until it has ended."""
+        """Track `child` until it has ended."""
         self._alive.add(child)
         child.ended.add_done_callback(lambda _: self._discard(child))
         if self._timer is None:
             self._trim_logs()
 
-    async def end(self, seconds: float) -> None:
-        """Kill every child and wait until all are gone, at most `seconds`."""
+    async def kill_all(self, seconds: float) -> None:
+        """Kill every child and wait at most `seconds` until all have ended."""
         for child in self:
             child.kill()
         if self._alive:
@@ -174,16 +185,19 @@ PIDFDS: Final = hasattr(os, "pidfd_open")
 
 
 class ExecProcess(ChildProcess):
-    """A worker that is this process's own child: watched by its pidfd, or by a thread where there are none."""
+    """A worker that is a child of this process.
+
+    A pidfd reports the exit; on systems without pidfds, a thread waits for it.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes], lifeline: int, log: str) -> None:
         self._process = process
-        end = os.pidfd_open(process.pid) if PIDFDS else _readable_at_end(process)
-        super().__init__(process.pid, end, lifeline, log, self._reap)
+        exit_descriptor = os.pidfd_open(process.pid) if PIDFDS else _exit_pipe(process)
+        super().__init__(process.pid, exit_descriptor, lifeline, log, self._reap)
 
-    def _reap(self, end: int) -> int | None:
-        code = linux.reap(end) if PIDFDS else self._process.wait()
-        self._process.returncode = code or 0  # it must neither wait for it again nor warn
+    def _reap(self, exit_descriptor: int) -> int | None:
+        code = linux.reap(exit_descriptor) if PIDFDS else self._process.wait()
+        self._process.returncode = code or 0  # prevents Popen from waiting again and from warning
         return code
 
     def _signal(self, number: signal.Signals) -> None:
@@ -193,7 +207,8 @@ class ExecProcess(ChildProcess):
             self._process.send_signal(number)
 
 
-def _readable_at_end(process: subprocess.Popen[bytes]) -> int:
+def _exit_pipe(process: subprocess.Popen[bytes]) -> int:
+    """Return a descriptor that becomes readable when `process` has ended."""
     reader, writer = map(register, os.pipe())
 
     def wait() -> None:
@@ -205,9 +220,10 @@ def _readable_at_end(process: subprocess.Popen[bytes]) -> int:
 
 
 class ExecLauncher:
-    """A `Launcher` whose workers are this process's own children. They carry ORCH_RUN=`run_id`.
+    """A `Launcher` whose workers are children of this process. Their environment contains ORCH_RUN=`run_id`.
 
-    A worker ends with its birth pipe. Nothing adopts what its tools leave behind, which forked workers' shim does.
+    A worker ends when its birth pipe is closed. Processes that a worker's tools leave behind keep running. Forked
+    workers have a shim that ends such processes.
     """
 
     def __init__(self, run_id: str, folder: Path, *, entry: str = "orch_worker.process.main:main") -> None:
@@ -219,20 +235,20 @@ class ExecLauncher:
         self._stopped = False
 
     async def start(self) -> None:
-        """Check that workers can be started here, and have a folder for their logs."""
+        """Check that this system can start workers, and that the run folder is writable."""
         check_platform()
         if not os.access(self._folder, os.W_OK):
             raise LaunchError(f"cannot write to {self._folder}, the folder of the run")
 
     def warm(self, template: Template) -> None:
-        """Do nothing: each worker imports what it needs."""
+        """Do nothing, because each worker imports what it needs."""
 
-    def mounts_missing(self) -> str:
-        """Return why commands of its workers cannot have mount namespaces of their own, "" when they can."""
+    def mount_namespace_problem(self) -> str:
+        """Return why commands of the workers cannot have mount namespaces. Return "" if they can."""
         return unavailable_reason()
 
     async def launch(self, request: LaunchRequest) -> ChildProcess:
-        """Return the worker, whose interpreter has only begun to start. Raises LaunchError."""
+        """Start a worker. Return it while the worker's interpreter is still starting. Raises LaunchError."""
         if self._stopped:
             raise LaunchError("the launcher was stopped")
         reader, lifeline = birth_pipe(request.birth)
@@ -262,6 +278,6 @@ class ExecLauncher:
             )
 
     async def stop(self) -> None:
-        """End every worker and wait until they are gone (at most 5 s)."""
+        """Kill every worker and wait at most 5 s for the exits."""
         self._stopped = True
-        await self._children.end(STOP_SECONDS)
+        await self._children.kill_all(STOP_SECONDS)

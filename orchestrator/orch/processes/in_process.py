@@ -1,7 +1,7 @@
-"""Workers as threads of this process, for notebooks and debuggers. They share its memory and its fate.
+"""Workers that are threads of this process, for notebooks and debuggers.
 
-No isolation: a crash in an agent's tool is a crash here, and an agent that holds the interpreter holds everybody. Same
-socket, same frames, same transcripts as a worker of its own.
+The workers are not isolated. A crash in a tool crashes this process, and an agent that holds the interpreter lock
+blocks all other agents. Sockets, frames and transcripts are the same as for worker processes.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ STOP_SECONDS = 5.0
 
 
 class ThreadWorker:
-    """A worker that is a thread here."""
+    """A worker that is a thread of this process."""
 
     def __init__(self, request: LaunchRequest) -> None:
         self.pid = os.getpid()
         self._root_loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[int | None] = self._root_loop.create_future()
         self._request = request
-        self._host: WorkerEndpoint | None = None
+        self._endpoint: WorkerEndpoint | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop_code: int | None = None
         self._lock = threading.Lock()
@@ -53,15 +53,15 @@ class ThreadWorker:
         self._end(-signal.SIGTERM)
 
     def kill(self) -> None:
-        """End the worker at its next await: a thread cannot be killed."""
+        """End the worker at its next await, because a thread cannot be killed."""
         self._end(-signal.SIGKILL)
 
     def _end(self, code: int) -> None:
         with self._lock:
             self._stop_code = code
-            if self._loop is not None and self._host is not None:
-                with contextlib.suppress(RuntimeError):  # its loop has just closed: it has ended
-                    self._loop.call_soon_threadsafe(self._host.stop, code)
+            if self._loop is not None and self._endpoint is not None:
+                with contextlib.suppress(RuntimeError):  # the loop of the worker is closed, so the worker has ended
+                    self._loop.call_soon_threadsafe(self._endpoint.stop, code)
 
     def _run(self) -> None:
         try:
@@ -72,13 +72,13 @@ class ThreadWorker:
         with self._lock:
             self._loop = None
         try:
-            self._root_loop.call_soon_threadsafe(self._settle, code)
+            self._root_loop.call_soon_threadsafe(self._set_exit_code, code)
         except RuntimeError:
-            return  # the root's loop is closed; nobody is left to tell
+            return  # the loop of the root is closed
 
     async def _serve(self) -> int:
         request = self._request
-        host = WorkerEndpoint(
+        endpoint = WorkerEndpoint(
             lambda on_data: DealerSocket(request.address, request.ident, on_data),
             birth=request.birth,
             incarnation=request.incarnation,
@@ -86,46 +86,46 @@ class ThreadWorker:
             make=partial(Runtime, in_process=True),
         )
         with self._lock:
-            self._loop, self._host = asyncio.get_running_loop(), host
+            self._loop, self._endpoint = asyncio.get_running_loop(), endpoint
             if self._stop_code is not None:
-                host.stop(self._stop_code)
-        return await host.serve()
+                endpoint.stop(self._stop_code)
+        return await endpoint.serve()
 
-    def _settle(self, code: int | None) -> None:
+    def _set_exit_code(self, code: int | None) -> None:
         if not self.ended.done():
             self.ended.set_result(code)
 
 
 class InProcessLauncher:
-    """Starts each worker as a thread. Gives up isolation for the sight of one process."""
+    """Starts each worker as a thread of this process, without isolation."""
 
     def __init__(self, run: str = "", folder: Path | None = None) -> None:
         self.run, self.folder = run, folder
-        self.environment: Sequence[str] = ()  # its workers share this process's
+        self.environment: Sequence[str] = ()  # workers have the environment of this process
         self._workers: list[ThreadWorker] = []
 
     async def start(self) -> None:
-        """Nothing needs starting."""
+        """Do nothing."""
 
     def warm(self, template: Template) -> None:
-        """Do nothing: each worker imports what it needs."""
+        """Do nothing, because each worker imports what it needs."""
 
-    def mounts_missing(self) -> str:
-        """Return why commands of its workers cannot have mount namespaces of their own, "" when they can."""
+    def mount_namespace_problem(self) -> str:
+        """Return why commands of the workers cannot have mount namespaces. Return "" if they can."""
         return unavailable_reason()
 
     async def launch(self, request: LaunchRequest) -> ThreadWorker:
-        """Return the started thread. Raises LaunchError when the system gives none."""
+        """Start a thread and return the worker. Raises LaunchError if the system cannot start a thread."""
         self._workers = [worker for worker in self._workers if worker.thread.is_alive()]
         try:
             worker = ThreadWorker(request)
         except RuntimeError as error:
-            raise LaunchError(f"no thread for agent {request.agent_id}: {error}") from error
+            raise LaunchError(f"agent {request.agent_id}: no thread could be started: {error}") from error
         self._workers.append(worker)
         return worker
 
     async def stop(self) -> None:
-        """Ask every worker to end, and wait at most 5 s for it."""
+        """Ask every worker to end, and wait at most 5 s for them."""
         for worker in self._workers:
             worker.kill()
         ended = [worker.ended for worker in self._workers if not worker.ended.done()]

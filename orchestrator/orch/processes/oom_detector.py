@@ -1,8 +1,10 @@
-"""Whether the kernel ended a process for want of memory: by its own count, for it tells nobody which one it was.
+"""Detects that the kernel killed a process for lack of memory.
 
-The count of this process's control group is read, in which its agents' processes are too; where that tells none, the
-system's. A process that was killed, not by us, while the count rose is taken for one of those that were counted.
-Somebody else's kill in the same moments cannot be told from it.
+The kernel counts such kills, but does not report which process it killed. This module reads the counter of this
+process's control group, which includes the processes of agents. If there is no control group, this module reads the
+counter of the system. If a process was killed and orch did not kill it, and the counter has risen, this module assumes
+that the kernel killed the process for lack of memory. If another program kills a process at the same time, this module
+cannot see the difference.
 """
 
 from __future__ import annotations
@@ -19,23 +21,28 @@ COUNT: Final = "oom_kill "
 
 
 class OomDetector:
-    """What the kernel has ended for want of memory since `look` was called last, and nobody claimed. `path` is the file
-    that counts; None looks for it."""
+    """Counts the kills for lack of memory since the last call of `ignore_earlier`, without those that `claim` returned.
+
+    `path` is the file with the counter. If `path` is None, the detector searches for the file.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or next((each for each in _candidates() if _count(each) is not None), SYSTEM)
         self._seen = _count(self.path) or 0
 
-    def look(self) -> None:
-        """What was ended until now, and not claimed, was something else: a command of an agent, or nothing of ours."""
+    def ignore_earlier(self) -> None:
+        """Ignore all kills that were not claimed so far.
+
+        The killed processes belong to a command of an agent, or have nothing to do with orch.
+        """
         self._seen = _count(self.path) or 0
 
     def claim(self) -> str:
-        """Return what shows that a process that was killed just now is one of those, "" when nothing does."""
+        """Return the evidence that the kernel has just killed a process for lack of memory, "" without evidence."""
         if (_count(self.path) or 0) <= self._seen:
             return ""
         self._seen += 1
-        return f"out of memory: the kernel killed it, or something beside it ({self.path} counts one more)"
+        return f"out of memory: the kernel killed this process or another one (the counter {self.path} has risen)"
 
 
 def _candidates() -> Iterator[Path]:
@@ -49,7 +56,7 @@ def _candidates() -> Iterator[Path]:
         if not kinds:
             yield from (GROUPS / folder / "memory.events", GROUPS / "unified" / folder / "memory.events")
         elif "memory" in kinds.split(","):
-            # Within a container the group's path is the one outside of it.
+            # In a container, this file contains the path of the group outside the container.
             yield from (GROUPS / "memory" / folder / "memory.oom_control", GROUPS / "memory" / "memory.oom_control")
 
 

@@ -1,4 +1,4 @@
-"""How often a thing may be restarted before restarting is the fault."""
+"""A limit on the number of restarts within a period."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ __all__ = ["RestartIntensity"]
 
 
 class RestartIntensity:
-    """At most `most` restarts in any `seconds` of `clock` (monotonic)."""
+    """Allows at most `limit` restarts within `seconds`. `clock` returns monotonic seconds."""
 
-    def __init__(self, most: int = 3, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
-        self.most = most
+    def __init__(self, limit: int = 3, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limit = limit
         self.seconds = seconds
         self._clock = clock
         self._restarts: deque[float] = deque()
 
     def allow(self) -> bool:
-        """Count a restart and return True, or return False when there were too many already."""
+        """Count a restart and return True. If the limit is reached, return False."""
         now = self._clock()
         while self._restarts and now - self._restarts[0] >= self.seconds:
             self._restarts.popleft()
-        if len(self._restarts) >= self.most:
+        if len(self._restarts) >= self.limit:
             return False
         self._restarts.append(now)
         return True

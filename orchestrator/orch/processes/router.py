@@ -1,8 +1,8 @@
-"""The root's socket: one ROUTER, a peer for each expected worker, everything else turned away.
+"""The root's ROUTER socket, which accepts frames only from expected workers.
 
-Who may speak is decided by what cannot be forged: the routing identity is fresh for each incarnation, the kernel tells
-the sender's uid and pid, and the first word shows a token that only the worker's birth pipe carried. A Hello may
-overtake the launcher's news of the pid, so it is parked until that is known.
+Three properties authenticate a worker. The routing identity of the worker is new for each incarnation. The kernel
+reports the user id and process id of the sender. The first frame contains a token that only the worker's birth pipe
+contained. If a Hello arrives before the launcher has reported the process id, the root stores the Hello until then.
 """
 
 from __future__ import annotations
@@ -28,35 +28,36 @@ from orch_worker.transport.zmq_asyncio import MAX_FRAME_BYTES, NOBLOCK, SocketRe
 __all__ = ["ConnectionTable", "Deliver", "Router", "Transport", "WorkerConnection"]
 
 Deliver = Callable[["WorkerConnection", str, str, Struct], None]
-"""Called with the peer, the frame's kind and id, and its body."""
+"""A function that is called with the connection, the kind and the id of the frame, and the body of the frame."""
 
 
 class WorkerConnection:
-    """The root's end of the line to one incarnation of one agent; bodies too large for it pass through `spool`."""
+    """The root's connection to one process of an agent. Large bodies are passed as files in the folder `spool`."""
 
     def __init__(
-        self, agent_id: str, incarnation: int, ident: bytes, token: bytes, spool: Path, courier: ReliableChannel
+        self, agent_id: str, incarnation: int, ident: bytes, token: bytes, spool: Path, channel: ReliableChannel
     ) -> None:
         self.agent_id = agent_id
         self.incarnation = incarnation
         self.ident = ident
         self.token = token
         self.spool = spool
-        self.courier = courier
+        self.channel = channel
         self.pid: int | None = None
         self.since = time.time()
-        self.trusted = False
-        self.parked: tuple[bytes, int] | None = None
+        self.authenticated = False
+        self.unverified_frame: tuple[bytes, int] | None = None
 
     def send(self, kind: str, body: Struct, id: str = "", *, reliable: bool = True) -> None:
         """Send `body` to the worker."""
-        self.courier.send(kind, body, id, reliable=reliable)
+        self.channel.send(kind, body, id, reliable=reliable)
 
 
 class ConnectionTable:
-    """Expected workers by routing identity; decides which frames to believe. `counters` counts what was not.
+    """Workers that may connect, by routing identity. This table decides which frames to accept.
 
-    Bodies too large for the socket pass through a folder for each worker in `spool`.
+    `counters` contains the number of rejected frames by reason. Large bodies are passed as files in `spool`, which has
+    a folder for each worker.
     """
 
     def __init__(self, spool: Path, transmit: Callable[[bytes, bytes], None], deliver: Deliver) -> None:
@@ -67,78 +68,84 @@ class ConnectionTable:
         self._peers: dict[bytes, WorkerConnection] = {}
 
     def expect(self, agent_id: str, incarnation: int, ident: bytes, token: bytes) -> WorkerConnection:
-        """Return the peer for a worker about to start."""
+        """Return a connection for a worker that is about to start."""
 
         def transmit(data: bytes) -> None:
             self._transmit(ident, data)
 
         spool = self.spool / ident.decode()
-        courier = ReliableChannel(FrameChannel(incarnation, spool), transmit)
-        peer = self._peers[ident] = WorkerConnection(agent_id, incarnation, ident, token, spool, courier)
+        channel = ReliableChannel(FrameChannel(incarnation, spool), transmit)
+        peer = self._peers[ident] = WorkerConnection(agent_id, incarnation, ident, token, spool, channel)
         return peer
 
     def confirm(self, peer: WorkerConnection, pid: int) -> None:
-        """The launcher knows the worker's pid: believe it from now on, and hear what it said already."""
+        """Set the process id of the worker, as reported by the launcher.
+
+        Then process the frame that was stored until now.
+        """
         peer.pid = pid
-        if peer.parked is not None:
-            (data, sender), peer.parked = peer.parked, None
+        if peer.unverified_frame is not None:
+            (data, sender), peer.unverified_frame = peer.unverified_frame, None
             self.accept(peer.ident, data, sender)
 
     def forget(self, peer: WorkerConnection) -> None:
-        """The worker is gone, and with it whatever it was sent, or sent, and nobody has fetched."""
-        peer.courier.close()
+        """Remove the connection of a worker that has ended, and all files of the worker in `spool`."""
+        peer.channel.close()
         shutil.rmtree(peer.spool, ignore_errors=True)
         if self._peers.get(peer.ident) is peer:
             del self._peers[peer.ident]
 
-    def tell_all(self, kind: str, body: Struct) -> None:
-        """Send `body` to every worker that is up. One that does not get it is none the worse."""
+    def broadcast(self, kind: str, body: Struct) -> None:
+        """Send `body` to every connected worker, without guaranteed delivery."""
         for peer in self._peers.values():
-            if peer.trusted:
+            if peer.authenticated:
                 peer.send(kind, body, reliable=False)
 
     def needs_sender(self, ident: bytes) -> bool:
-        """Whether the sender's pid must be looked at before a frame from `ident` is believed."""
+        """Return whether frames from `ident` are accepted only after a check of the sender's pid."""
         peer = self._peers.get(ident)
-        return peer is None or not peer.trusted
+        return peer is None or not peer.authenticated
 
     def accept(self, ident: bytes, data: bytes, sender: int) -> None:
-        """Take a frame that came from `ident`; `sender` is its process id by the kernel's word (0: not looked at)."""
+        """Process a frame from `ident`.
+
+        `sender` is the process id of the sender as reported by the kernel, 0 if it was not determined.
+        """
         peer = self._peers.get(ident)
         if peer is None:
             self.counters["unknown_peer"] += 1
             return
-        if not peer.trusted:
+        if not peer.authenticated:
             if peer.pid is None:
-                peer.parked = (data, sender)
+                peer.unverified_frame = (data, sender)
                 return
             if sender != peer.pid:
-                # Not even looked at: it must not use up a number of the worker's own frames.
+                # Do not decode the frame, because decoding would use up a sequence number of the worker.
                 self.counters["impostor"] += 1
                 return
         try:
-            received = peer.courier.receive(data)
+            received = peer.channel.receive(data)
         except ProtocolError:
             self.counters["bad_frame"] += 1
             return
         if received is None:
             return
         frame, body = received
-        if not peer.trusted:
-            if not isinstance(body, Hello) or not self._is_it(peer, body):
+        if not peer.authenticated:
+            if not isinstance(body, Hello) or not self._is_expected_worker(peer, body):
                 self.counters["impostor"] += 1
                 return
-            peer.trusted = True
+            peer.authenticated = True
         if isinstance(body, ErrorInfo):
             self.counters["bad_frame"] += 1
         self._deliver(peer, frame.kind, frame.id, body)
 
-    def _is_it(self, peer: WorkerConnection, hello: Hello) -> bool:
+    def _is_expected_worker(self, peer: WorkerConnection, hello: Hello) -> bool:
         return hmac.compare_digest(hello.token, peer.token) and hello.version == VERSION and hello.pid == peer.pid
 
 
 class Transport(Protocol):
-    """What a supervisor needs of a socket, and what a test's in-memory one provides."""
+    """The interface that a supervisor needs from a socket. Tests implement this interface in memory."""
 
     address: str
     peers: ConnectionTable
@@ -148,7 +155,10 @@ class Transport(Protocol):
 
 
 class Router:
-    """A ROUTER bound to the ipc socket `path` in a private folder. The one module of the root that imports zmq."""
+    """A ROUTER socket that is bound to the ipc address `path` in a private folder.
+
+    No other module of the root imports zmq.
+    """
 
     def __init__(self, path: Path, spool: Path, deliver: Deliver) -> None:
         self.address = f"ipc://{path}"
@@ -170,7 +180,7 @@ class Router:
         self._drain = SocketReader(socket, self._receive, keep=False)
 
     def close(self) -> None:
-        """Let what was sent leave (at most 1 s), close the socket and remove its file."""
+        """Wait at most 1 s until all messages are sent, then close the socket and remove the file of the socket."""
         self._drain.close(1000)
         self._context.term()
         self._path.unlink(missing_ok=True)
@@ -180,9 +190,9 @@ class Router:
 
     def _receive(self) -> None:
         socket = self._socket
-        # A ROUTER's message is the sender's identity and at least one part.
+        # A message of a ROUTER contains the identity of the sender and at least one more part.
         ident = socket.recv(NOBLOCK)
-        # Whole frames: asking one whether more follow costs less than asking the socket.
+        # Receive frame objects, because reading `more` from a frame costs less than reading a socket option.
         frame = socket.recv(NOBLOCK, copy=False)
         if not frame.more:
             sender = self._sender(frame) if self.peers.needs_sender(ident) else 0
@@ -193,7 +203,7 @@ class Router:
             frame = socket.recv(NOBLOCK, copy=False)
 
     def _sender(self, frame: zmq.Frame) -> int:
-        """Return the pid behind `frame`, or -1 when it is another user's."""
+        """Return the process id of the sender of `frame`. Return -1 if the sender belongs to another user."""
         try:
             _, uid, _, pid = cast("str", frame.get("Peer-Address")).rsplit(":", 3)
         except (zmq.ZMQError, ValueError):

@@ -1,4 +1,7 @@
-"""Agents whose folders the root works on itself: neither they nor their holders get a process meanwhile."""
+"""Holds on sessions.
+
+While the root changes the session folder of an agent, no process is started for the agent or for its holders.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +15,30 @@ __all__ = ["SessionHolds"]
 
 
 class SessionHolds:
-    """Who is held, on the running event loop. Whoever works on folders takes `turn` first: one at a time."""
+    """The agents on hold.
+
+    Only one service holds agents at a time. Code that changes session folders acquires `lock` first.
+    """
 
     def __init__(self) -> None:
-        self.turn = asyncio.Lock()
-        self._held: str | None = None
-        self._over = asyncio.Event()
+        self.lock = asyncio.Lock()
+        self.worktrees = asyncio.Lock()
+        """A lock for the removal and restoration of worktrees."""
+        self._agent_ids: frozenset[str] = frozenset()
+        self._released = asyncio.Event()
 
     @contextmanager
-    def hold(self, id: str) -> Iterator[None]:
-        """Hold the agent until the block is over; the caller has the turn."""
-        self._held = id
-        self._over.clear()
+    def hold(self, *ids: str) -> Iterator[None]:
+        """Hold the agents `ids` during the `with` block. The caller must have acquired `lock`."""
+        self._agent_ids = frozenset(ids)
+        self._released.clear()
         try:
             yield
         finally:
-            self._held = None
-            self._over.set()
+            self._agent_ids = frozenset()
+            self._released.set()
 
-    async def over(self, spec: AgentSpec) -> None:
-        """Return when the agent that `spec` describes may have a process."""
-        while self._held is not None and self._held in (spec.id, spec.parent_id if spec.kind == "holder" else None):
-            await self._over.wait()
+    async def wait_until_released(self, spec: AgentSpec) -> None:
+        """Wait until the agent in `spec` may get a process."""
+        while spec.id in self._agent_ids or (spec.kind == "holder" and spec.parent_id in self._agent_ids):
+            await self._released.wait()

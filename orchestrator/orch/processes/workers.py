@@ -1,4 +1,7 @@
-"""The processes of agents, each with its line to the root: made, spoken to, ended, missed."""
+"""The worker processes of agents and the connections to them.
+
+This module starts, signals and ends workers, and sends frames.
+"""
 
 from __future__ import annotations
 
@@ -29,33 +32,36 @@ from .worker_logs import read_tail
 __all__ = ["Workers"]
 
 END_SECONDS = 2.0
-LAST_WORDS_SECONDS = 1.0
+TERMINATE_SECONDS = 1.0
 
 
 class WorkerExit(NamedTuple):
-    """How a process ended: its exit code and why, as far as they are known; whether its time was over, and what shows
-    that there was not enough memory for it."""
+    """How a process ended.
+
+    `code` is the exit code. `timed_out` is True if the process was killed because it exceeded a time limit. `oom` is
+    the evidence that memory was short.
+    """
 
     code: int | None
     detail: str
-    late: bool
+    timed_out: bool
     oom: str
 
 
 class Workers:
-    """The processes of the agents in `nodes`, on the running event loop.
+    """The processes of the agents in `agents`, on the running event loop.
 
-    `logs` is the folder of their logs, `keys` returns what an agent's get by their birth pipes, `orch_folders` are
-    hidden from the code that agents run in them. `on_failed` is called with id, incarnation, reason and whether its
-    time was over when there was to be a process and is none, `on_ended` with id and incarnation when one has ended;
-    neither once `close` was called.
+    `logs` is the folder for the logs of processes. `keys` returns the keys for an agent's birth pipe. `orch_folders`
+    are hidden from code that agents run in workers. If a process cannot be started, `on_failed` is called with id,
+    incarnation, reason, and whether a time limit was exceeded. When a process has ended, `on_ended` is called with id
+    and incarnation. After `close`, neither function is called.
     """
 
     def __init__(
         self,
-        nodes: TreeState,
+        agents: TreeState,
         launcher: Launcher,
-        board: Transport,
+        transport: Transport,
         *,
         logs: Path,
         keys: Callable[[str], dict[str, str]],
@@ -65,10 +71,10 @@ class Workers:
         on_ended: Callable[[str, int], object],
     ) -> None:
         self.launcher = launcher
-        self.board = board
+        self.transport = transport
         self.processes: dict[str, tuple[int, WorkerProcess]] = {}
-        """Of each agent that has one: which incarnation it is, and the process."""
-        self._nodes = nodes
+        """The running process of each agent, with its incarnation."""
+        self._agents = agents
         self._logs = logs
         self._keys = keys
         self._holds = holds
@@ -79,16 +85,16 @@ class Workers:
         self._launches: dict[str, asyncio.Task[WorkerProcess]] = {}
         self._causes: dict[str, str] = {}
         self._stuck: set[str] = set()
-        self._late: set[str] = set()
+        self._timed_out: set[str] = set()
         self._killed: set[str] = set()
-        self.ooms = OomDetector()
+        self.oom_detector = OomDetector()
         self._closed = False
 
     async def close(self) -> None:
-        """End all of them, which takes some seconds at most: those that idle leave, the others are killed."""
+        """End all processes within a few seconds. Idle processes are asked to exit; the others are killed."""
         self._closed = True
         for id, (_, process) in self.processes.items():
-            if self._nodes[id].status == "idle":
+            if self._agents[id].status == "idle":
                 self._peers[id].send("stop", EmptyBody())
             else:
                 process.kill()
@@ -99,52 +105,55 @@ class Workers:
             await asyncio.wait(ended, timeout=END_SECONDS)
         await self.launcher.stop()
 
-    def hang_up(self) -> None:
-        """End all lines, whatever became of the processes, and the socket with them."""
+    def close_connections(self) -> None:
+        """Close all connections and the socket, even if processes are still running."""
         for peer in self._peers.values():
-            self.board.peers.forget(peer)
-        self.board.close()
+            self.transport.peers.forget(peer)
+        self.transport.close()
 
     def require_room(self) -> None:
-        """Raise ConcurrencyLimitError unless there are descriptors for one more."""
-        require_room(1 + sum(not peer.trusted for peer in self._peers.values()))
+        """Raise ConcurrencyLimitError unless enough descriptors are left for another process."""
+        require_room(1 + sum(not peer.authenticated for peer in self._peers.values()))
 
-    def launch(self, node: AgentRecord) -> None:
-        """Make a process for the agent."""
-        id, incarnation = node.spec.id, node.incarnation
-        self._late.discard(id)
+    def launch(self, agent: AgentRecord) -> None:
+        """Start a process for the agent `agent`."""
+        id, incarnation = agent.spec.id, agent.incarnation
+        self._timed_out.discard(id)
         self._killed.discard(id)
         ident = f"{id}.{incarnation}.{new_id()}".encode()
         token = new_token()
-        peer = self._peers[id] = self.board.peers.expect(id, incarnation, ident, token)
+        peer = self._peers[id] = self.transport.peers.expect(id, incarnation, ident, token)
         request = LaunchRequest(
             agent_id=id,
             incarnation=incarnation,
             ident=ident,
-            address=self.board.address,
+            address=self.transport.address,
             birth=WorkerBirth(
-                token, self._keys(id), worker_paths(node.spec, self._orch_folders, peer.spool, self.board.address)
+                token, self._keys(id), worker_paths(agent.spec, self._orch_folders, peer.spool, self.transport.address)
             ),
-            template=node.spec.template,
+            template=agent.spec.template,
             log=str(self.log(id)),
             spool=str(peer.spool),
         )
-        launching = self._launches[id] = asyncio.get_running_loop().create_task(self._launch(node, request))
+        launching = self._launches[id] = asyncio.get_running_loop().create_task(self._launch(agent, request))
         launching.add_done_callback(partial(self._launched, peer))
 
     def peer(self, id: str) -> WorkerConnection | None:
-        """Return the line to the agent's process, if it is up."""
+        """Return the connection to the agent's process, None if the process is not connected."""
         peer = self._peers.get(id)
-        return peer if peer is not None and peer.trusted else None
+        return peer if peer is not None and peer.authenticated else None
 
     def spool(self, id: str) -> Path:
-        """Return the folder through which large messages pass to and from the agent's process. Raises KeyError."""
+        """Return the folder for large messages to and from the agent's process.
+
+        Raises KeyError if the agent has no process.
+        """
         return self._peers[id].spool
 
     def agent_of(self, pid: int) -> str | None:
-        """Return the id of the agent whose worker is the process `pid`, None when there is no such worker.
+        """Return the id of the agent whose worker is the process `pid`. Return None for other processes.
 
-        A worker that is a thread of this process has no pid of its own.
+        A worker that is a thread of this process has no process id of its own.
         """
         if pid == os.getpid():
             return None
@@ -154,20 +163,23 @@ class Workers:
         return None
 
     def send(self, id: str, kind: str, body: Struct, ref: str = "") -> None:
-        """Send `body` to the agent's process. Raises OrchError when it cannot travel."""
+        """Send `body` to the agent's process. Raises OrchError if `body` cannot be sent."""
         self._peers[id].send(kind, body, ref)
 
-    def tell_all(self, kind: str, body: Struct) -> None:
-        """Send `body` to every process that is up; one that does not get it is none the worse."""
-        self.board.peers.tell_all(kind, body)
+    def broadcast(self, kind: str, body: Struct) -> None:
+        """Send `body` to every connected process, without guaranteed delivery."""
+        self.transport.peers.broadcast(kind, body)
 
     def signal(self, id: str, incarnation: int, how: str) -> None:
-        """Let the process `incarnation` of the agent `stop` when it may, or `kill` it, also one that is being made; a
-        `late` one is killed since its time is over."""
-        held, process = self.processes.get(id, (0, None))
+        """End the process number `incarnation` of the agent.
+
+        `how` is `stop` to request the exit, `kill` to kill the process, or `late` to kill it because it exceeded a time
+        limit. A process can be killed even during the launch.
+        """
+        current_incarnation, process = self.processes.get(id, (0, None))
         if how == "late":
-            self._late.add(id)
-        if process is None or held != incarnation:
+            self._timed_out.add(id)
+        if process is None or current_incarnation != incarnation:
             if how != "stop" and (launching := self._launches.get(id)):
                 launching.cancel()
         elif how == "stop":
@@ -177,74 +189,76 @@ class Workers:
             process.kill()
 
     def end(self, id: str, cause: str) -> None:
-        """Kill the process of an agent, and remember why."""
+        """Kill the agent's process. `cause` is the reason."""
         self.set_cause(id, cause)
         self.processes[id][1].kill()
 
     def end_stuck(self, id: str) -> None:
-        """Let the agent's process, which says nothing any more, write down where it is, and end."""
+        """End a process that does not respond. SIGTERM lets the process log its stack; SIGKILL follows."""
         incarnation, process = self.processes.get(id, (0, None))
         if process is not None and id not in self._stuck:
             self._stuck.add(id)
             self.set_cause(id, STUCK)
             process.terminate()
-            asyncio.get_running_loop().call_later(LAST_WORDS_SECONDS, self.signal, id, incarnation, "kill")
+            asyncio.get_running_loop().call_later(TERMINATE_SECONDS, self.signal, id, incarnation, "kill")
 
     def set_cause(self, id: str, cause: str) -> None:
-        """Remember why the process of an agent is about to end."""
+        """Store the reason why the agent's process is about to end."""
         self._causes[id] = cause
 
     def has_ended(self, id: str) -> bool:
-        """Whether the agent's process is over, and not buried yet."""
+        """Return whether the agent's process has ended and `remove_ended` was not called since then."""
         return self.processes[id][1].ended.done()
 
-    def bury(self, id: str, incarnation: int) -> WorkerExit | None:
-        """Forget a process that has ended; return how, None when that was done before."""
-        held, process = self.processes.get(id, (0, None))
-        if process is None or held != incarnation:
+    def remove_ended(self, id: str, incarnation: int) -> WorkerExit | None:
+        """Remove a process that has ended, and return how the process ended.
+
+        Return None if the process was removed before.
+        """
+        current_incarnation, process = self.processes.get(id, (0, None))
+        if process is None or current_incarnation != incarnation:
             return None
         del self.processes[id]
-        self.board.peers.forget(self._peers.pop(id))
+        self.transport.peers.forget(self._peers.pop(id))
         code, detail = process.ended.result(), self._causes.pop(id, "")
-        oom = self.ooms.claim() if code == -SIGKILL and not detail and id not in self._killed else ""
+        oom = self.oom_detector.claim() if code == -SIGKILL and not detail and id not in self._killed else ""
         stuck = id in self._stuck
         self._stuck.discard(id)
-        if stuck or (not detail and code != 0 and self._nodes[id].status in ("starting", "busy")):
-            said = read_tail(self.log(id))
-            detail = "; ".join(filter(None, (detail, f"the end of its log:\n{said}" if said else "")))
+        if stuck or (not detail and code != 0 and self._agents[id].status in ("starting", "busy")):
+            log_end = read_tail(self.log(id))
+            detail = "; ".join(filter(None, (detail, f"the end of its log:\n{log_end}" if log_end else "")))
         self._killed.discard(id)
-        late = id in self._late
-        self._late.discard(id)
-        return WorkerExit(code, detail, late, oom)
+        timed_out = id in self._timed_out
+        self._timed_out.discard(id)
+        return WorkerExit(code, detail, timed_out, oom)
 
-    async def _launch(self, node: AgentRecord, request: LaunchRequest) -> WorkerProcess:
-        await self._holds.over(node.spec)
+    async def _launch(self, agent: AgentRecord, request: LaunchRequest) -> WorkerProcess:
+        await self._holds.wait_until_released(agent.spec)
         return await self.launcher.launch(request)
 
     def _launched(self, peer: WorkerConnection, launching: asyncio.Task[WorkerProcess]) -> None:
         id, incarnation = peer.agent_id, peer.incarnation
         del self._launches[id]
-        failure = "there was no process in time" if launching.cancelled() else launching.exception()
+        failure = "no process was started within the time limit" if launching.cancelled() else launching.exception()
         if failure is not None:
-            self.board.peers.forget(self._peers.pop(id))
+            self.transport.peers.forget(self._peers.pop(id))
             if not self._closed:
-                late = id in self._late
-                self._late.discard(id)
-                self._on_failed(id, incarnation, str(failure) or type(failure).__name__, late)
+                timed_out = id in self._timed_out
+                self._timed_out.discard(id)
+                self._on_failed(id, incarnation, str(failure) or type(failure).__name__, timed_out)
             return
         process = launching.result()
         self.processes[id] = (incarnation, process)
         process.ended.add_done_callback(partial(self._ended, id, incarnation))
-        if self._nodes[id].status != "starting" or self._closed:
+        if self._agents[id].status != "starting" or self._closed:
             process.kill()
         else:
-            self.board.peers.confirm(peer, process.pid)
+            self.transport.peers.confirm(peer, process.pid)
 
     def _ended(self, id: str, incarnation: int, ended: asyncio.Future[int | None]) -> None:
         if not self._closed and not ended.cancelled():
             self._on_ended(id, incarnation)
 
     def log(self, id: str) -> Path:
-        """Return the file that the agent's processes write to when they have nobody to tell."""
-        spec = self._nodes[id].spec
+        spec = self._agents[id].spec
         return self._logs / f"{id}.log" if spec.persist else Path(f"{spec.folder}.log")

@@ -1,7 +1,8 @@
-"""A recorded conversation as a story: the same agent, questions, answers of the model, and results of tools.
+"""Turn a recorded conversation into a test.
 
-Told again (see `retelling`), whatever is different is a change in what lies between: what the agent is told, which
-tools it is offered, what policy and hooks make of its calls, how results are shown.
+The test contains a *story*, which consists of the agent's settings, the prompts, the model's responses and the tool
+results. A replay (see `replay_agent`) uses the same inputs. A difference is therefore a change in orch itself. The
+prompt, the offered tools, the decisions of policy and hooks, or the format of results may have changed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from msgspec.structs import replace
 from orch_protocol.agent.project import ContextSpec
 from orch_protocol.agent.spec import AgentSpec
 from orch_protocol.core.errors import ConfigError
-from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, text_of, tool_uses
+from orch_protocol.core.messages import Message, ToolResult, ToolUse, text_of, tool_uses
 from orch_protocol.hooks.stages import HooksSpec
 from orch_protocol.resources.memory import Note
 from orch_protocol.session.entries import (
@@ -33,45 +34,50 @@ from orch_worker.backends.offline.scripted import RecordedRequest
 from orch_worker.conversation.framing import split_first_prompt
 from orch_worker.conversation.history import valid_conversation
 from orch_worker.conversation.turns import is_answered
-from orch_worker.session.session import SessionState, UnknownEntry
+from orch_worker.session.entry_codec import UnknownEntry
+from orch_worker.session.session import SessionState
 
 from ..sessions.export import MESSAGE_ENTRIES
-from ..sessions.formats.conversation import ImportedSession, Kept, Told, path_of
+from ..sessions.formats.conversation import ForeignEntry, ImportedEntry, ImportedSession, path_to_leaf
 from ..tree.agents.agent_record import redacted_message
 
 __all__ = ["ReplayedSession", "differences", "recording_of", "source_of", "to_script_data", "with_requests"]
 
 ENDS: Final = ("end_turn", "stop_sequence", "max_tokens", "refusal")
-"""How a turn may have ended that can be told again: by the model's own doing."""
+"""Stop reasons that the model causes. Only turns with these stop reasons can be replayed."""
 OWN: Final = frozenset({"id", "seq", "name", "task", "backend", "born", "chosen", "folder", "cwd"})
-"""What of an agent is its alone, and in no request."""
-MOST_SAID: Final = 5
+"""Fields of an agent's spec that do not affect the agent's requests."""
+MAX_SAID: Final = 5
 Shortening: TypeAlias = CompactionEntry | ArchiveEntry | UpgradeEntry
 
 
 class ReplayedSession(NamedTuple):
-    """A conversation as it goes now, in the form a story has it in; and the requests that a model would have got."""
+    """A replayed conversation in the format of a story, with the requests that a model would have received."""
 
     conversation: list[Any]
     requests: list[RecordedRequest]
 
 
 def recording_of(found: ImportedSession, spec: AgentSpec, notes: Sequence[Note] = ()) -> dict[str, Any]:
-    """Return the conversation on the path to its end as a story, all JSON data: what `agent` and `task` it was, its
-    `history`, `turns` (`prompt` and `script` of each) and `conversation`; `taken_over` says that it is from elsewhere,
-    and was never told a task.
+    """Return the current branch of a conversation as a story in JSON data.
 
-    Of the agent what makes its requests is kept: not its environment, keys, model, or folders. Where parts of it were
-    compacted or archived, `shortened` says so, and `whole` is all of the conversation. Of an agent that remembers,
-    `memory` has those of its `notes` that were there when a turn began, each `before` the first such. Raises
-    ConfigError when the conversation is none that can be told again, and why.
+    - `agent` and `task` are the settings of the agent that affect requests. The environment, keys, model and folders
+      are left out.
+    - `history`, `turns` and `conversation` contain messages. Each turn has a `prompt` and a `script`.
+    - `taken_over` is set if the conversation was imported, because the agent then never received a task.
+    - `shortened` and `whole` are set if parts were compacted or archived. They contain the positions of these parts,
+      and the whole conversation.
+    - `memory` is set for an agent with memory. It contains the `notes` that existed when a turn began. `before` of a
+      note is the index of the first such turn.
+
+    Raises ConfigError with the reason if the conversation cannot be replayed.
     """
-    path = path_of(found)
+    path = path_to_leaf(found)
     first = next(
         (place for place, entry in enumerate(path) if isinstance(entry, MessageEntry) and entry.turn), len(path)
     )
     history = _history(path[:first])
-    # Who goes back behind an answer may leave what says that it was the last.
+    # The entry for the end of a turn may be on another branch than the last message of the turn.
     ended = {entry.turn: entry for entry in found.entries if isinstance(entry, TurnEndEntry)}
     turns: list[list[MessageEntry]] = []
     for entry in path[first:]:
@@ -84,10 +90,10 @@ def recording_of(found: ImportedSession, spec: AgentSpec, notes: Sequence[Note] 
         elif isinstance(entry, MESSAGE_ENTRIES):
             raise ConfigError(f"cannot replay entry {entry.id}: a program added it between turns")
     if turns and (turns[-1][0].turn not in ended or not is_answered([turns[-1][-1].message])):
-        turns.pop()  # it is not over
+        turns.pop()  # this turn has not ended
     if not turns:
         raise ConfigError("the session has no finished turn: query the agent first")
-    told = [_turn(number, turn, ended, hooks=_is_hooked(spec)) for number, turn in enumerate(turns, 1)]
+    recorded = [_turn(number, turn, ended, hooks=_is_hooked(spec)) for number, turn in enumerate(turns, 1)]
     messages = [entry for turn in turns for entry in turn]
     asked = text_of(messages[0].message)
     whole = to_script_data(valid_conversation([*history, *(entry.message for entry in messages)]))
@@ -96,12 +102,12 @@ def recording_of(found: ImportedSession, spec: AgentSpec, notes: Sequence[Note] 
         "agent": _made(spec),
         "history": _data(history),
         "taken_over": split_first_prompt(asked)[1] == asked,
-        "turns": told,
+        "turns": recorded,
         "beside": [_beside(entry) for entry in path[first:] if isinstance(entry, PhaseEntry) and entry.by == "model"],
     }
     if spec.memory is not None:
-        told_at = {"tokens": spec.memory.tokens, "total_chars": spec.memory.total_chars}
-        story["memory"] = told_at | {"notes": _noted(notes, [(turn[0].turn, turn[0].timestamp) for turn in turns])}
+        limits = {"tokens": spec.memory.tokens, "total_chars": spec.memory.total_chars}
+        story["memory"] = limits | {"notes": _noted(notes, [(turn[0].turn, turn[0].timestamp) for turn in turns])}
     shown, shortened = _shortened(path[first:], messages)
     if not shortened:
         return story | {"conversation": whole}
@@ -110,9 +116,11 @@ def recording_of(found: ImportedSession, spec: AgentSpec, notes: Sequence[Note] 
 
 
 def _noted(notes: Sequence[Note], turns: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
-    """Return the notes that were there when one of the `turns`, by query and time, began, each `before` the first such.
+    """Return the notes that existed at the beginning of one of `turns`. `turns` contains the query and the time of each
+    turn.
 
-    What a turn noted itself is there for the next one, also where it took no millisecond.
+    Each note has the index of the first such turn as `before`. A note that was written in a turn exists from the next
+    turn on, even if both have the same time stamp.
     """
     own = {query: number for number, (query, _) in enumerate(turns, 1)}
     found = []
@@ -124,13 +132,12 @@ def _noted(notes: Sequence[Note], turns: Sequence[tuple[str, str]]) -> list[dict
 
 
 def _shortened(
-    path: Sequence[Told], messages: Sequence[MessageEntry]
+    path: Sequence[ImportedEntry], messages: Sequence[MessageEntry]
 ) -> tuple[list[MessageEntry | Shortening], list[dict[str, Any]]]:
-    """Return the turns' `messages` with what shortened them among them, and where that was: `after` so many messages
-    those before the one `kept` gave way to `summary`; or those from `first` to `last` to `messages`, being a holder's
-    by then; or its stub read better.
+    """Return the `messages` with the entries that shortened the conversation, and a description of each such entry.
 
-    None of it when something else than messages of turns gave way, or was kept: it is told whole then.
+    Such an entry is a compaction, a collapse or an upgraded record. `after` in its description is the number of
+    messages before the entry. Both lists are empty if anything other than messages of turns was replaced or kept.
     """
     places = {entry.id: place for place, entry in enumerate(messages)}
     shown: list[MessageEntry | Shortening] = []
@@ -149,7 +156,10 @@ def _shortened(
 
 
 def _how(entry: Shortening, places: Mapping[str, int]) -> dict[str, Any] | None:
-    """Return how `entry` shortened the conversation, None when it is about more than messages at `places`."""
+    """Return how `entry` shortened the conversation.
+
+    Return None if `entry` affects more than the messages at `places`.
+    """
     if isinstance(entry, CompactionEntry):
         kept = places.get(entry.first_kept_entry_id)
         return {"kept": kept, "summary": entry.summary} if kept is not None else None
@@ -159,8 +169,8 @@ def _how(entry: Shortening, places: Mapping[str, int]) -> dict[str, Any] | None:
     first, last = places.get(collapse.first), places.get(collapse.last)
     if first is None or last is None or entry.deleted:
         return None
-    told = {"holder": collapse.holder, "kind": collapse.kind, "task": collapse.task}
-    return {"first": first, "last": last, "messages": _data(collapse.messages)} | told
+    data = {"holder": collapse.holder, "kind": collapse.kind, "task": collapse.task}
+    return {"first": first, "last": last, "messages": _data(collapse.messages)} | data
 
 
 def _as_entries(history: Sequence[Message]) -> list[MessageEntry]:
@@ -172,14 +182,14 @@ def _as_entries(history: Sequence[Message]) -> list[MessageEntry]:
 
 
 def _folded(entries: Sequence[Any]) -> tuple[Message, ...]:
-    """Return what a conversation of these entries, each of which follows the one before, shows."""
+    """Return the visible messages of a conversation that consists of `entries` in this order."""
     parents = [None, *(entry.id for entry in entries)]
     chained = [replace(entry, parent_id=parent) for entry, parent in zip(entries, parents, strict=False)]
     return SessionState.fold(chained).messages
 
 
 def _made(spec: AgentSpec) -> dict[str, Any]:
-    """Return of an agent what makes its requests, as far as it is not as it is for every agent."""
+    """Return those settings of the agent that affect its requests and differ from the defaults."""
     bare = AgentSpec(spec.id, 0, "", spec.task, spec.backend, "", "")
     own = replace(
         spec,
@@ -194,21 +204,25 @@ def _made(spec: AgentSpec) -> dict[str, Any]:
         policy=replace(spec.policy, asks_root=False),
         local=False,
         context=ContextSpec("none"),
-        # The day, and the state of a folder, are others tomorrow.
+        # The date and the state of a folder change every day.
         prompt=replace(spec.prompt, rules=replace(spec.prompt.rules, time=False, workspace=False)),
         hooks=_hooks(spec) if _is_hooked(spec) else HooksSpec(),
         compaction=None,
         memory=None,
         workspace=None,
         persist=True,
+        root_tools=(*spec.root_tools, *spec.executor_tools),
+        executor=None,
     )
     data, plain_data = (msgspec.json.decode(msgspec.json.encode(each)) for each in (own, bare))
     return {name: data[name] for name in data if data[name] != plain_data[name] and name not in OWN}
 
 
 def with_requests(story: dict[str, Any], retold: ReplayedSession) -> dict[str, Any]:
-    """Return `story` with the requests of `retold`, each as what is new in it. Raises ConfigError when the conversation
-    went another way than on record: what did that cannot be told again.
+    """Return `story` with the requests of `retold`. Each request is stored as the difference from the previous request.
+
+    Raises ConfigError if the conversation differs from the recording, because the cause of the difference cannot be
+    replayed.
     """
     if different := _different_talk(story, retold):
         raise ConfigError(
@@ -238,7 +252,7 @@ def with_requests(story: dict[str, Any], retold: ReplayedSession) -> dict[str, A
 
 
 def differences(story: dict[str, Any], retold: ReplayedSession) -> list[str]:
-    """Return what of `retold` is not as `story` (see `with_requests`) has it, in words; nothing when all is."""
+    """Return descriptions of all differences between `retold` and `story` (see `with_requests`)."""
     found = _different_talk(story, retold)
     if len(story["requests"]) != len(retold.requests):
         found.append(f"{len(retold.requests)} requests are made, where {len(story['requests'])} were")
@@ -261,7 +275,7 @@ def _different_talk(story: dict[str, Any], retold: ReplayedSession) -> list[str]
 
 def _apart(what: str, was: list[Any], now: list[Any]) -> list[str]:
     pairs = enumerate(zip_longest(map(_text, was), map(_text, now), fillvalue="nothing"), 1)
-    return [f"{what} {number}: {_diff(*pair)}" for number, pair in pairs if pair[0] != pair[1]][:MOST_SAID]
+    return [f"{what} {number}: {_diff(*pair)}" for number, pair in pairs if pair[0] != pair[1]][:MAX_SAID]
 
 
 def _offer(request: RecordedRequest) -> list[Any]:
@@ -273,7 +287,7 @@ def _data(value: Iterable[Any]) -> list[Any]:
 
 
 def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """Return how many of the first items are the same."""
+    """Return the length of the common prefix of both sequences."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, pair in pairs if pair[0] != pair[1]), min(len(one), len(other)))
 
@@ -283,20 +297,21 @@ def _text(value: Any) -> str:
 
 
 def _diff(was: str, now: str) -> str:
-    """Return two texts from shortly before the place where they part."""
+    """Return excerpts of two texts around their first difference."""
     at = _common(was, now)
     start = max(0, at - 30)
     return f"was {was[start : at + 90]!r}, is {now[start : at + 90]!r}"
 
 
-def _history(entries: Sequence[Told]) -> tuple[Message, ...]:
+def _history(entries: Sequence[ImportedEntry]) -> tuple[Message, ...]:
     kept = [
-        UnknownEntry(entry.id, entry.parent_id, entry.type) if isinstance(entry, Kept) else entry for entry in entries
+        UnknownEntry(entry.id, entry.parent_id, entry.type) if isinstance(entry, ForeignEntry) else entry
+        for entry in entries
     ]
     session = SessionState.fold(kept)
     gone = {entry.id: entry.deleted for entry in entries if isinstance(entry, MessageEntry) and entry.deleted}
     for item in session.view.items:
-        # What an archive that was deleted left in its place is told as it stands.
+        # A replay leaves the placeholder of a deleted archive unchanged.
         if (when := gone.get(item.last)) and item.message == redacted_message(item.message, when):
             raise ConfigError(f"cannot replay the session: earlier messages were deleted on {when[:10]}")
     return session.messages
@@ -312,9 +327,9 @@ def _turn(number: int, turn: list[MessageEntry], ended: dict[str, TurnEndEntry],
     if stop not in ENDS:
         raise ConfigError(f"cannot replay turn {number}: it ended with {stop!r}, which the model did not cause")
     for message in rest:
-        # Hooks may have said it, and say it again; when it was somebody else, it goes another way then.
-        said = message.role != "assistant" and not all(isinstance(block, ToolResult) for block in message.content)
-        if said and not hooks:
+        # If a hook added the message, the hook adds it again in the replay. Otherwise the replay differs.
+        is_prompt = message.role != "assistant" and not all(isinstance(block, ToolResult) for block in message.content)
+        if is_prompt and not hooks:
             raise ConfigError(
                 f"cannot replay turn {number}: it received a message while it ran, and the time is not recorded"
             )
@@ -326,26 +341,26 @@ def _turn(number: int, turn: list[MessageEntry], ended: dict[str, TurnEndEntry],
 
 
 def _is_hooked(spec: AgentSpec) -> bool:
-    """Whether somebody else than the model has a say in its turns."""
+    """Return whether hooks or phases can affect the agent's turns."""
     options = spec.hooks.options
     return bool(spec.hooks.load) or not options.assess.kind == options.reflect.kind == "off"
 
 
 def _hooks(spec: AgentSpec) -> HooksSpec:
-    """Return the agent's hooks, with phases that ask the script whatever they asked."""
+    """Return the agent's hooks. In the result, phases ask the script instead of another model."""
     options = spec.hooks.options
     asks = {name: replace(getattr(options, name), model=None, max_cost_usd=None) for name in ("assess", "reflect")}
     return replace(spec.hooks, switches="", options=replace(options, **asks))
 
 
 def _beside(entry: PhaseEntry) -> str:
-    """Return what a model says that is asked beside the conversation, so that it comes to the same."""
+    """Return a response of a model in a phase that leads to the recorded result."""
     if entry.error:
         return "(no answer)"
     if entry.phase == "reflect":
-        return msgspec.json.encode({"verdict": entry.did[0], "note": entry.note}).decode()
-    named = dict(each.split(" ", 1) for each in entry.did if " " in each)
-    return msgspec.json.encode({"note": entry.note, "plan": "plan" in entry.did, **named}).decode()
+        return msgspec.json.encode({"verdict": entry.actions[0], "note": entry.note}).decode()
+    named = dict(each.split(" ", 1) for each in entry.actions if " " in each)
+    return msgspec.json.encode({"note": entry.note, "plan": "plan" in entry.actions, **named}).decode()
 
 
 def _item(message: Message) -> dict[str, Any]:
@@ -355,35 +370,41 @@ def _item(message: Message) -> dict[str, Any]:
 
 
 def to_script_data(messages: Iterable[Message]) -> list[Any]:
-    """Return what a script can say of `messages`, as JSON data: no thinking, no pictures, one text each."""
+    """Return `messages` as JSON data for a script.
+
+    The data has no thinking, and texts in place of images. Each message has one text.
+    """
     found: list[dict[str, Any]] = []
     for message in messages:
         text = text_of(message)
         text = (split_first_prompt(text)[1] or text) if message.role == "user" else text
         results = [block for block in message.content if isinstance(block, ToolResult)]
-        said: dict[str, Any] = {"text": text} if text else {}
+        data: dict[str, Any] = {"text": text} if text else {}
         if calls := [block for block in message.content if isinstance(block, ToolUse)]:
-            said["calls"] = [[call.id, call.name, call.input] for call in calls]
+            data["calls"] = [[call.id, call.name, call.input] for call in calls]
         if results:
-            said["results"] = [[each.tool_use_id, _said(each), each.is_error] for each in results]
-        if said:
-            found.append({"role": message.role} | said)
+            data["results"] = [[each.tool_use_id, _result_text(each), each.is_error] for each in results]
+        if data:
+            found.append({"role": message.role} | data)
     return _data(found)
 
 
-def _said(result: ToolResult) -> str:
-    return "\n".join(part.text for part in result.content if isinstance(part, Text))
+def _result_text(result: ToolResult) -> str:
+    return "\n\n".join([part.text for part in result.content])
 
 
 def source_of(name: str, story: dict[str, Any]) -> str:
-    """Return the source of a pytest module that tells `story` (see `with_requests`), of the agent `name`, again."""
-    word = "".join(each if each.isascii() and each.isalnum() else "_" for each in name)
-    return f'''"""The conversation of {name!a}, told again: the same questions, answers, tools, hooks and policy.
+    """Return the source of a pytest module that replays the session of the agent `name`.
 
-What a model would be sent is compared: system text, tools and messages of each request, but for the list of live
-subagents, the day, and the state of folder and workspace. Tools and functions return what is on record; what was
-archived or compacted gives way where it did{", and the notes are what was remembered" * bool(story.get("memory"))}.
-Name some in LIVE, and they run, in FOLDER: then what they return is compared, too.
+    `story` is the recorded session, a result of `with_requests`.
+    """
+    word = "".join(each if each.isascii() and each.isalnum() else "_" for each in name)
+    return f'''"""Replay of the session of {name!a} with the recorded prompts, responses and tool results.
+
+The test compares the system text, tools and messages of each request to the model. It leaves out the live-subagents
+block, the date, and the state of folder and workspace. Tools return the recorded results. Archiving and compaction
+happen where they did in the recording{", and memory contains the recorded notes" * bool(story.get("memory"))}.
+Tools named in LIVE run in FOLDER, and their results are compared too.
 """
 
 from __future__ import annotations
@@ -403,6 +424,6 @@ STORY: dict[str, Any] = {pprint.pformat(story, width=116, sort_dicts=False)}
 
 
 def test_{word}(tmp_path: Path) -> None:
-    """Each request is the one that was recorded."""
+    """Each request equals the recorded one."""
     assert differences(STORY, replay_recording(STORY, tmp_path, folder=FOLDER, live=LIVE)) == []
 '''

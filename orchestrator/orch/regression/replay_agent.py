@@ -1,12 +1,12 @@
-"""A story told again: by an agent made as the recorded one was, whose model and tools answer as it is on record.
+"""Replay a story with an agent that has the same settings. The agent's model and tools return the recorded results.
 
-Policy, hooks, and how requests are made, are those of now. Nothing but the event loop is shared with the caller.
+The policy, the hooks and the construction of requests are those of the current version.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,46 +24,47 @@ from orch_protocol.core.messages import Message, ToolUse
 from orch_protocol.policy.approval import Question
 from orch_protocol.resources.memory import MemorySpec, Note
 from orch_protocol.session.entries import MessageEntry
+from orch_worker.agent.features.turn_extension import ShorteningReason, TurnExtension, TurnState
 from orch_worker.agent.runtime import Runtime
 from orch_worker.backends.offline.scripted import RecordedRequest, ScriptedBackend
 from orch_worker.memory.memory_file import FileMemory
 from orch_worker.tools.api.base import ToolOutput
 from orch_worker.tools.api.root_client import RootClient
-from orch_worker.transport.worker_endpoint import Make
+from orch_worker.transport.worker_endpoint import MakeRuntime
 
 from ..api.orchestrator import AsyncOrchestrator
 from ..sessions.formats.conversation import ImportedSession
 from ..testing import FakeLauncher, fake_world
-from ..tree.journal import events
+from ..tree.interface import events
 from .generate_test import ReplayedSession, differences, recording_of, to_script_data, with_requests
 
 __all__ = ["replay_recording", "replay_session"]
 
 MANY: Final = 1 << 30
 MEMORY: Final = "notes"
-"""Where notes are kept, below the home of a telling."""
+"""The folder of notes in the home of a replay."""
 OWN_STATE: Final = frozenset({"task_create", "task_update", "exit_plan_mode"})
-"""Tools that change nothing but the agent's own state, which requests tell of: they run."""
+"""Tools that change only the agent's own state. They run during a replay, because this state is part of requests."""
 REFUSED: Final = ("[Denied: ", "[The plan was not approved: ")
-"""How the result of a call begins that was not let run."""
+"""The beginnings of results of denied calls."""
 
 
 def replay_recording(
     story: dict[str, Any], home: Path, *, folder: Path | None = None, live: Iterable[str] = ()
 ) -> ReplayedSession:
-    """Tell `story` (see `recording_of`) again and return conversation and requests as they are now.
+    """Replay `story` (see `recording_of`). Return the conversation and requests of the replay. Raises OrchError.
 
-    Tools return what is on record, but for those that `live` names: these run, in `folder`. Agents run on an event loop
-    of this function's own and leave their files in `home`. Raises OrchError.
+    Tools return the recorded results. The tools named in `live` run in `folder` instead. Agents run on a new event loop
+    and leave their files in `home`.
     """
-    return asyncio.run(_ReplayWorld(story, frozenset(live)).told(home, folder or home))
+    return asyncio.run(_ReplayWorld(story, frozenset(live)).replay(home, folder or home))
 
 
 def replay_session(found: ImportedSession, spec: AgentSpec, notes: Sequence[Note] = ()) -> dict[str, Any]:
-    """Return the conversation `found` of the agent `spec` as a story with its requests, as they are made now.
+    """Return the conversation `found` of the agent `spec` as a story, with the requests of the current version of orch.
 
-    `notes` are what its memory holds. Raises ConfigError when it cannot be told again as it was, twice, and where it
-    differs.
+    `notes` contains the notes in the agent's memory. Raises ConfigError, with the first difference, if a replay differs
+    from the recording or from a second replay.
     """
     story = recording_of(found, spec, notes)
     with TemporaryDirectory() as one, TemporaryDirectory() as other:
@@ -73,28 +74,41 @@ def replay_session(found: ImportedSession, spec: AgentSpec, notes: Sequence[Note
     return story
 
 
+class _RecordedCompactions(TurnExtension):
+    """Shortens the conversation as in the recording. `apply` shortens it during the query of a turn."""
+
+    def __init__(self, apply: Callable[[str], None]) -> None:
+        self._apply = apply
+
+    async def shorten_conversation(self, turn: TurnState, why: ShorteningReason) -> None:  # noqa: ARG002
+        """Apply the recorded compactions that are due."""
+        self._apply(turn.id)
+
+
 class _ReplayWorld:
-    """Everything that is as it was: who the agent is, what it is asked, what it is answered."""
+    """The recorded environment of an agent, with the agent's settings, prompts and results."""
 
     def __init__(self, story: dict[str, Any], live: frozenset[str]) -> None:
         self._story = story
         self._live = live | OWN_STATE
         self._requests: list[RecordedRequest] = []
         self._due: list[dict[str, Any]] = list(story.get("shortened", ()))
-        self._said: list[str] = []
-        """Ids of the messages of turns so far, and how many entries there were when they were counted."""
+        self._entry_ids: list[str] = []
+        """The ids of the messages of turns so far. `_seen` is the number of entries at the last count."""
         self._seen = 0
         whole = story.get("whole", story["conversation"])
-        said = [message for message in whole if "results" in message]
-        self._results = {id: ToolOutput(text, is_error=failed) for each in said for id, text, failed in each["results"]}
+        answered = [message for message in whole if "results" in message]
+        self._results = {
+            id: ToolOutput(text, is_error=failed) for each in answered for id, text, failed in each["results"]
+        }
         self._asked: dict[str, list[str]] = {}
-        """For each call that is on record, by the tool and its input, the ids that it had, in order."""
+        """The ids of recorded calls in order, by the tool and input of the call."""
         for message in whole:
             for id, name, input in message.get("calls", ()):
                 self._asked.setdefault(_key(name, input), []).append(id)
 
-    async def told(self, home: Path, folder: Path) -> ReplayedSession:
-        """Tell the story; see `replay_recording`."""
+    async def replay(self, home: Path, folder: Path) -> ReplayedSession:
+        """Replay the story. `replay_recording` describes the result."""
         launcher = FakeLauncher(self._make)
         async with AsyncOrchestrator(
             config=Config(), home=home, env={}, approve=self._approve, **fake_world(launcher)
@@ -115,13 +129,13 @@ class _ReplayWorld:
         made = msgspec.convert(story["agent"] | own, AgentSpec)
         history = msgspec.convert(story["history"], tuple[Message, ...])
         backend = ScriptedBackend(script, story.get("beside", ())).spec()
-        if (told := story.get("memory")) is not None:
-            memory = MemorySpec(str(home / MEMORY), tokens=told["tokens"], total_chars=told["total_chars"])
+        if (notes := story.get("memory")) is not None:
+            memory = MemorySpec(str(home / MEMORY), tokens=notes["tokens"], total_chars=notes["total_chars"])
             made = replace(made, memory=memory)
         return replace(made, history=history, backend=backend)
 
     def _note(self, home: Path, number: int) -> None:
-        """Let the agent's memory hold what it held when turn `number` began."""
+        """Add the notes that existed when the turn number `number` began."""
         if (memory := self._story.get("memory")) is None:
             return
         keeper = FileMemory(home / MEMORY, memory["total_chars"])
@@ -130,13 +144,15 @@ class _ReplayWorld:
                 keeper.add(msgspec.convert(each["note"], Note))
 
     @property
-    def _make(self) -> Make:
+    def _make(self) -> MakeRuntime:
         def make(spec: AgentSpec, keys: dict[str, str], root: RootClient, orch_folders: tuple[str, ...]) -> Runtime:
             runtime = Runtime(spec, keys, root, orch_folders)
             runtime.toolbox.answer = self._answer
-            runtime._fresh = runtime._fresh and not self._story.get("taken_over")
+            if self._story.get("taken_over"):
+                runtime.turn_prompt.needs_task = False
             if self._due:
-                runtime._shorten = partial(self._shorten, runtime)  # type: ignore[method-assign]
+                runtime.conversation_shortener = _RecordedCompactions(partial(self._shorten, runtime))
+                runtime.configure()
             backend = runtime.backend
             assert isinstance(backend, ScriptedBackend)
             backend.on_request = self._requests.append
@@ -144,36 +160,36 @@ class _ReplayWorld:
 
         return make
 
-    async def _shorten(self, runtime: Runtime, turn: str, _refused: bool) -> None:
-        """Let what gave way by now give way to what is on record."""
+    def _shorten(self, runtime: Runtime, turn: str) -> None:
+        """Apply the recorded compactions and collapses that are due."""
         session = runtime.transcript.session
         fresh, self._seen = session.entries[self._seen :], len(session.entries)
-        self._said += [entry.id for entry in fresh if isinstance(entry, MessageEntry) and entry.turn]
-        while self._due and self._due[0]["after"] <= len(self._said):
+        self._entry_ids += [entry.id for entry in fresh if isinstance(entry, MessageEntry) and entry.turn]
+        while self._due and self._due[0]["after"] <= len(self._entry_ids):
             due = self._due.pop(0)
             if "upgrade" in due:
                 runtime.transcript.upgrade(msgspec.convert(due["upgrade"], RecordUpgrade))
             elif "holder" in due:
-                first, last = self._said[due["first"]], self._said[due["last"]]
+                first, last = self._entry_ids[due["first"]], self._entry_ids[due["last"]]
                 part = due | {"first": first, "last": last, "spans": (), "sha256": ""}
                 runtime.transcript.archive([msgspec.convert(part, Collapse)])
             else:
-                told = {"summary": due["summary"], "first_kept_entry_id": self._said[due["kept"]]}
-                runtime.transcript.compaction(**told, turn=turn, writer="hook")
+                details = {"summary": due["summary"], "first_kept_entry_id": self._entry_ids[due["kept"]]}
+                runtime.transcript.compaction(**details, turn=turn, writer="hook")
             session = runtime.transcript.session
             runtime.backend.load(session.messages, session.responses)
 
     def _answer(self, call: ToolUse) -> ToolOutput | None:
         if call.name in self._live:
             return None
-        said = self._results.get(call.id)
-        if said is None or said.text.startswith(REFUSED):
-            was = "there is no such call" if said is None else "it was refused"
-            return ToolOutput(f"{call.name} runs now; on record {was}.", is_error=True)
-        return said
+        result = self._results.get(call.id)
+        if result is None or result.text.startswith(REFUSED):
+            was = "no such call" if result is None else "it was refused"
+            return ToolOutput(f"{call.name} runs now; in the recording {was}.", is_error=True)
+        return result
 
     def _approve(self, question: Question) -> bool:
-        """Say what was said: yes to what ran."""
+        """Return the recorded decision, which allows the calls that ran in the recording."""
         ids = self._asked.get(_key(question.tool, question.input), [])
         output = self._results.get(ids.pop(0)) if ids else None
         return output is not None and not output.text.startswith(REFUSED)

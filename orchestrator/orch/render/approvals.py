@@ -1,4 +1,4 @@
-"""Stored permissions, and questions about calls, as text."""
+"""Text of approval questions, of stored permissions and of denied calls."""
 
 from __future__ import annotations
 
@@ -7,17 +7,40 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-__all__ = ["denied_note", "permission_lines"]
+__all__ = ["WAYS", "approval_choices", "denied_note", "permission_lines", "scopes_of"]
+
+SCOPES = {"y": "once", "s": "session", "p": "project"}
+"""The scope of the approval for each answer that approves a call."""
+PLAN_SCOPES = {"y": "once"}
+"""The scope for a plan, because an approval of one plan does not cover later plans."""
+ALLOW = "Allow it? [y] once, [s] for this session, [p] for this project"
+APPROVE_PLAN = "Approve this plan? [y] yes"
+
+
+def scopes_of(tool: str) -> dict[str, str]:
+    """Return the scopes that the user can choose for a call of `tool`, by answer."""
+    return PLAN_SCOPES if _is_plan(tool) else SCOPES
+
+
+def approval_choices(tool: str, denial: str) -> str:
+    """Return the line with the possible answers for a call of `tool`. `denial` describes the answers that deny it."""
+    return f"{APPROVE_PLAN if _is_plan(tool) else ALLOW}, {denial}"
+
+
+def _is_plan(tool: str) -> bool:
+    from orch_protocol.policy.policy import EXIT_PLAN
+
+    return tool == EXIT_PLAN
 
 
 def permission_lines(found: list[dict[str, Any]]) -> str:
-    """Return what was approved for later, one a line."""
+    """Return stored permissions, one per line."""
     from .terminal import truncate_line
 
     lines = []
     for each in found:
         how, until = "" if each["exactly"] else " (pattern)", expiry(each)
-        end = f"until {until}" if until else "for ever"
+        end = f"until {until}" if until else "without a time limit"
         if each["agent_id"]:
             end = f"for agent {each['agent_id']}, {end if until else 'while the daemon runs'}"
         lines.append(f"{each['id']}  {truncate_line(each['tool'])}: {truncate_line(each['subject'])}{how}, {end}")
@@ -38,6 +61,6 @@ WAYS = "--approve auto or ORCH_APPROVE=auto allows them, [policy.permissions] al
 
 
 def denied_note(denied: int) -> str:
-    """Return the message about calls that were denied because nobody could be asked."""
+    """Return the message about calls that were denied because no approver was available."""
     calls = "1 call that needed approval was" if denied == 1 else f"{denied} calls that needed approval were"
-    return f"{calls} denied because nobody could be asked. {WAYS}"
+    return f"{calls} denied because no user could be asked. {WAYS}"

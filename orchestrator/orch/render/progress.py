@@ -1,4 +1,4 @@
-"""The line about each event of a tool call."""
+"""One line of text for each event of a tool call."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 __all__ = ["progress_line"]
 
 ABOUT = ("command", "code", "path", "task", "prompt", "query", "url")
-"""The arguments that say best what a call is about."""
+"""The arguments that best describe a call."""
 SUBJECT = 80
 REASON = 200
 WOULD = {"allow": "would run", "ask": "would need approval", "deny": "would be denied"}
 
 
 def progress_line(event: Mapping[str, Any]) -> str:
-    """Return the line that tells a person of a CallEvent: in it nothing is but what is seen."""
+    """Return one line for a CallEvent, with control characters escaped."""
     indent, tool = "  " * (event["depth"] - 1), plain_line(event["tool"], SUBJECT)
     about = f"{tool} {_subject(event['input'])}".rstrip()
-    return f"{indent}{plain_line(event['agent'], SUBJECT)}: {_said(event, tool, about)}"
+    return f"{indent}{plain_line(event['agent'], SUBJECT)}: {_event_text(event, tool, about)}"
 
 
-def _said(event: Mapping[str, Any], tool: str, about: str) -> str:
+def _event_text(event: Mapping[str, Any], tool: str, about: str) -> str:
     outcome, reason = event["outcome"], _line(event["reason"], REASON)
     if outcome == "start":
         return f"-> {about}{f' ({reason})' if reason and event['decision'] == 'allow' else ''}"
@@ -42,10 +42,10 @@ def _said(event: Mapping[str, Any], tool: str, about: str) -> str:
 
 
 def _subject(input: Mapping[str, Any]) -> str:
-    said = next((input[name] for name in ABOUT if isinstance(input.get(name), str)), None)
-    if said is None:
-        said = ", ".join(f"{name}={value!r}" for name, value in input.items())
-    return _line(said, SUBJECT)
+    text = next((input[name] for name in ABOUT if isinstance(input.get(name), str)), None)
+    if text is None:
+        text = ", ".join(f"{name}={value!r}" for name, value in input.items())
+    return _line(text, SUBJECT)
 
 
 def _line(text: str, width: int) -> str:

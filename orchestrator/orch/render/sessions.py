@@ -1,4 +1,4 @@
-"""Sessions as a table, a page and a tree; the result of a compaction as a line."""
+"""Sessions as a table, a page and a tree. Also formats the result of a compaction."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ __all__ = ["LAST", "latest", "page", "table", "tree_lines"]
 BY = {"model": "a model's summary", "hook": "a hook's summary", "extract": "what was asked and answered"}
 HEAD = ("SEQ", "ID", "NAME", "STATUS", "ACTIVE", "QUERIES", "TITLE OR TASK")
 RIGHT = frozenset({0, 4, 5})
-BRANCHES = ("", "END", "FROM", "ENTRIES", "SAID", "")
+BRANCHES = ("", "END", "FROM", "ENTRIES", "TEXT", "")
 LAST = 20
-SAID = frozenset({"message", "custom_message", "branch_summary", "compaction", "lost"})
-"""Entries in which something was said; the others are shown with --all."""
+TEXT_TYPES = frozenset({"message", "custom_message", "branch_summary", "compaction", "lost"})
+"""Entry types with text. Entries of other types are shown only with --all."""
 
 
 def latest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the agents that have a session, those that were active last first."""
+    """Return the agents that have a session, most recently active first."""
     return sorted((row for row in rows if row["kind"] != "holder"), key=lambda row: row["last_activity"], reverse=True)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Return sessions as a table, one a line."""
+    """Return sessions as a table, one per line."""
     runs = any(row.get("run") for row in rows)
     cells = [
         [
@@ -42,7 +42,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def page(shown: dict[str, Any], now: float | None = None) -> str:
-    """Return a session as a page: what it is, its branches, and what was said last."""
+    """Return a session as a page with its properties, its branches, and its last entries."""
     facts = {
         "session": f"{shown['id']} ({terminal.truncate_line(shown['name'], 24)})",
         "title": terminal.truncate_line(shown["title"]),
@@ -71,11 +71,11 @@ def page(shown: dict[str, Any], now: float | None = None) -> str:
 
 
 def tree_lines(rows: list[dict[str, Any]], *, every: bool = False) -> list[str]:
-    """Return the tree of `rows`, a line an entry: a branch stands further in, the way that was taken straight on.
+    """Return the tree of `rows`, one entry per line. Side branches are indented; the current branch is not indented.
 
-    Nothing recurses: a session is as deep as it is long.
+    The function uses no recursion, because a long session would exceed Python's recursion limit.
     """
-    shown = {row["id"]: row for row in rows if every or row["type"] in SAID}
+    shown = {row["id"]: row for row in rows if every or row["type"] in TEXT_TYPES}
     above: dict[str, str | None] = {}
     children: dict[str | None, list[dict[str, Any]]] = {}
     for row in rows:
@@ -95,10 +95,14 @@ def tree_lines(rows: list[dict[str, Any]], *, every: bool = False) -> list[str]:
 
 
 def _below(rows: list[dict[str, Any]], depth: int) -> list[tuple[dict[str, Any], int]]:
-    """Return what follows an entry, the last to be drawn first: the way that was taken, or the latest one."""
-    straight = next((row for row in rows if row["on_path"]), rows[-1] if rows else None)
-    aside = [(row, depth + 1) for row in rows if row is not straight]
-    return [*([(straight, depth)] if straight is not None else []), *reversed(aside)]
+    """Return the children `rows` of an entry with their indentation.
+
+    The order is the reverse of the order on the screen. The child on the current branch keeps the indentation `depth`.
+    If no child is on the current branch, the last child keeps it.
+    """
+    main_child = next((row for row in rows if row["on_path"]), rows[-1] if rows else None)
+    side_children = [(row, depth + 1) for row in rows if row is not main_child]
+    return [*([(main_child, depth)] if main_child is not None else []), *reversed(side_children)]
 
 
 def _row(row: dict[str, Any]) -> str:
@@ -109,7 +113,7 @@ def _row(row: dict[str, Any]) -> str:
 
 
 def compaction(done: dict[str, Any]) -> str:
-    """Return what a compaction did, as a line."""
+    """Return the result of a compaction as one line."""
     before, after = done["tokens_before"], done["tokens_after"]
     gone = terminal.pluralize(done["messages"], "message")
-    return f"{before:,} tokens are {after:,} now: {BY[done['writer']]} stands in place of {gone} ({done['entry']})"
+    return f"{before:,} tokens are now {after:,}: {BY[done['writer']]} replaces {gone} ({done['entry']})"

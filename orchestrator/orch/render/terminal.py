@@ -1,4 +1,4 @@
-"""Tables and pages for people. Text that came from a model or a file never reaches a terminal as it is."""
+"""Tables and pages for terminals. Text from models and files is always escaped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any, TextIO
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "budget",
     "count",
     "format_columns",
+    "format_cost",
     "fullness",
     "message",
     "pluralize",
@@ -33,53 +34,53 @@ __all__ = [
     "truncate_line",
 ]
 
-# What moves the cursor, colours, rings, or turns the direction of reading, but for tab and newline.
+# Control characters and bidirectional marks, except tab and newline.
 CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
-HEAD = ("#", "ID", "RUN", "NAME", "STATUS", "AGE", "CONTEXT", "TOKENS", "COST", "BUDGET", "")
+HEAD = ("#", "ID", "RUN", "NAME", "STATUS", "AGE", "MODEL", "CONTEXT", "TOKENS", "COST", "BUDGET", "")
 RIGHT = frozenset({"#", "AGE", "CONTEXT", "TOKENS", "COST", "BUDGET"})
 OPTIONAL = frozenset({"RUN", "BUDGET"})
-"""Columns that are left out if no agent has a value for them."""
+"""Columns that are left out if no agent has a value for the column."""
 WIDTH = 60
 HOLDER = "(archive)"
 FULL = ((95, "nearly full"), (90, "high"), (75, "getting full"))
-"""From which share of its model's window on a conversation is called what."""
+"""Minimum percentages of the context window, and the warning word for each."""
 
 
 def to_json(value: object) -> str:
-    """Return `value` as one line of JSON that every terminal and file can carry."""
+    """Return `value` as one line of ASCII JSON."""
     return json.dumps(value, separators=(",", ":"))
 
 
 def safe(text: str) -> str:
-    """Return `text` with control characters written out."""
-    if text.isprintable():  # nearly always, and compiling the expression takes as long as connecting
+    """Return `text` with control characters escaped."""
+    if text.isprintable():  # this is the usual case; compiling the expression takes as long as connecting
         return text
     return re.sub(CONTROL, lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def safe_for_stdout(text: str) -> str:
-    """Return `text` as stdout should get it: made safe for a terminal, untouched for everything else."""
+    """Return `text` for stdout. If stdout is a terminal, control characters are escaped."""
     return safe(text) if sys.stdout.isatty() else text
 
 
 def supports_unicode(out: TextIO) -> bool:
-    """Say whether what is written to `out` may have the characters that tables and lists are drawn with."""
+    """Return whether `out` can encode the characters of tables and lists."""
     return (out.encoding or "").lower().replace("-", "") == "utf8"
 
 
 def truncate_line(text: str, width: int = WIDTH) -> str:
-    """Return the head of `text` on one line."""
+    """Return `text` as one line, truncated to `width` characters."""
     flat = safe(" ".join(text.split()))
     return flat if len(flat) <= width else flat[: width - 1] + "…"
 
 
 def agent_table(rows: list[dict[str, Any]], now: float | None = None) -> str:
-    """Return agents as a table, one a line."""
+    """Return agents as a table, one per line."""
     return _agents([_cells(row, "", row["usage"], now) for row in rows])
 
 
 def agent_tree(rows: list[dict[str, Any]], now: float | None = None) -> str:
-    """Return agents below their parents; tokens and cost are those of the whole branch."""
+    """Return agents as a tree. The tokens and cost of an agent include its descendants."""
     known = {row["id"] for row in rows}
     children: dict[str | None, list[dict[str, Any]]] = {}
     for row in rows:
@@ -99,7 +100,7 @@ def agent_tree(rows: list[dict[str, Any]], now: float | None = None) -> str:
 
 
 def agent_page(shown: dict[str, Any], now: float | None = None) -> str:
-    """Return one agent as a page: what it is, then the end of its conversation."""
+    """Return one agent as a page with its properties and its last messages."""
     row = shown["agent"]
     facts = {
         "task": safe(row["task"]),
@@ -117,15 +118,15 @@ def agent_page(shown: dict[str, Any], now: float | None = None) -> str:
         "context": fullness(row),
         "compacted": pluralize(times, "time") if (times := shown.get("compactions")) else "",
         "queries": str(row["queries"]),
-        "usage": f"{_tokens(row['usage'])} tokens, {_cost(row['usage'])}",
+        "usage": f"{_tokens(row['usage'])} tokens, {format_cost(row['usage'])}",
         "with children": _branch(row),
         "budget": _budget(row),
         "transcript": safe(row["folder"]),
         "repaired": safe(row.get("repaired", "")),
     }
     for each in shown.get("marks", ()):
-        said = facts.get(each["bit"])
-        facts[each["bit"]] = f"{said}; {safe(each['by'])}" if said else safe(each["by"]) or "yes"
+        entry = facts.get(each["bit"])
+        facts[each["bit"]] = f"{entry}; {safe(each['by'])}" if entry else safe(each["by"]) or "yes"
     archive = shown.get("archive")
     page = [f"{row['seq']}  {HOLDER if archive else safe(row['name'])}  {row['id']}"]
     page += [f"  {name + ':':15}{value}" for name, value in facts.items() if value]
@@ -134,47 +135,53 @@ def agent_page(shown: dict[str, Any], now: float | None = None) -> str:
         page += ["\nwas asked:"] if shown["messages"] else []
     if tasks := shown.get("tasks"):
         page += ["\ntasks:", *(f"  {each}" for each in task_lines(tasks))]
-    page += [f"\n{said['role']}:\n{_lines(said, truncate_line)}" for said in shown["messages"]]
+    page += [f"\n{entry['role']}:\n{_lines(entry, truncate_line)}" for entry in shown["messages"]]
     return "\n".join(page)
 
 
 def task_lines(tasks: list[dict[str, Any]]) -> list[str]:
-    """Return tasks, one a line, with how far each is."""
-    from orch_protocol.agent.plan import MARKS
+    """Return tasks with their status, one per line."""
+    from orch_protocol.agent.plan import STATUS_SYMBOLS
 
-    return [f"{MARKS[each['status']]} {number}. {truncate_line(each['text'])}" for number, each in enumerate(tasks, 1)]
+    return [
+        f"{STATUS_SYMBOLS[each['status']]} {number}. {truncate_line(each['text'])}"
+        for number, each in enumerate(tasks, 1)
+    ]
 
 
-def _archive(archive: dict[str, Any], held: list[dict[str, Any]]) -> list[str]:
-    """Return what a holder holds: how much, what stays of it in the conversation, and its first entries."""
-    much = ", ".join(
+def _archive(archive: dict[str, Any], kept_entries: list[dict[str, Any]]) -> list[str]:
+    """Return lines about the size of a holder's archive, its record in the conversation, and its first entries."""
+    sizes = ", ".join(
         [
             *(pluralize(archive["messages"], "message"), pluralize(archive["turns"], "turn")),
             *([f"of {pluralize(len(archive['members']), 'archive')}"] if archive["members"] else []),
         ]
     )
-    page = [f"\nholds (one {archive['kind']}: {much}; {archive['reason']}):"]
+    page = [f"\narchive (one {archive['kind']}: {sizes}; {archive['reason']}):"]
     page += [f"  {each}" for each in safe(archive["record"]).splitlines()]
-    page += [f"\nentry {number}, {said['role']}:\n{_lines(said, truncate_line)}" for number, said in enumerate(held, 1)]
-    if (left := archive["messages"] - len(held)) > 0:
-        page.append(f"\n{left} more: orch archive read {archive['id']} {len(held) + 1}-")
+    page += [
+        f"\nentry {number}, {entry['role']}:\n{_lines(entry, truncate_line)}"
+        for number, entry in enumerate(kept_entries, 1)
+    ]
+    if (left := archive["messages"] - len(kept_entries)) > 0:
+        page.append(f"\n{left} more: orch archive read {archive['id']} {len(kept_entries) + 1}-")
     return page
 
 
 def activity_line(rows: list[dict[str, Any]], id: str, now: float | None = None) -> str:
-    """Return on one line what the agent `id` and those below it do just now, and since when."""
-    below, said = {id}, []
+    """Return the current activities of agent `id` and its descendants, with their durations, on one line."""
+    below, parts = {id}, []
     for row in rows:  # parents come before their children
         if row["id"] in below or row["parent_id"] in below:
             below.add(row["id"])
             if row["pending"] is not None:
                 doing = truncate_line(row["activity"] or row["status"])
-                said.append(f"{safe(row['name'])}: {doing}, {age(row['last_activity'], now)}")
-    return "; ".join(said)
+                parts.append(f"{safe(row['name'])}: {doing}, {age(row['last_activity'], now)}")
+    return "; ".join(parts)
 
 
 def age(since: str, now: float | None = None) -> str:
-    """Return how long ago the ISO 8601 time `since` was, in the largest unit that is not nothing."""
+    """Return the time since the ISO 8601 time `since`, in the largest non-zero unit."""
     from datetime import datetime
 
     try:
@@ -197,39 +204,39 @@ def count(number: int) -> str:
 
 
 def pluralize(number: int, noun: str) -> str:
-    """Return `number` with `noun`, of which there may be one."""
+    """Return `number` with `noun`, in the plural if necessary."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def context(row: dict[str, Any]) -> str:
-    """Return how full the context is."""
+    """Return the size of the context, followed by the context limit if it is known."""
     limit = row["context_limit"]
     return f"{count(row['context_tokens'])}/{count(limit)}" if limit else count(row["context_tokens"])
 
 
 def fullness(row: dict[str, Any]) -> str:
-    """Return how full the context is, which share of it that is, and a word about it when it is much."""
+    """Return the size of the context and its percentage of the limit, with a warning word if it is nearly full."""
     limit = row["context_limit"]
     share = row["context_tokens"] * 100 // limit if limit else 0
-    word = next((f", {word}" for least, word in FULL if share >= least), "")
+    word = next((f", {word}" for minimum, word in FULL if share >= minimum), "")
     return context(row) + (f" ({share} %{word})" if share else "")
 
 
 def status(row: dict[str, Any]) -> str:
-    """Return what the agent is, and how its last query ended where that was no end of its own."""
+    """Return the agent's status. If its last query did not succeed, add the outcome of that query."""
     outcome = row.get("outcome", "")
     return f"{row['status']}, {outcome}" if outcome not in ("", "done", row["status"]) else str(row["status"])
 
 
 def _cells(row: dict[str, Any], lead: str, usage: dict[str, Any], now: float | None) -> list[str]:
     doing = f"{row['status']}: {truncate_line(row['pending'])}" if row["pending"] else truncate_line(row["task"])
-    # A holder has no name but its id.
+    # The name of a holder is its id.
     name = lead + (HOLDER if row.get("kind") == "holder" else truncate_line(row["name"], 24))
     return [
-        # A number refers to an agent of the daemon's own run.
+        # Agent numbers are valid only in the daemon's own run.
         *("-" if row.get("run") else str(row["seq"]), row["id"], truncate_line(row.get("run", ""), 24)),
-        *(name, status(row), age(row["created_at"], now)),
-        *(context(row), _tokens(usage), _cost(usage), _share(row), doing),
+        *(name, status(row), age(row["created_at"], now), truncate_line(row["model"], 28)),
+        *(context(row), _tokens(usage), format_cost(usage), _share(row), doing),
     ]
 
 
@@ -242,7 +249,7 @@ def _agents(cells: list[list[str]]) -> str:
 
 
 def format_columns(lines: list[list[str]], right: frozenset[int]) -> str:
-    """Return `lines` of cells as columns; those whose numbers are in `right` end where the others begin."""
+    """Return `lines` of cells as aligned columns. The columns with an index in `right` are aligned to the right."""
     widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(
@@ -257,24 +264,25 @@ def _tokens(usage: dict[str, Any]) -> str:
     return count(sum(usage[key] for key in usage if key.endswith("_tokens")))
 
 
-def _cost(usage: dict[str, Any]) -> str:
+def format_cost(usage: Mapping[str, Any]) -> str:
+    """Return the cost of `usage` in dollars. "~" marks an estimate, ">=" marks a lower bound."""
     unknown = "~" if usage.get("ceiling_usd") else ">="
     return f"{'' if usage.get('cost_known', True) else unknown}${usage['cost_usd']:.4f}"
 
 
 def _branch(row: dict[str, Any]) -> str:
     usage = row["tree_usage"]
-    return f"{_tokens(usage)} tokens, {_cost(usage)}" if usage != row["usage"] else ""
+    return f"{_tokens(usage)} tokens, {format_cost(usage)}" if usage != row["usage"] else ""
 
 
 def budget(shown: dict[str, Any]) -> str:
-    """Return what all agents together used of each kind, one a line, and of how much."""
+    """Return the total usage of all agents and its limits, one kind of limit per line."""
     limits, configured = shown["budget"], shown["configured"]
     lines = []
     for kind, spent in shown["spent"].items():
         limit = limits.get(_limit(kind))
-        anew = "" if limit == configured.get(_limit(kind)) else ", set anew while it is as configured"
-        lines.append([kind, (_of(kind, spent, limit) if limit else _amount(kind, spent)) + anew])
+        change_note = "" if limit == configured.get(_limit(kind)) else ", changed by the user"
+        lines.append([kind, (_of(kind, spent, limit) if limit else _amount(kind, spent)) + change_note])
     return format_columns(lines, frozenset())
 
 
@@ -283,13 +291,16 @@ def _budget(row: dict[str, Any]) -> str:
 
 
 def _share(row: dict[str, Any]) -> str:
-    """Return how much of the agent's budget is used, of the kind of which that is most."""
+    """Return the used percentage of the agent's budget.
+
+    The result is the highest percentage among the limited kinds of usage.
+    """
     shares = [spent / limit for _, spent, limit in _bounded(row)]
     return f"{min(100, int(100 * max(shares)))} %" if shares else ""
 
 
 def _bounded(row: dict[str, Any]) -> list[tuple[str, float, float]]:
-    """Return what the agent used of each kind that has a limit, and the limit."""
+    """Return the kind, usage and limit for each kind of usage that has a limit."""
     spent, limits = row.get("spent", {}), row.get("budget", {})
     return [(kind, spent[kind], limits[_limit(kind)]) for kind in spent if _limit(kind) in limits]
 
@@ -313,26 +324,31 @@ def _amount(kind: str, amount: float) -> str:
     return f"{amount:,.0f} {kind.replace('_', ' ')}"
 
 
-def message(said: dict[str, Any]) -> str:
-    """Return all of a message, as stdout should get it."""
-    return _lines(said, str, safe_for_stdout)
+def message(data: dict[str, Any]) -> str:
+    """Return the message `data` in full, as text for stdout."""
+    return _lines(data, str, safe_for_stdout)
 
 
-def _lines(said: dict[str, Any], brief: Callable[[str], str], made: Callable[[str], str] = safe) -> str:
-    """Return a message for a page, with what `brief` leaves of thoughts, calls and results."""
-    texts = [_block(block, brief) for block in said["content"]]
-    return "\n".join(f"  {each}" for text in texts for each in made(text).splitlines())
+def _lines(message: dict[str, Any], shorten: Callable[[str], str], escape: Callable[[str], str] = safe) -> str:
+    """Return the lines of the message `message`.
+
+    `shorten` shortens thinking, calls and results. `escape` converts the text of each block for output.
+    """
+    texts = [_block(block, shorten) for block in message["content"]]
+    return "\n".join(f"  {each}" for text in texts for each in escape(text).splitlines())
 
 
-def _block(block: dict[str, Any], brief: Callable[[str], str]) -> str:
+def _block(block: dict[str, Any], shorten: Callable[[str], str]) -> str:
+    from orch_protocol.core.images import part_text
+
     kind = block["type"]
-    if kind == "text":
-        return str(block["text"])
+    if kind in ("text", "image"):
+        return part_text(block)
     if kind == "thinking":
-        return f"(thinking) {brief(block['thinking'])}"
+        return f"(thinking) {shorten(block['thinking'])}"
     if kind == "tool_use":
-        return f"-> {block['name']} {brief(json.dumps(block['input'], ensure_ascii=False))}"
+        return f"-> {block['name']} {shorten(json.dumps(block['input'], ensure_ascii=False))}"
     if kind == "tool_result":
-        said = "\n".join(part.get("text", "(image)") for part in block["content"])
-        return f"<- {'error: ' if block.get('is_error') else ''}{brief(said)}"
+        text = "\n".join(map(part_text, block["content"]))
+        return f"<- {'error: ' if block.get('is_error') else ''}{shorten(text)}"
     return f"({kind})"

@@ -1,4 +1,4 @@
-"""A turn shown as it happens: its text on stdout, everything else on stderr."""
+"""Shows a turn while it runs. The agent's text goes to stdout, all other output to stderr."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     class Output(Protocol):
-        """Where a turn is shown."""
+        """An object that shows the output of a turn."""
 
         def text(self, text: str) -> None:
-            """Show a piece of what the agent says."""
+            """Show a piece of the agent's text."""
 
         def note(self, text: str, style: str = "") -> None:
-            """Show a line about what it does; nothing in it is what a terminal would obey."""
+            """Show a line about an event. The line contains no control characters."""
 
 
 __all__ = ["TurnPrinter", "json_line"]
 
-NATURAL = "end_turn"
+COMPLETED = "end_turn"
 COMPACTED = 200
 TASKS = ("task_create", "task_update")
-"""Tools whose result is a list to be seen whole."""
+"""Tools whose result is a list that is shown completely."""
 
 
 def json_line(event: dict[str, Any]) -> None:
-    """Print an event as data, at once."""
+    """Print an event as JSON and flush."""
     print(to_json(event), flush=True)
 
 
@@ -38,43 +38,43 @@ class PlainOutput:
     """Shows a turn on stdout and stderr."""
 
     def text(self, text: str) -> None:
-        """Show a piece of what the agent says."""
+        """Show a piece of the agent's text."""
         sys.stdout.write(terminal.safe_for_stdout(text))
         sys.stdout.flush()
 
     def note(self, text: str, style: str = "") -> None:  # noqa: ARG002
-        """Show a line about what it does."""
+        """Show a line about an event."""
         print(text, file=sys.stderr, flush=True)
 
-    def over(self) -> None:
-        """Nothing is held back."""
+    def finish(self) -> None:
+        """Do nothing, because no output is buffered."""
 
 
 class TurnPrinter:
-    """Shows a turn to a person. Text that was lost on its way is made up for by what comes whole.
+    """Shows a turn to a person. If parts of the text are lost, shows the complete text of the response.
 
-    `last` is the number of the last event before those that it is told of.
+    The first event that is passed to this object should have the number `last` + 1.
     """
 
     def __init__(self, output: Output | None = None, *, last: int = 0) -> None:
         self._output: Output = output or PlainOutput()
         self._response = ""
-        """What was shown of the response under way."""
+        """The part of the current response that was already shown."""
         self._last = last
         self._steps = 0
-        """Up to this response everything was shown."""
+        """All responses up to this number were shown."""
         self._open = False
-        """The cursor stands behind text."""
+        """True if the last output did not end with a newline."""
 
     def event(self, event: dict[str, Any]) -> None:
-        """Show what happened."""
+        """Show an event. If events before this event were lost, report them first."""
         if (lost := event["n"] - self._last - 1) > 0:
-            self._note(f"events that were lost on the way: {lost}")
+            self._note(f"lost events: {lost}")
         self._last = event["n"]
         self.show(event)
 
     def show(self, event: dict[str, Any]) -> None:
-        """Show it, whatever its number is."""
+        """Show an event without checking its number."""
         kind, text, name = event["kind"], event.get("text", ""), terminal.safe(event.get("name", ""))
         if kind == "text":
             self._write(text)
@@ -106,29 +106,29 @@ class TurnPrinter:
         elif kind == "compacted":
             self._note(terminal.truncate_line(text, COMPACTED))
         elif kind == "retry":
-            void = "; its text so far is void" if self._response else ""
-            self._note(f"the request is made again{void}: {terminal.truncate_line(text)}")
+            void = "; the text so far is discarded" if self._response else ""
+            self._note(f"the request is repeated{void}: {terminal.truncate_line(text)}")
             self._response = ""
 
     def reply(self, reply: dict[str, Any]) -> None:
-        """Show what is left to show of a turn that is over."""
+        """Show the rest of a finished turn."""
         if self._steps != reply["steps"]:
             self._complete(reply["text"])
         self.end()
-        if reply["stop_reason"] != NATURAL:
+        if reply["stop_reason"] != COMPLETED:
             self._note(f"the turn ended early: {reply['stop_reason']}")
 
     def end(self) -> None:
-        """Finish the line."""
+        """End the current line."""
         if self._open:
             self._write("\n")
 
-    def _complete(self, whole: str) -> None:
-        """Show what is missing of the response that is `whole`."""
-        if not whole.startswith(self._response):
-            self._note("text was lost on the way; here is the whole:")
+    def _complete(self, text: str) -> None:
+        """Show the missing part of the response `text`."""
+        if not text.startswith(self._response):
+            self._note("parts of the text were lost; complete text:")
             self._response = ""
-        self._write(whole[len(self._response) :])
+        self._write(text[len(self._response) :])
         self.end()
         self._response = ""
 

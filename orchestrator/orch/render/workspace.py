@@ -1,4 +1,4 @@
-"""Objects of a workspace as a table and as pages."""
+"""Artifacts of a workspace as a table and as pages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAME, FROM, SUMMARY = 48, 40, 60
 
 
 def table(shown: dict[str, Any]) -> str:
-    """Return what an agent has at hand as a table, "" when that is nothing."""
+    """Return the workspace of an agent as a table. Return "" if the workspace is empty."""
     rows = [_cells(each) for each in shown["artifacts"]]
     return f"{terminal.format_columns([list(HEAD), *rows], RIGHT)}\n{shown['digest']}" if rows else ""
 
@@ -47,7 +47,7 @@ def _size(size: int) -> str:
 
 
 def page(artifact: dict[str, Any]) -> str:
-    """Return an artifact as a page: what it is, where it is from, whether that holds."""
+    """Return an artifact as a page with its properties, its origin, and whether the artifact is stale."""
     arguments = ", ".join(f"{name}={value}" for name, value in artifact.get("arguments", {}).items())
     call = f"{artifact['tool']}({arguments})" if artifact.get("tool") else ""
     facts = {
@@ -60,12 +60,12 @@ def page(artifact: dict[str, Any]) -> str:
         "query": artifact.get("query", ""),
         "from": ", ".join(_made_from(artifact)),
         "files": ", ".join(each["path"] for each in artifact.get("files", ())),
-        "whole in": artifact.get("handle", ""),
+        "value in": artifact.get("handle", ""),
         "stale": artifact.get("stale", ""),
         "pinned": "yes" if artifact.get("pinned") else "",
-        "text": "others wrote it" if artifact.get("untrusted") else "",
+        "untrusted": "yes" if artifact.get("untrusted") else "",
     }
-    lines = [f"  {name + ':':10}{terminal.truncate_line(value, 300)}" for name, value in facts.items() if value]
+    lines = [f"  {name + ':':11}{terminal.truncate_line(value, 300)}" for name, value in facts.items() if value]
     return "\n".join(
         [terminal.truncate_line(artifact["name"], 300), *lines, "", terminal.safe(artifact.get("summary", ""))]
     )

@@ -1,4 +1,7 @@
-"""A picture of a replay: how large each request was, and what all of them had cost by then, a line for each policy."""
+"""Plot a replay.
+
+The plots show the request size and the cumulative cost over the model calls, with one line for each policy.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from orch_protocol.core.errors import ConfigError, StoreError
+from orch_worker.backends.prices import dollars
 
 from .report import Outcome
 
@@ -23,18 +27,22 @@ __all__ = ["KINDS", "check_picture_path", "draw"]
 KINDS: Final = (".png", ".svg")
 INCHES: Final = (10.0, 7.0)
 DOTS: Final = 150
-MOST_BORDERS: Final = 60
+MAX_BORDERS: Final = 60
 
 
 class _Look(Struct, frozen=True):
-    """How the line of a policy looks: its colour tells it apart for all eyes, its dashes without any colour."""
+    """The style of a policy's line.
 
-    colour: str
+    The style has a color, and a dash pattern for readers who cannot distinguish colors.
+    """
+
+    color: str
     dashes: str | tuple[float, tuple[float, ...]] = "-"
     width: float = 1.4
 
 
-# Okabe and Ito's colours, which people with any kind of colour blindness tell apart; the yellow is too pale on white.
+# These are the colors of Okabe and Ito, which readers with any kind of color blindness can distinguish. The yellow is
+# left out, because it is too pale on white.
 _LOOKS: Final = {
     "none": _Look("#000000"),
     "compaction": _Look("#E69F00"),
@@ -51,7 +59,7 @@ _LOOKS: Final = {
 
 
 def check_picture_path(name: str) -> Path:
-    """Return `name` as the path of a picture that can be drawn. ConfigError for another kind, or without matplotlib."""
+    """Return `name` as the path of a picture. Raises ConfigError if the suffix is unknown or matplotlib is missing."""
     file = Path(name)
     if file.suffix.lower() not in KINDS:
         raise ConfigError(f"cannot draw {name}: give a name that ends in {' or '.join(KINDS)}")
@@ -65,10 +73,12 @@ def check_picture_path(name: str) -> Path:
 
 
 def draw(outcomes: Sequence[Outcome], calls: Sequence[int], file: Path, *, usd: float, title: str = "") -> None:
-    """Draw `outcomes` into `file` (see `check_picture_path`): context size above, cost below, over the model calls.
+    """Draw `outcomes` into `file` (see `check_picture_path`) as two panels. Raises StoreError if the file cannot be
+    written.
 
-    `calls` are the numbers of calls of the recordings, which follow each other; `usd` is what a million uncached input
-    tokens cost. Raises StoreError when the file cannot be written.
+    The horizontal axis shows the model calls. The upper panel shows the context size, and the lower panel shows the
+    cost. `calls` contains the number of calls of each recording, in order. `usd` is the price of a million uncached
+    input tokens.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -78,17 +88,17 @@ def draw(outcomes: Sequence[Outcome], calls: Sequence[int], file: Path, *, usd: 
         rc_context({"svg.fonttype": "none", "svg.hashsalt": "orch", "text.parse_math": False}),
         warnings.catch_warnings(),
     ):
-        warnings.simplefilter("ignore", UserWarning)  # a letter of a title that its font does not have is a box
+        warnings.simplefilter("ignore", UserWarning)  # a character that the font lacks becomes a box
         figure = Figure(figsize=INCHES, layout="constrained")
         above, below = figure.subplots(2, 1, sharex=True)
         for outcome in outcomes:
             look = _LOOKS.get(outcome.name, _Look("#000000", "-."))
             steps = range(1, len(outcome.course) + 1)
-            style = {"color": look.colour, "linestyle": look.dashes, "linewidth": look.width, "zorder": 2 + look.width}
-            dollars = [point.units * usd / 1e6 for point in outcome.course]
+            style = {"color": look.color, "linestyle": look.dashes, "linewidth": look.width, "zorder": 2 + look.width}
+            spent = [dollars(point.units, usd) for point in outcome.course]
             above.plot(steps, [point.context for point in outcome.course], label=_label(outcome, usd), **style)
-            below.plot(steps, dollars, **style)
-        # Sizes differ a hundredfold between policies: each would be a line at the bottom of another's panel.
+            below.plot(steps, spent, **style)
+        # Sizes differ by a factor of 100 between policies, so a linear scale would hide small sizes.
         above.set_yscale("log", base=10, subs=(2, 5))
         above.yaxis.set_major_locator(LogLocator(10, (1, 2, 5)))
         above.yaxis.set_minor_locator(NullLocator())
@@ -102,7 +112,7 @@ def draw(outcomes: Sequence[Outcome], calls: Sequence[int], file: Path, *, usd: 
         figure.legend(loc="outside right upper", title="policy, cost", frameon=False)
         picture = io.BytesIO()
         kind = file.suffix.lower().removeprefix(".")
-        # Without a date, the same replay is the same picture.
+        # Without a date in the file, the same replay results in the same bytes.
         figure.savefig(picture, format=kind, dpi=DOTS, metadata={"Date": None} if kind == "svg" else None)
     try:
         file.write_bytes(picture.getvalue())
@@ -111,16 +121,16 @@ def draw(outcomes: Sequence[Outcome], calls: Sequence[int], file: Path, *, usd: 
 
 
 def _label(outcome: Outcome, usd: float) -> str:
-    return f"{outcome.name}  ${outcome.bill.units * usd / 1e6:,.2f}"
+    return f"{outcome.name}  ${dollars(outcome.bill.units, usd):,.2f}"
 
 
 def _frame(axes: Axes, label: str, numbers: str, calls: Sequence[int]) -> None:
-    """Give a panel its axis, numbers in full, and a fine line wherever another conversation begins."""
+    """Set up the axes and the number format of a panel. Draw a thin line between conversations."""
     axes.set_ylabel(label)
     axes.set_xlim(1, max(sum(calls), 2))
     axes.yaxis.set_major_formatter(numbers)
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    if 1 < len(calls) <= MOST_BORDERS:
+    if 1 < len(calls) <= MAX_BORDERS:
         for border in list(accumulate(calls))[:-1]:
             axes.axvline(border + 0.5, color="#bbbbbb", linewidth=0.5, zorder=0)

@@ -1,4 +1,4 @@
-"""What may be done about a conversation that grows: each policy decides, before a request, what goes on."""
+"""Policies for growing conversations. Before each request, a policy decides which messages stay."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from msgspec import Struct
 from orch_protocol.agent.config import ArchivalConfig, SummaryConfig
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Message, Text, ToolResult
+from orch_worker.backends.prices import Prices
 from orch_worker.conversation.stubs import summary_message
 from orch_worker.conversation.tokens import TokenEstimator
 
 from ..api.archiver import Archiver
-from ..archival.plan.economics import Prices, summary_cost
+from ..archival.conversation_items import profile_estimator
+from ..archival.plan.economics import summary_cost
 from ..archival.plan.plan import SUMMARY_TOKENS
 from .readers import Scale
 
@@ -32,7 +34,7 @@ FILLER: Final = "What happened here was told to the model in about so many words
 
 
 class ReplaySetting(Struct, frozen=True):
-    """What a policy is run with: sizes, prices, the window it must fit, how long a model's summary is."""
+    """Parameters of a policy. They are sizes, prices, the context window, and the length of a model's summary."""
 
     scale: Scale
     prices: Prices
@@ -42,27 +44,30 @@ class ReplaySetting(Struct, frozen=True):
 
 
 class Policy(Protocol):
-    """One way of dealing with one conversation."""
+    """A policy applied to one conversation."""
 
     collapses: int
-    """How many times it changed the conversation."""
+    """The number of times that the policy changed the conversation."""
 
     @property
     def archiver(self) -> Archiver | None:
-        """Where what it takes out can be found again; None when nowhere."""
+        """The archiver that stores the removed messages. None if the policy discards removed messages."""
 
     def before(self, context: list[Message], charge: Callable[[float], None]) -> list[Message]:
-        """Return what the next request has in place of `context`; `charge` what that takes of a model, in units."""
+        """Return the messages that the next request contains instead of `context`.
+
+        The policy calls `charge` with the cost of each extra model call, in units.
+        """
 
     def tail(self, context: list[Message]) -> int:
-        """Return how many uncached tokens each request carries behind `context`."""
+        """Return the number of uncached tokens after `context` in each request."""
 
     def close(self) -> None:
-        """Give up what is open."""
+        """Release all resources."""
 
 
 class Nothing:
-    """Sends everything, always."""
+    """Sends the whole conversation with every request."""
 
     def __init__(self, setting: ReplaySetting) -> None:
         self.setting = setting
@@ -83,7 +88,7 @@ class Nothing:
 
 
 class Compacting(Nothing):
-    """When the window is 85 % full, a model summarises all but the last 20k tokens in 3k."""
+    """Replaces all but the last 20k tokens by a summary of 3k tokens when the context window is 85 % full."""
 
     def before(self, context: list[Message], charge: Callable[[float], None]) -> list[Message]:
         setting = self.setting
@@ -103,7 +108,7 @@ class Compacting(Nothing):
 
 
 class Masking(Nothing):
-    """Clears all but the last 10 tool results whenever that gives 20k tokens back."""
+    """Clears all tool results except the last 10, whenever this frees 20k tokens."""
 
     def before(self, context: list[Message], charge: Callable[[float], None]) -> list[Message]:  # noqa: ARG002
         places = [
@@ -120,7 +125,10 @@ class Masking(Nothing):
 
 
 class Archiving(Nothing):
-    """Archives by a profile, into a folder, really. A model's summary is charged at its length, and is filler."""
+    """Uses an archival profile. The archives are stored in the folder of the replay.
+
+    Summaries consist of filler text, because their cost depends only on their length.
+    """
 
     def __init__(self, setting: ReplaySetting, config: ArchivalConfig, *, summaries: bool = True) -> None:
         super().__init__(setting)
@@ -133,8 +141,7 @@ class Archiving(Nothing):
             config=msgspec.structs.replace(config, summary=SummaryConfig(style="paragraph")),
             prices=setting.prices,
             beside=scale.beside,
-            # The seed's thresholds are meant for its own way of counting.
-            estimator=None if config.profile == "seed" else scale.estimator,
+            estimator=profile_estimator(config.profile, scale.estimator),
         )
 
     @property
@@ -147,7 +154,7 @@ class Archiving(Nothing):
         folded = folder.fold(context)
         for each in folder.folded:
             self.collapses += 1
-            if each.summarised:
+            if each.summarized:
                 charge(summary_cost(each.tokens, live, setting.summary_tokens, setting.prices))
         return folded
 
@@ -179,15 +186,15 @@ DEFAULT: Final = ("none", "compaction", "mask", "turn", "phase", "auto", "econom
 
 
 def policy_named(name: str, setting: ReplaySetting) -> Policy:
-    """Return the policy called `name` for one conversation. ConfigError when there is none."""
+    """Return the policy `name` for one conversation. Raises ConfigError for an unknown name."""
     maker = _MAKERS.get(name)
     if maker is None:
-        raise ConfigError(f"unknown policy {name!r}: choose of {', '.join(NAMES)}")
+        raise ConfigError(f"unknown policy {name!r}: choose from {', '.join(NAMES)}")
     return maker(setting)
 
 
 def filler_text(tokens: int, estimator: TokenEstimator) -> str:
-    """Return a text of about `tokens` tokens that tells nothing."""
+    """Return about `tokens` tokens of meaningless text."""
     once = estimator.text(FILLER * 20) / 20
     text = FILLER * (int(tokens / once) + 2)
     return text[: int(len(text) * tokens / max(estimator.text(text), 1))]

@@ -1,4 +1,7 @@
-"""Recorded sessions as recordings: what was said on the way to the last entry, and what each call took."""
+"""Read recordings from session files.
+
+A recording contains the messages up to the leaf, and the usage that was reported for each call.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,18 @@ from orch_protocol.core.archives import Collapse, RecordUpgrade
 from orch_protocol.core.errors import DamagedError, ForeignFileError, StoreError
 from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, Usage
 from orch_protocol.session.entries import (
+    AnyMessageEntry,
     ArchiveEntry,
     BranchSummary,
     CompactionEntry,
     CustomMessage,
     MessageEntry,
-    Telling,
     UpgradeEntry,
 )
 from orch_worker.conversation.tokens import PLAIN, CharsPerToken, TokenEstimator
 from orch_worker.session.visible_messages import VisibleMessages
 
-from ..sessions.formats.conversation import ImportedSession, path_of
+from ..sessions.formats.conversation import ImportedSession, path_to_leaf
 from ..sessions.formats.detect import read_file
 
 __all__ = [
@@ -43,15 +46,16 @@ __all__ = [
 ]
 
 
-# --- A recorded session as data ---
+# A recorded session as data.
 
 ASSUMED_BESIDE: Final = 12_000
 
 
 class Recorded(Struct, frozen=True):
-    """One message. Of an assistant's, `input_tokens` and `output_tokens` are what its call was reported to take.
+    """A recorded message.
 
-    `at` is when, in seconds, if the recording tells; `id` the entry of a session file that it was.
+    For a message of the assistant, `input_tokens` and `output_tokens` are the reported usage. `at` is the time in
+    seconds, if the time was recorded. `id` is the id of the entry in the session file.
     """
 
     message: Message
@@ -62,7 +66,10 @@ class Recorded(Struct, frozen=True):
 
 
 class Compaction(Struct, frozen=True):
-    """What the session itself did before message `before`: those before `kept` became `summary`."""
+    """A compaction in the recorded session.
+
+    The compaction happened before the message `before`. `summary` replaced the messages before `kept`.
+    """
 
     before: int
     kept: int
@@ -70,18 +77,21 @@ class Compaction(Struct, frozen=True):
 
 
 class Archived(Struct, frozen=True):
-    """What the session itself did before message `before`: a part of it went to a holder, or a stub reads better."""
+    """A change in the recorded session before the message `before`. A part was archived, or a record was upgraded."""
 
     before: int
     change: Collapse | RecordUpgrade
 
 
 Change: TypeAlias = Compaction | Archived
-"""What a session did about its own past."""
+"""A change that the recorded session made to its own history."""
 
 
 class Recording(Struct, frozen=True):
-    """One conversation. `shape` is what it was recorded as; `ratios` those of the model it was recorded with."""
+    """One recorded conversation.
+
+    `shape` is the format of the file. `ratios` contains the characters per token of the conversation's models.
+    """
 
     name: str
     shape: str
@@ -91,7 +101,10 @@ class Recording(Struct, frozen=True):
 
     @property
     def calls(self) -> list[int]:
-        """The places of the messages that a model call gave: the first of each run of assistant messages."""
+        """The indexes of messages that a model call returned.
+
+        Each is the first message of a run of assistant messages.
+        """
         return [
             place
             for place, each in enumerate(self.messages)
@@ -99,7 +112,10 @@ class Recording(Struct, frozen=True):
         ]
 
     def contexts(self) -> list[tuple[int, list[Message]]]:
-        """Return each call's place and the messages its request really had: what the session itself did is done."""
+        """Return the index of each model call, and the messages in the request of that call.
+
+        The requests reflect the compactions and archives that the session recorded.
+        """
         found: list[tuple[int, list[Message]]] = []
         calls = set(self.calls)
         changes: dict[int, list[Change]] = defaultdict(list)
@@ -120,7 +136,7 @@ def _apply(view: VisibleMessages[int], change: Change) -> None:
         stop = next((at for at, item in enumerate(view.items) if item.note >= change.kept), len(view.items))
         view.compact(change.summary, stop, f"#{change.before}", lambda _: -1)
     elif isinstance(change.change, Collapse):
-        with contextlib.suppress(StoreError):  # as in the session: what is not shown any more cannot leave
+        with contextlib.suppress(StoreError):  # as in the session, a part that is no longer visible cannot be archived
             start, _ = view.part(change.change.first, change.change.last)
             view.collapse(change.change, view.items[start].note)
     else:
@@ -128,33 +144,35 @@ def _apply(view: VisibleMessages[int], change: Change) -> None:
 
 
 class Scale:
-    """How to size a recording's messages: an estimator, and the tokens beside the messages of each request.
+    """Estimates the number of tokens of the messages in a recording.
 
-    `told` says whether the recording itself told both, by the usage it reports.
+    `beside` is the number of tokens that each request contains in addition to its messages. `measured` is True if the
+    recording reports usage. If so, the estimator and `beside` are derived from the reported usage.
     """
 
-    def __init__(self, estimator: TokenEstimator, beside: int, told: bool) -> None:
+    def __init__(self, estimator: TokenEstimator, beside: int, measured: bool) -> None:
         self.estimator = estimator
         self.beside = beside
-        self.told = told
+        self.measured = measured
         self._sizes: dict[int, tuple[Message, int]] = {}
 
     def size(self, message: Message) -> int:
-        """Return about how many tokens `message` is."""
+        """Return the estimated number of tokens of `message`."""
         known = self._sizes.get(id(message))
         if known is None or known[0] is not message:
             known = self._sizes[id(message)] = (message, self.estimator.message(message))
         return known[1]
 
     def sizes(self, messages: Iterable[Message]) -> int:
-        """Return about how many tokens `messages` are together."""
+        """Return the estimated number of tokens of all `messages` together."""
         return sum(map(self.size, messages))
 
 
 def scale_of(recording: Recording, beside: int | None = None) -> Scale:
-    """Return the scale at which estimates meet what `recording` reports; without reports, the assumed one.
+    """Return the scale that matches the usage reported in `recording`. Without reports, return the default scale.
 
-    `beside` overrides the tokens of system prompt and tools. A system message counts as part of them.
+    `beside` overrides the number of tokens of the system prompt and the tools. This number includes the tokens of a
+    system message.
     """
     estimator = TokenEstimator(recording.ratios)
     sizes = {id(each.message): estimator.raw(each.message) for each in recording.messages}
@@ -174,26 +192,26 @@ def scale_of(recording: Recording, beside: int | None = None) -> Scale:
     return Scale(estimator, beside, len(reported) > 1)
 
 
-NOT_WHOLE: Final = "A recording that is not whole measures nothing"
+NOT_WHOLE: Final = "An incomplete recording cannot be measured"
 LOST: Final = "No result: it was interrupted."
 
 
 def read_recordings(path: Path) -> list[Recording]:
-    """Return the conversations recorded in the file at `path`; its shape is found out.
+    """Return the conversations recorded in the file at `path`. The format of the file is detected.
 
-    Raises ForeignFileError when it is none of the shapes known, DamagedError naming the line that cannot be read, or
-    when messages were deleted, StoreError when the file cannot.
+    Raises ForeignFileError for an unknown format, DamagedError for an unreadable line or deleted messages, and
+    StoreError if the file cannot be read.
     """
     conversations = read_file(path)
     for each in conversations:
         if each.repairs:
             raise DamagedError(f"{path}: {each.repairs[0]}. {NOT_WHOLE}")
-        if gone := sum(isinstance(entry, MessageEntry) and bool(entry.deleted) for entry in path_of(each)):
+        if gone := sum(isinstance(entry, MessageEntry) and bool(entry.deleted) for entry in path_to_leaf(each)):
             raise DamagedError(f"{path}: {gone} messages were deleted permanently. {NOT_WHOLE}")
     recordings = map(_recording, conversations)
     found = [_whole_calls(recording) for recording in recordings if recording.calls]
     if not found:
-        raise ForeignFileError(f"{path} holds no conversation with an assistant's message in it")
+        raise ForeignFileError(f"{path} contains no conversation with an assistant message")
     return found
 
 
@@ -201,7 +219,7 @@ def _recording(found: ImportedSession) -> Recording:
     messages: list[Recorded] = []
     changes: list[Change] = []
     places: dict[str, int] = {}
-    for entry in path_of(found):
+    for entry in path_to_leaf(found):
         places[entry.id] = len(messages)
         if isinstance(entry, (MessageEntry, CustomMessage, BranchSummary)):
             messages.append(_recorded(entry))
@@ -214,11 +232,11 @@ def _recording(found: ImportedSession) -> Recording:
     return Recording(found.name, found.shape, tuple(messages), tuple(changes), found.ratios)
 
 
-def _recorded(entry: Telling) -> Recorded:
+def _recorded(entry: AnyMessageEntry) -> Recorded:
     if not isinstance(entry, MessageEntry):
         return Recorded(entry.message, at=_seconds(entry.timestamp), id=entry.id)
-    told = entry.usage or (entry.origin.usage if entry.origin else None)
-    usage = told if told is not None and entry.message.role == "assistant" else Usage()
+    reported = entry.usage or (entry.origin.usage if entry.origin else None)
+    usage = reported if reported is not None and entry.message.role == "assistant" else Usage()
     given = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
     return Recorded(entry.message, given or None, usage.output_tokens or None, _seconds(entry.timestamp), entry.id)
 
@@ -229,7 +247,7 @@ def _seconds(timestamp: str) -> float | None:
 
 
 def _whole_calls(recording: Recording) -> Recording:
-    """Return `recording` with a result for each call that was cut off: no provider takes a request without."""
+    """Return `recording` with a result for each interrupted call, because providers reject calls without a result."""
     found: list[Recorded] = []
     moved: list[int] = []
     open_calls: list[str] = []

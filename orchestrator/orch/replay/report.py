@@ -1,4 +1,4 @@
-"""Replaying recordings through policies, and saying what came of it."""
+"""Replay recordings with different policies and report the results."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ from typing import Any, Final
 from msgspec import Struct
 
 from orch_protocol.core.messages import Message
+from orch_worker.backends.prices import Prices, dollars
 from orch_worker.conversation.recalled import shown_hits
 
-from ..archival.plan.economics import Prices
 from ..archival.plan.plan import SUMMARY_TOKENS
+from .bill import Bill, Meter
 from .policies import Policy, ReplaySetting, policy_named
-from .prices import Bill, Meter
 from .readers import Recording, Scale, scale_of
 from .retained_facts import KINDS, Share, evidence_in, reachable_shares
 
 __all__ = ["USD_PER_MILLION", "Outcome", "Point", "ReplayPricing", "recorded_input", "replay", "report", "table"]
 
-MOST_ITEMS: Final = 500
+MAX_ITEMS: Final = 500
 USD_PER_MILLION: Final = 3.0
 RECALL_OUTPUT: Final = 400
 
 
 class ReplayPricing(Struct, frozen=True):
-    """On what terms to replay. `beside`: tokens of system prompt and tools, None: as recorded, else assumed.
+    """Parameters of a replay.
 
-    `lifetime` is how many seconds a cache entry lives, None: for ever. `usd` is the price of a million uncached input
-    tokens. `items` bounds how many pieces of evidence of a kind are looked for, 0 looks for none.
+    `beside` is the number of tokens of the system prompt and the tools. If `beside` is None, the recorded number or a
+    default is used. `lifetime` is the number of seconds until a cache entry expires; None means that entries do not
+    expire. `usd` is the price of a million uncached input tokens. `items` is the maximum number of facts of each kind
+    to search for; 0 means none.
     """
 
     prices: Prices = Prices()
@@ -38,20 +40,24 @@ class ReplayPricing(Struct, frozen=True):
     window: int = 200_000
     summary_tokens: int = SUMMARY_TOKENS
     usd: float = USD_PER_MILLION
-    items: int = MOST_ITEMS
+    items: int = MAX_ITEMS
 
 
 class Point(Struct, frozen=True):
-    """Where a policy stood at one model call: how many tokens the request was, what all had cost by then, in units."""
+    """The state of a policy at one model call.
+
+    A point contains the tokens of the request, and the cumulative cost in units.
+    """
 
     context: int
     units: float
 
 
 class Outcome(Struct, frozen=True):
-    """What one policy came to over all recordings. `recalls` is one recall for every 10 archived turns, in units.
+    """The result of one policy for all recordings.
 
-    `course` has a point for each model call, of one recording after the other.
+    `recalls` is the cost in units if every 10 archived turns cause one recall. `course` contains one point for each
+    model call, in the order of the recordings.
     """
 
     name: str
@@ -71,14 +77,15 @@ def replay(
     folder: Path,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Outcome:
-    """Return what the policy `name` makes of `recordings`. Archives go into numbered folders under `folder`.
+    """Return the result of the policy `name` for `recordings`.
 
-    `progress` is told after each model call how many there were. Raises StoreError, ConfigError.
+    Archives are written to numbered folders under `folder`. `progress` is called after each model call with the number
+    of calls so far. Raises StoreError, ConfigError.
     """
     outcome = Outcome(name)
     done = 0
 
-    def told() -> None:
+    def count_step() -> None:
         nonlocal done
         done += 1
         progress(done)
@@ -89,7 +96,7 @@ def replay(
         setting = ReplaySetting(scale, terms.prices, where, terms.window, terms.summary_tokens)
         policy = policy_named(name, setting)
         try:
-            bill, context, course = _run(recording, policy, scale, terms, told)
+            bill, context, course = _run(recording, policy, scale, terms, count_step)
             outcome = _added(outcome, policy, bill, recording, context, course, terms)
         finally:
             policy.close()
@@ -97,7 +104,7 @@ def replay(
 
 
 def _run(
-    recording: Recording, policy: Policy, scale: Scale, terms: ReplayPricing, told: Callable[[], None]
+    recording: Recording, policy: Policy, scale: Scale, terms: ReplayPricing, progress: Callable[[], None]
 ) -> tuple[Bill, list[Message], list[Point]]:
     meter = Meter(terms.prices, terms.lifetime)
     calls = set(recording.calls)
@@ -111,7 +118,7 @@ def _run(
             parts = [system, *((message, scale.size(message)) for message in context)]
             tail = policy.tail(context)
             meter.request(parts, output, tail=tail, at=each.at)
-            told()
+            progress()
             course.append(Point(sum(tokens for _, tokens in parts) + tail, meter.bill.units))
         context = [*context, each.message]
     return meter.bill, context, course
@@ -138,7 +145,8 @@ def _added(
     turns = sum(record.kind == "turn" for record in records)
     recall_units = 0.0
     if records:
-        # One more request over the conversation as it was on average, the archive read, a short answer.
+        # A recall is one more request. It contains the average conversation and the text of the archive, and its answer
+        # is short.
         live = bill.input_tokens / max(bill.requests, 1)
         read = sum(record.tokens for record in records) / len(records)
         each_recall = live * terms.prices.read + min(read, 1_500) * terms.prices.write
@@ -156,24 +164,24 @@ def _added(
 
 
 def recorded_input(recordings: Sequence[Recording], terms: ReplayPricing) -> tuple[int, int] | None:
-    """Return the input tokens that the recordings report, and what replaying just what they did comes to.
+    """Return the input tokens that the recordings report, and the estimated tokens of the same requests.
 
-    None when they report none.
+    Return None if the recordings report no usage.
     """
-    told = ours = 0
+    reported_total = ours = 0
     for recording in recordings:
         scale = scale_of(recording, terms.beside)
         for place, context in recording.contexts():
             if reported := recording.messages[place].input_tokens:
-                told += reported
+                reported_total += reported
                 ours += scale.beside + scale.sizes(context)
-    return (told, ours) if told else None
+    return (reported_total, ours) if reported_total else None
 
 
 def report(
     files: Sequence[Path], recordings: Sequence[Recording], outcomes: Sequence[Outcome], terms: ReplayPricing
 ) -> dict[str, Any]:
-    """Return everything as JSON-like data."""
+    """Return the results as JSON data."""
     recorded = recorded_input(recordings, terms)
     archiving = next((each for each in outcomes if each.name == "auto"), None) or next(
         (each for each in outcomes if each.holders), None
@@ -194,7 +202,7 @@ def _row(outcome: Outcome, outcomes: Sequence[Outcome], terms: ReplayPricing) ->
     return {
         "name": outcome.name,
         "cost_units": round(bill.units),
-        "cost_usd": round(bill.units * terms.usd / 1e6, 4),
+        "cost_usd": round(dollars(bill.units, terms.usd), 4),
         "cost_percent": round(100 * bill.units / base, 2) if base else None,
         "cost_with_recalls": round(bill.units + outcome.recalls),
         "input_tokens": bill.input_tokens,
@@ -210,7 +218,7 @@ def _row(outcome: Outcome, outcomes: Sequence[Outcome], terms: ReplayPricing) ->
 
 
 def table(data: dict[str, Any]) -> str:
-    """Return a report as a table for people."""
+    """Return the report `data` as a table."""
     head = (
         "POLICY",
         "COST",

@@ -1,4 +1,4 @@
-"""What a conversation has said that may be needed again, and whether it can still be had."""
+"""Facts in a conversation that may be needed again. This module checks whether these facts are still reachable."""
 
 from __future__ import annotations
 
@@ -22,12 +22,16 @@ _PATH: Final = re.compile(r"(?<![\w/.~-])(?:~|\.{1,2})?(?:/?[\w.@+-]+)?(?:/[\w.@
 _COMMAND_KEYS: Final = ("command", "cmd", "script")
 _EDIT_KEYS: Final = ("old_string", "new_string", "oldText", "newText", "old_str", "new_str", "content", "new_content")
 _EDITS: Final = re.compile(r"write|edit|replace|create|patch", re.I)
-LEAST_EDIT: Final = 8
-MOST_CHARS: Final = 4_000
+MIN_EDIT: Final = 8
+MAX_CHARS: Final = 4_000
 
 
 class Share(Struct, frozen=True):
-    """How many of the `asked` items could still be had; `found` of those that were looked for, of `all` there were."""
+    """The number of facts that are still reachable.
+
+    `all` is the number of all facts. `asked` is the number of facts that were searched for, and `found` the number of
+    reachable facts among them.
+    """
 
     found: int = 0
     asked: int = 0
@@ -38,12 +42,16 @@ class Share(Struct, frozen=True):
 
     @property
     def ratio(self) -> float:
-        """Found of asked; 1.0 when there was nothing to ask for."""
+        """`found` divided by `asked`, or 1.0 if `asked` is 0."""
         return self.found / self.asked if self.asked else 1.0
 
 
 def evidence_in(messages: Iterable[Message]) -> dict[str, list[str]]:
-    """Return the paths with a slash, full command lines, numbers (3+ digits or with a unit) and edited lines said."""
+    """Return the facts in `messages`, by kind.
+
+    The kinds are paths with a slash, complete command lines, numbers and edited lines. A number counts if it has at
+    least three digits or a unit.
+    """
     found: dict[str, dict[str, None]] = {kind: {} for kind in KINDS}
     for message in messages:
         for block in message.content:
@@ -53,25 +61,29 @@ def evidence_in(messages: Iterable[Message]) -> dict[str, list[str]]:
             if isinstance(block, ToolUse):
                 found["commands"].update((line, None) for line in _lines(block, _COMMAND_KEYS, 3))
                 if _EDITS.search(block.name):
-                    found["edits"].update((line, None) for line in _lines(block, _EDIT_KEYS, LEAST_EDIT))
-    return {kind: [item for item in items if len(item) <= MOST_CHARS] for kind, items in found.items()}
+                    found["edits"].update((line, None) for line in _lines(block, _EDIT_KEYS, MIN_EDIT))
+    return {kind: [item for item in items if len(item) <= MAX_CHARS] for kind, items in found.items()}
 
 
-def sample_evenly(items: Sequence[str], most: int) -> list[str]:
-    """Return at most `most` of `items`, evenly spread."""
-    if len(items) <= most:
+def sample_evenly(items: Sequence[str], limit: int) -> list[str]:
+    """Return at most `limit` of `items`, at even distances."""
+    if len(items) <= limit:
         return list(items)
-    return [items[place * len(items) // most] for place in range(most)]
+    return [items[place * len(items) // limit] for place in range(limit)]
 
 
 def reachable_shares(
-    items: dict[str, list[str]], context: Sequence[Message], recall: Callable[[str], str] | None, most: int
+    items: dict[str, list[str]], context: Sequence[Message], recall: Callable[[str], str] | None, limit: int
 ) -> dict[str, Share]:
-    """Return, for each kind, which share of `items` stands in `context` or in what `recall` returns for the item."""
+    """Return the share of `items` that is still reachable, by kind.
+
+    At most `limit` items of each kind are searched for. An item is reachable if it is in `context`. It is also
+    reachable if `recall` finds it.
+    """
     there = "\n".join(message_text(message) for message in context)
     shares = {}
     for kind, all_items in items.items():
-        asked = sample_evenly(all_items, most)
+        asked = sample_evenly(all_items, limit)
         found = sum(item in there or (recall is not None and item in recall(item)) for item in asked)
         shares[kind] = Share(found, len(asked), len(all_items))
     return shares
@@ -84,11 +96,11 @@ def _texts(block: Block) -> Iterator[str]:
         case ToolUse(input=input):
             yield from strings(input)
         case ToolResult(content=content):
-            yield from (part.text for part in content if isinstance(part, Text))
+            yield from (part.text for part in content)
 
 
-def _lines(block: ToolUse, keys: Sequence[str], least: int) -> Iterator[str]:
+def _lines(block: ToolUse, keys: Sequence[str], minimum: int) -> Iterator[str]:
     for key in keys:
         value = block.input.get(key)
         if isinstance(value, str):
-            yield from (line.strip() for line in value.splitlines() if len(line.strip()) >= least)
+            yield from (line.strip() for line in value.splitlines() if len(line.strip()) >= minimum)

@@ -1,7 +1,8 @@
-"""Which extensions there are for a folder: a user's own, a project's that was trusted, those of installed packages.
+"""Finds, trusts, enables and disables extensions of the user, of a project and of installed packages.
 
-A user's own lie in `$ORCH_HOME/extensions`, a project's in `.orch/extensions`; those of packages are named in
-`extensions.load`. A project's is off until what it holds was trusted, and again after each change.
+The user's extensions are in `$ORCH_HOME/extensions`, a project's extensions are in `.orch/extensions`. The setting
+`extensions.load` names the packages with extensions. A project's extension is off until its content is trusted, and
+again after each change.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from orch_protocol.agent.config import Config
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.resources.extensions import ExtensionSpec, Manifest
 from orch_worker.system import atomic_json
+from orch_worker.system.trust_file import Trusted
 
 from ..config import paths
-from ..config.trust import Trusted
+from ..config.trust import accept, trust_file
 from .prompt_templates import Files, PromptTemplate, TemplateCatalog
 
 __all__ = [
@@ -34,47 +36,51 @@ __all__ = [
     "find",
     "templates_for",
     "trust",
-    "trust_file",
-    "untrust",
 ]
 
 
-# --- What installed packages offer by entry points ---
+# --- Entry points of installed packages ---
 
 
 def entry_point_folder(group: str, name: str, setting: str) -> Path:
-    """Return the folder of the package that is offered as `name` in the entry points `group`.
+    """Return the folder of the package that has the entry point `name` in the entry point group `group`.
 
-    Raises ConfigError, which names the `setting` that asks for it.
+    Raises ConfigError. The error message names the configuration key `setting`.
     """
-    # Both take milliseconds to import, and most users name no package.
+    # These modules take milliseconds to import, and most users load no packages.
     import importlib.metadata
     import importlib.util
 
-    there = {each.name: each.value for each in importlib.metadata.entry_points(group=group)}
-    if name not in there:
-        known = ", ".join(sorted(there)) or "none"
+    entry_points = {each.name: each.value for each in importlib.metadata.entry_points(group=group)}
+    if name not in entry_points:
+        known = ", ".join(sorted(entry_points)) or "none"
         raise ConfigError(f"{setting}: no installed package offers {name!r} as {group}; there are: {known}")
     try:
-        spec = importlib.util.find_spec(there[name])
+        spec = importlib.util.find_spec(entry_points[name])
     except (ImportError, ValueError) as error:
-        raise ConfigError(f"{setting}: {name!r}: {there[name]} cannot be found: {error}") from error
-    places = list(spec.submodule_search_locations or ()) if spec is not None else []
-    if not places:
-        raise ConfigError(f"{setting}: {name!r}: {there[name]} is not a package with {group.rpartition('.')[2]} in it")
-    return Path(places[0])
+        raise ConfigError(f"{setting}: {name!r}: {entry_points[name]} cannot be found: {error}") from error
+    locations = list(spec.submodule_search_locations or ()) if spec is not None else []
+    if not locations:
+        raise ConfigError(
+            f"{setting}: {name!r}: {entry_points[name]} is not a package with {group.rpartition('.')[2]} in it"
+        )
+    return Path(locations[0])
 
 
 FOLDER: Final = "extensions"
 GROUP: Final = "orch.extensions"
 PROMPTS: Final = "prompts"
-AGAIN: Final = "disable again what is to be"
+RECOVERY_HINT: Final = "disable those extensions again"
 
 Where: TypeAlias = Literal["user", "project", "package"]
 
 
 class FoundExtension(Struct, frozen=True):
-    """An extension that is there. `why_off` says why it is off, "" when it is on. A broken one has no manifest."""
+    """An extension.
+
+    `why_off` is the reason why the extension is off, or "" if the extension is on. An invalid extension has no
+    manifest.
+    """
 
     name: str
     path: str
@@ -84,15 +90,18 @@ class FoundExtension(Struct, frozen=True):
 
 
 class Prompts:
-    """The templates of the extensions that are on for `folder`, each as EXTENSION:NAME: those in its folder `prompts`,
-    and those that its code registers, where its manifest says that it does."""
+    """The templates of the active extensions for `folder`. Each template is named EXTENSION:NAME.
+
+    The templates are files in an extension's folder `prompts`, and templates that the extension's code registers. The
+    code may register a template only if the manifest permits this template.
+    """
 
     def __init__(self, folder: Path, home: Path, packages: Iterable[str] = ()) -> None:
         self._folder, self._home, self._packages = folder, home, tuple(packages)
-        self._brought: dict[str, dict[str, str]] = {}
+        self._prompt_cache: dict[str, dict[str, str]] = {}
 
     def templates(self) -> Iterable[PromptTemplate]:
-        """Return them, by extension and name. Raises ConfigError."""
+        """Return the templates, by extension and name. Raises ConfigError."""
         for each in find(self._folder, self._home, self._packages):
             if not each.why_off:
                 for template in Files(Path(each.path, PROMPTS)).templates():
@@ -101,48 +110,52 @@ class Prompts:
                     yield PromptTemplate(f"{each.name}:{name}", text, f"extension {each.name}")
 
     def _registered(self, found: FoundExtension) -> dict[str, str]:
-        """Return what the extension's code registers: none where it is left out, which `orch extensions list` tells."""
+        """Return the templates that the extension's code registers. If the code fails, return no templates.
+
+        `orch extensions list` shows the error.
+        """
         if found.manifest is None or not found.manifest.permissions.prompts:
             return {}
-        if found.path not in self._brought:
+        if found.path not in self._prompt_cache:
             from orch_worker.extensions.loader import load
 
             try:
-                brought = [load(spec).prompts for spec in extension_specs([found], self._home)]
+                loaded = [load(spec).prompts for spec in extension_specs([found], self._home)]
             except ConfigError:
-                brought = []
-            self._brought[found.path] = brought[0] if brought else {}
-        return self._brought[found.path]
+                loaded = []
+            self._prompt_cache[found.path] = loaded[0] if loaded else {}
+        return self._prompt_cache[found.path]
 
 
 def templates_for(config: Config, folder: Path, home: Path) -> TemplateCatalog:
-    """Return the templates for agents in `folder`: those that are configured, and those of extensions."""
+    """Return the configured templates and the templates of extensions for agents in `folder`."""
     return TemplateCatalog(config.prompt, home, Prompts(folder, home, config.extensions.load))
 
 
-class Off(Struct, frozen=True):
-    """Names of the extensions that are switched off."""
+class DisabledExtensions(Struct, frozen=True):
+    """Names of the disabled extensions."""
 
     disabled: tuple[str, ...] = ()
 
 
 def find(folder: Path, home: Path, packages: Iterable[str] = ()) -> list[FoundExtension]:
-    """Return the extensions for agents in `folder`. Of two of one name the project's gives way: it is off.
+    """Return the extensions for agents in `folder`.
 
-    Raises ConfigError when what is switched off, or trusted, cannot be read.
+    If two extensions have the same name, the project's extension is off. Raises ConfigError if the list of disabled or
+    trusted extensions cannot be read.
     """
-    places: list[tuple[Where, Path]] = [("user", each) for each in _folders(home / FOLDER)]
-    places += (("package", entry_point_folder(GROUP, name, "extensions.load")) for name in packages)
-    places += (("project", each) for each in _folders(folder / ".orch" / FOLDER))
-    if not places:
+    candidates: list[tuple[Where, Path]] = [("user", each) for each in _folders(home / FOLDER)]
+    candidates += (("package", entry_point_folder(GROUP, name, "extensions.load")) for name in packages)
+    candidates += (("project", each) for each in _folders(folder / ".orch" / FOLDER))
+    if not candidates:
         return []
-    off, trusted = _off(home).disabled, Trusted(trust_file(home)).known()
+    disabled, trusted = _off(home).disabled, trust_file(home, "extension").read()
     found: dict[str, FoundExtension] = {}
-    for where, path in places:
-        each = _found(where, path, off, trusted)
+    for where, path in candidates:
+        each = _read_extension(where, path, disabled, trusted)
         if each.name in found:
             each = msgspec.structs.replace(
-                each, why_off=f"there is another one of that name in {found[each.name].path}"
+                each, why_off=f"another extension in {found[each.name].path} has the same name"
             )
             found[f"{each.name} {path}"] = each
         else:
@@ -153,97 +166,90 @@ def find(folder: Path, home: Path, packages: Iterable[str] = ()) -> list[FoundEx
 def extension_specs(
     found: Iterable[FoundExtension], home: Path, tools: Sequence[str] | None = None
 ) -> tuple[ExtensionSpec, ...]:
-    """Return those of `found` that are on, as agents are told of them; of their tools `tools` alone, None: all."""
+    """Return the specs of the active extensions in `found`.
+
+    The tools of the extensions are limited to `tools`. None allows all tools.
+    """
     return tuple(
         ExtensionSpec(
             each.path,
             each.manifest,
             tuple(name for name in each.manifest.permissions.tools if tools is None or name in tools),
-            str(trust_file(home)) if each.where == "project" else "",
+            str(trust_file(home, "extension").file) if each.where == "project" else "",
         )
         for each in found
         if each.manifest is not None and not each.why_off
     )
 
 
-def trust_file(home: Path) -> Path:
-    """Return the file that says which contents of which folders are trusted."""
-    return home / "trusted_extensions.json"
-
-
 def trust(extension: Path, home: Path) -> Manifest:
-    """Trust the extension in the folder `extension` as it is now. Raises ConfigError when it does not do."""
+    """Trust the extension in the folder `extension` with its current content. Raises ConfigError if it is invalid."""
     from orch_worker.extensions.loader import read_manifest
     from orch_worker.system.folder_digest import digest_of
 
     manifest = read_manifest(extension)
-    Trusted(trust_file(home)).add(_key(extension), digest_of(extension))
+    accept(home, "extension", extension, digest_of(extension))
     return manifest
 
 
-def untrust(extension: Path, home: Path) -> bool:
-    """Forget that the extension was trusted. False when it was not."""
-    return Trusted(trust_file(home)).remove(_key(extension))
-
-
 def disable(name: str, home: Path) -> bool:
-    """Switch the extension `name` off for agents spawned from now on; False when it is off already."""
+    """Disable the extension `name` for agents that are spawned after this call.
+
+    Returns False if the extension was already disabled.
+    """
     paths.private_dir(home)
     return name not in _switch(home, lambda off: off | {name})
 
 
 def enable(name: str, home: Path) -> bool:
-    """Switch the extension `name` on again; False when it is on."""
+    """Enable the extension `name` again. Returns False if the extension was already enabled."""
     return name in _off(home).disabled and name in _switch(home, lambda off: off - {name})
 
 
-def _found(where: Where, path: Path, off: tuple[str, ...], trusted: dict[str, str]) -> FoundExtension:
-    # Imported when there is one: who has no extensions is not to pay for them.
+def _read_extension(where: Where, path: Path, disabled: tuple[str, ...], trusted: Trusted) -> FoundExtension:
+    # Modules are imported on first use, so that the start is fast without extensions.
     from orch_worker.extensions.loader import read_manifest
     from orch_worker.system.folder_digest import digest_of
 
     name = path.name
     try:
         manifest = read_manifest(path)
-        why = ""
-        if name in off:
-            why = f"it was disabled: orch extensions enable {name}"
-        elif where == "project" and trusted.get(_key(path)) != digest_of(path):
-            changed = "was changed since it was trusted" if _key(path) in trusted else "was not trusted"
-            why = f"it {changed}: read it, then orch extensions trust {name}"
+        reason = ""
+        if name in disabled:
+            reason = f"it was disabled: orch extensions enable {name}"
+        elif where == "project" and not trusted.accepts(path, digest_of(path)):
+            reason = f"it {trusted.why_not(path)}: read it, then orch extensions trust {name}"
     except ConfigError as error:
         return FoundExtension(name, str(path), where, None, str(error))
-    return FoundExtension(name, str(path), where, manifest, why)
+    return FoundExtension(name, str(path), where, manifest, reason)
 
 
-def _folders(place: Path) -> Iterator[Path]:
+def _folders(parent: Path) -> Iterator[Path]:
     try:
-        names = sorted(os.listdir(place))
+        names = sorted(os.listdir(parent))
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
-        raise ConfigError(f"{place} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{parent} cannot be read: {error.strerror}") from error
     for name in names:
-        if not name.startswith(".") and (place / name).is_dir():
-            yield place / name
+        if not name.startswith(".") and (parent / name).is_dir():
+            yield parent / name
 
 
-def _key(extension: Path) -> str:
-    return os.path.realpath(extension)
-
-
-def _off_file(home: Path) -> Path:
+def _disabled_file(home: Path) -> Path:
     return home / "extensions.json"
 
 
-def _off(home: Path) -> Off:
-    return atomic_json.read(_off_file(home), Off, Off(), AGAIN)
+def _off(home: Path) -> DisabledExtensions:
+    return atomic_json.read(_disabled_file(home), DisabledExtensions, DisabledExtensions(), RECOVERY_HINT)
 
 
-def _switch(home: Path, switched: Callable[[frozenset[str]], frozenset[str]]) -> tuple[str, ...]:
-    """Let what is switched off be what `switched` makes of it; return what was."""
+def _switch(home: Path, update: Callable[[frozenset[str]], frozenset[str]]) -> tuple[str, ...]:
+    """Call `update` with the disabled extensions, store the result as the new list, and return the previous list."""
 
-    def change(off: Off) -> Off:
-        return Off(tuple(sorted(switched(frozenset(off.disabled)))))
+    def change(off: DisabledExtensions) -> DisabledExtensions:
+        return DisabledExtensions(tuple(sorted(update(frozenset(off.disabled)))))
 
-    return atomic_json.change_json(_off_file(home), Off, Off(), AGAIN, change).disabled
+    return atomic_json.change_json(
+        _disabled_file(home), DisabledExtensions, DisabledExtensions(), RECOVERY_HINT, change
+    ).disabled

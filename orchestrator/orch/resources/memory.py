@@ -1,4 +1,4 @@
-"""The notes about a folder: open them, add one, find some by id."""
+"""Notes about a folder. Functions open the memory of the folder, add a note, and find notes by id."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from orch_protocol.core.errors import ConfigError, EntryNotFoundError
 from orch_protocol.core.ids import new_entry_id
 from orch_protocol.resources.memory import MemorySpec, Note
-from orch_worker.memory.notes import MemoryStore, check_note, folder_of, make_memory
+from orch_worker.memory.notes import MemoryStore, check_note, make_memory, memory_folder
 
 from ..config.config import load
 
@@ -19,9 +19,9 @@ __all__ = ["add_note", "open_memory", "select_notes"]
 
 def open_memory(cwd: Path, home: Path) -> tuple[MemoryStore, MemorySpec]:
     """Return the memory of the folder `cwd` and its limits. Raises ConfigError."""
-    said = load(cwd, home=home).config.memory
-    spec = MemorySpec(str(folder_of(home, cwd)), said.provider, total_chars=said.total_chars)
-    return make_memory(spec), msgspec.structs.replace(spec, note_chars=said.note_chars)
+    settings = load(cwd, home=home).config.memory
+    spec = MemorySpec(str(memory_folder(home, cwd)), settings.provider, total_chars=settings.total_chars)
+    return make_memory(spec), msgspec.structs.replace(spec, note_chars=settings.note_chars)
 
 
 def add_note(memory: MemoryStore, spec: MemorySpec, text: str) -> Note:

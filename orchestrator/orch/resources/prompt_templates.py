@@ -1,4 +1,4 @@
-"""Templates of prompts: texts with `{{variables}}`, from a program, from files and from packages."""
+"""Prompt templates are texts with `{{variables}}` from a program, from files and from packages."""
 
 from __future__ import annotations
 
@@ -14,38 +14,44 @@ from orch_protocol.core.prompts import PromptConfig, PromptSpec
 from orch_protocol.core.text import scrub
 
 __all__ = [
+    "PROGRAM",
     "Files",
     "InMemory",
     "Package",
     "PromptTemplate",
     "TemplateCatalog",
     "TemplateProvider",
-    "template_places",
+    "provider_of",
+    "template_sources",
     "usable_templates",
 ]
 
-MOST_BYTES: Final = 1 << 18
+MAX_BYTES: Final = 1 << 18
 SUFFIX: Final = ".md"
+PROGRAM: Final = "this program"
 NAME: Final = re.compile(r"[\w.:/@-]{1,80}")
 VARIABLE: Final = re.compile(r"\{\{\s*([A-Za-z_]\w*)\s*\}\}|(\\?)(\{\{)")
-"""A variable; or braces that begin none, which are meant when a backslash stands before them."""
+"""A variable, or braces that begin no variable. Braces after a backslash are literal."""
 
 
 class PromptTemplate(Struct, frozen=True):
-    """A text in which `{{name}}` stands for the value of a variable. `source` says where it is from."""
+    """A text in which `{{name}}` is replaced with the value of the variable `name`.
+
+    `source` says where the text comes from.
+    """
 
     name: str
     text: str
-    source: str
+    source: str = PROGRAM
 
     @classmethod
     def literal(cls, name: str, text: str, source: str) -> PromptTemplate:
-        """Return the template that says `text` as it stands, braces and all."""
+        """Return a template with the literal text `text`. Braces in this text have no special meaning."""
         return cls(name, text.replace("{{", "\\{{"), source)
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """Return the names of its variables, in the order in which it has them. Raises ConfigError."""
+        """The names of the variables, in order of appearance. Raises ConfigError."""
         found: dict[str, None] = {}
         for match in VARIABLE.finditer(self.text):
             if match[1]:
@@ -59,48 +65,60 @@ class PromptTemplate(Struct, frozen=True):
         return tuple(found)
 
     def render(self, values: Mapping[str, object]) -> str:
-        """Return the text with `values`, each put in once and as it is. Raises ConfigError for one that is missing."""
-        wanted = self.variables
-        if missing := [name for name in wanted if name not in values]:
+        """Return the text with `values` inserted unchanged. Raises ConfigError for a missing value."""
+        variables = self.variables
+        if missing := [name for name in variables if name not in values]:
             raise ConfigError(
                 f"template {self.name!r} ({self.source}) needs {', '.join(missing)}: pass "
                 f"vars={{{missing[0]!r}: ...}}, --var {missing[0]}=..., or set prompt.vars.{missing[0]}"
             )
         return VARIABLE.sub(lambda match: str(values[match[1]]) if match[1] else match[3], self.text)
 
-    def checked(self, given: Mapping[str, object]) -> None:
-        """Raise ConfigError for a value in `given` that no variable takes."""
-        if strange := [name for name in given if name not in self.variables]:
+    def check_names(self, values: Mapping[str, object]) -> None:
+        """Raise ConfigError if a name in `values` is not a variable of the template."""
+        if unknown := [name for name in values if name not in self.variables]:
             known = ", ".join(self.variables) or "none"
-            raise ConfigError(f"template {self.name!r} has no variable {strange[0]!r}; it has {known}")
+            raise ConfigError(f"template {self.name!r} has no variable {unknown[0]!r}; it has {known}")
 
 
 class TemplateProvider(Protocol):
-    """Something that has templates: whoever has this one method is one."""
+    """Protocol of objects that provide templates."""
 
     def templates(self) -> Iterable[PromptTemplate]:
-        """Return the templates there are now. Raises ConfigError."""
+        """Return the current templates. Raises ConfigError."""
 
 
 class InMemory:
-    """Templates of a program: texts by name."""
+    """Templates of a program."""
 
-    def __init__(self, texts: Mapping[str, str], source: str = "this program") -> None:
-        self._texts, self._source = dict(texts), source
+    def __init__(self, *templates: PromptTemplate) -> None:
+        self._templates = templates
 
     def templates(self) -> Iterable[PromptTemplate]:
-        """Return them."""
-        return [PromptTemplate(name, text, self._source) for name, text in self._texts.items()]
+        """Return the templates."""
+        return self._templates
+
+
+def provider_of(template: PromptTemplate | TemplateProvider) -> TemplateProvider:
+    """Return `template` as a provider. Raises ConfigError if it is neither a PromptTemplate nor a provider."""
+    if isinstance(template, PromptTemplate):
+        return InMemory(template)
+    if not callable(getattr(template, "templates", None)):
+        raise ConfigError(f"pass a name and a text, a PromptTemplate, or an object with templates(); got {template!r}")
+    return template
 
 
 class Files:
-    """The `*.md` files of a folder, by their names without the suffix; or one file. None there is none."""
+    """The `*.md` files of a folder, or a single file. The file name without suffix is the name of the template.
+
+    A missing folder has no templates.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def templates(self) -> Iterable[PromptTemplate]:
-        """Return them, by name."""
+        """Return the templates, by name."""
         try:
             files = sorted(self._path.glob(f"*{SUFFIX}")) if self._path.is_dir() else [self._path]
             return [PromptTemplate(path.stem, _text(path.read_bytes()), str(path)) for path in files if path.is_file()]
@@ -115,7 +133,7 @@ class Package:
         self._package, self._folder = package, folder
 
     def templates(self) -> Iterable[PromptTemplate]:
-        """Return them, by name."""
+        """Return the templates, by name."""
         from importlib.resources import files
 
         where = f"{self._package}:{self._folder}"
@@ -131,48 +149,55 @@ class Package:
 
 
 class TemplateCatalog:
-    """The templates that can be used by name: those of `config`, the folder `home` and `more`, and those added."""
+    """The available templates by name.
 
-    def __init__(self, config: PromptConfig, home: Path, *more: TemplateProvider) -> None:
+    The templates come from `config`, from the folder `prompts` in `home`, from `providers`, and from `add`.
+    """
+
+    def __init__(self, config: PromptConfig, home: Path, *providers: TemplateProvider) -> None:
         self._config, self._home = config, home
-        self._added = list(more)
-        self.added: Callable[[], object] | None = None
-        """Called when there are more of them."""
+        self._added = list(providers)
+        self.changed: Callable[[], object] = lambda: None
+        """Called after templates were added or removed."""
 
     def add(self, provider: TemplateProvider) -> tuple[str, ...]:
-        """Take the templates of `provider` in, all or none, and return their names.
+        """Add the templates of `provider` and return their names. If one template cannot be added, none is added.
 
-        Raises ConfigError for a name that is taken, or is none, and for a template that cannot be one.
+        Raises ConfigError for an invalid name, a name that is in use, or an invalid template.
         """
         names = []
         known = {template.name: template for template in self.all()}
         for template in provider.templates():
             if not NAME.fullmatch(template.name):
                 raise ConfigError(f"invalid template name {template.name!r}: use letters, digits and _.:/@-")
-            if there := known.get(template.name):
-                raise ConfigError(f"there is a template {template.name!r} already, of {there.source}")
-            template.variables  # noqa: B018 - it says what is wrong with it
+            if existing := known.get(template.name):
+                raise ConfigError(f"a template named {template.name!r} already exists in {existing.source}")
+            template.variables  # noqa: B018 - raises the error for invalid variables
             names.append(template.name)
         self._added.append(provider)
-        if self.added is not None:
-            self.added()
+        self.changed()
         return tuple(names)
 
+    def remove(self, provider: TemplateProvider) -> None:
+        """Remove a provider and its templates."""
+        self._added.remove(provider)
+        self.changed()
+
     def all(self) -> list[PromptTemplate]:
-        """Return all of them, by name. Raises ConfigError where two have the same."""
+        """Return all templates, by name. Raises ConfigError if two have the same name."""
         found: dict[str, PromptTemplate] = {}
-        for provider in (*template_places(self._config, self._home), *self._added):
+        for provider in (*template_sources(self._config, self._home), *self._added):
             for template in provider.templates():
-                if there := found.get(template.name):
+                if existing := found.get(template.name):
                     raise ConfigError(
-                        f"there are two templates {template.name!r}, of {there.source} and {template.source}: give one "
-                        "another name"
+                        f"two templates are named {template.name!r}, of {existing.source} and {template.source}: "
+                        "rename one of the two"
                     )
                 found[template.name] = template
         return [found[name] for name in sorted(found)]
 
     def find(self, name: str) -> PromptTemplate:
-        """Return the template that is called `name`, or is the file of that path. Raises ConfigError."""
+        """Return the template with the name or file path `name`. Raises ConfigError."""
         if name.endswith(SUFFIX) or "/" in name:
             path = Path(name).expanduser()
             if found := list(Files(path).templates()) if not path.is_dir() else []:
@@ -186,58 +211,61 @@ class TemplateCatalog:
             )
         return known[name]
 
-    def asked(self, name: str | PromptTemplate | None, given: Mapping[str, object] | None) -> PromptSpec:
-        """Return what an agent is told by the template `name`, or that one, None: by the configured one, if there is.
+    def prompt_spec(self, name: str | PromptTemplate | None, values: Mapping[str, object] | None) -> PromptSpec:
+        """Return the prompt for the template `name`. If `name` is None, use the configured template, if any.
 
-        `given` are values of its variables; others are the configured ones. Raises ConfigError.
+        `values` contains values of variables. Other values come from the configuration. Raises ConfigError.
         """
-        if not isinstance(given, Mapping | None):
-            raise ConfigError(f"vars is a mapping of names to values, not {given!r}")
+        if not isinstance(values, Mapping | None):
+            raise ConfigError(f"vars must be a mapping of names to values; got {values!r}")
         if not isinstance(name, str | PromptTemplate | None):
-            raise ConfigError(f"prompt_template is a template, its name or its file, not {name!r}")
+            raise ConfigError(f"prompt_template must be a template, its name or its file; got {name!r}")
         name = name or self._config.template
         if name is None:
-            if given:
+            if values:
                 raise ConfigError(
-                    f"vars contains {next(iter(given))!r}, but no template is selected: pass prompt_template"
+                    f"vars contains {next(iter(values))!r}, but no template is selected: pass prompt_template"
                 )
             return PromptSpec(rules=self._config.rules)
         template = name if isinstance(name, PromptTemplate) else self.find(name)
-        template.checked(given or {})
-        text = scrub(template.render({**self._config.vars, **(given or {})})).strip()
+        template.check_names(values or {})
+        text = scrub(template.render({**self._config.vars, **(values or {})})).strip()
         if not text:
             raise ConfigError(f"template {template.name!r} ({template.source}) is empty")
         return PromptSpec(text, f"template {template.name} ({template.source})", self._config.rules)
 
 
 def usable_templates(templates: Iterable[PromptTemplate]) -> tuple[list[PromptTemplate], list[str]]:
-    """Return those of `templates` that can be filled in, and of each other one what is wrong with it."""
-    found, faults = [], []
+    """Return the valid templates, and an error message for each invalid template."""
+    found, problems = [], []
     for each in templates:
         try:
-            each.variables  # noqa: B018 - it says what is wrong with it
+            each.variables  # noqa: B018 - raises the error for invalid variables
             found.append(each)
         except ConfigError as error:
-            faults.append(str(error))
-    return found, faults
+            problems.append(str(error))
+    return found, problems
 
 
-def template_places(config: PromptConfig, home: Path) -> list[TemplateProvider]:
-    """Return where the configuration looks for templates: folders, files, `package:folder`; and `prompts` in `home`."""
+def template_sources(config: PromptConfig, home: Path) -> list[TemplateProvider]:
+    """Return the configured sources of templates, and the folder `prompts` in `home`.
+
+    A configured source is a folder, a file, or `package:folder`.
+    """
     found: list[TemplateProvider] = []
-    for place in config.templates:
-        package, colon, folder = place.partition(":")
+    for source in config.templates:
+        package, colon, folder = source.partition(":")
         if colon and "/" not in package:
             found.append(Package(package, folder or "prompts"))
         else:
-            path = Path(place).expanduser()
+            path = Path(source).expanduser()
             if not path.exists():
-                raise ConfigError(f"prompt.templates: {place} does not exist")
+                raise ConfigError(f"prompt.templates: {source} does not exist")
             found.append(Files(path))
     return [*found, *([Files(home / "prompts")] if (home / "prompts").is_dir() else [])]
 
 
 def _text(data: bytes) -> str:
-    if len(data) > MOST_BYTES:
-        raise ConfigError(f"a template of {len(data):,} bytes is too large: at most {MOST_BYTES:,}")
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"a template of {len(data):,} bytes is too large: at most {MAX_BYTES:,}")
     return data.decode("utf-8-sig", "replace").replace("\r\n", "\n").strip()

@@ -1,4 +1,7 @@
-"""Skills from elsewhere: copied from a folder, a zip file or a git repository, checked first, whole or not at all."""
+"""Installs skills from a folder, a zip file or a git repository.
+
+A skill is validated first, and then copied completely.
+"""
 
 from __future__ import annotations
 
@@ -21,24 +24,29 @@ from msgspec import Struct
 
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.resources.skills import SkillSpec
-from orch_worker.session.transcript import timestamp
+from orch_worker.session.entry_codec import timestamp
 from orch_worker.skills.skill_file import FILES, file_of, name_in
 from orch_worker.system import atomic_json
-from orch_worker.system.folder_digest import MOST_BYTES, skill_files
+from orch_worker.system.folder_digest import MAX_BYTES, skill_files
 
 from ..config import paths
-from .skill_discovery import SkillCatalogs, untrust
+from ..config.trust import revoke
+from .skill_discovery import SkillCatalogs
 
 __all__ = ["Installed", "install", "installed_from", "record_source", "remove"]
 
 
-# --- What skills were installed from where ---
+# --- Record of installed skills and their sources ---
 
-AGAIN: Final = "install again what you need to know the source of"
+RECOVERY_HINT: Final = "install again what you need to know the source of"
 
 
 class Installed(Struct, frozen=True):
-    """Where a skill was installed from, which `commit` of a repository, when, and the `hash` that it had then."""
+    """The source of an installed skill.
+
+    `commit` is the commit of a git repository, `at` is the time of the installation. `hash` identifies the installed
+    content.
+    """
 
     source: str
     hash: str
@@ -48,19 +56,19 @@ class Installed(Struct, frozen=True):
 
 
 def installed_from(folder: Path, home: Path) -> Installed | None:
-    """Return where the skill in `folder` was installed from, None when it was not. Raises ConfigError."""
+    """Return the source of the skill in `folder`. Return None if the skill was not installed. Raises ConfigError."""
     return _record(home).get(_key(folder))
 
 
 def record_source(folder: Path, home: Path, row: Installed | None) -> None:
-    """Take down where the skill in `folder` is from; None: it is not there any more. Raises ConfigError, StoreError."""
+    """Record the source of the skill in `folder`. None removes the record. Raises ConfigError, StoreError."""
     paths.private_dir(home)
     key = _key(folder)
 
-    def noted(known: dict[str, Installed]) -> dict[str, Installed]:
+    def update(known: dict[str, Installed]) -> dict[str, Installed]:
         return {each: was for each, was in known.items() if each != key} | ({key: row} if row is not None else {})
 
-    atomic_json.change_json(_file(home), dict[str, Installed], {}, AGAIN, noted)
+    atomic_json.change_json(_file(home), dict[str, Installed], {}, RECOVERY_HINT, update)
 
 
 def _file(home: Path) -> Path:
@@ -68,7 +76,7 @@ def _file(home: Path) -> Path:
 
 
 def _record(home: Path) -> dict[str, Installed]:
-    return atomic_json.read(_file(home), dict[str, Installed], {}, AGAIN)
+    return atomic_json.read(_file(home), dict[str, Installed], {}, RECOVERY_HINT)
 
 
 def _key(folder: Path) -> str:
@@ -76,53 +84,51 @@ def _key(folder: Path) -> str:
 
 
 GIT_SECONDS: Final = 120.0
-LOOK_SECONDS: Final = 0.25
-MOST_CLONED: Final = 512 << 20
-"""Bytes of a repository with its files: some hold a skill beside much else, none may fill a disk."""
-MOST_FILES: Final = 2_000
-DEPTH: Final = 3
-LONGEST: Final = 255
+POLL_SECONDS: Final = 0.25
+MAX_CLONED: Final = 512 << 20
+"""The maximum size of a repository and its files in bytes, so that a clone cannot fill the disk."""
+MAX_FILES: Final = 2_000
+MAX_DEPTH: Final = 3
+MAX_NAME_BYTES: Final = 255
 _GIT: Final = re.compile(r"(?:https?|ssh|git|file)://|[\w.-]+@[\w.-]+:|.*\.git/?$")
 _KEYS: Final = re.compile(r"(?<=://)[^/\s]+@")
-"""What may stand in an address to let one in."""
+"""Credentials in an address."""
 
 
 def install(
     source: str, into: Path, home: Path, *, path: str = "", ref: str = "", force: bool = False
 ) -> tuple[SkillSpec, Installed]:
-    """Copy the skill in `source` below the folder `into`, under its name, and take down where it is from.
+    """Copy the skill in `source` to a folder with the skill's name below `into`, and record the source.
 
-    `source` is a folder, a zip file, or the address of a git repository; `path` says where in it the skill is, `ref`
-    which branch or tag of a repository. With `force` it takes the place of one that is there.
-    Raises ConfigError: it is no skill, holds links, is too large, is there already, or cannot be had.
+    `source` is a folder, a zip file, or the address of a git repository. `path` is the path of the skill in `source`.
+    `ref` is a branch or tag of a repository. With `force` an existing skill is replaced. Raises ConfigError if the
+    skill is invalid, contains links, is too large, already exists, or cannot be downloaded.
     """
-    private = into.is_relative_to(home)  # the user's own, like all that is there
-    if private:
+    is_private = into.is_relative_to(home)  # the installed skill is private to the user, like everything in the home
+    if is_private:
         paths.private_dir(into)
     else:
         into.mkdir(parents=True, exist_ok=True)
     stage = Path(tempfile.mkdtemp(prefix=".install-", dir=into))
     try:
-        with _opened(source, ref, stage) as (root, commit):
-            found = _within(root, path, source)
+        with _open_source(source, ref, stage) as (root, commit):
+            found = _locate_skill(root, path, source)
             name = name_in(file_of(found)) or found.name
-            if not _is_one(name):
-                name = "skill"  # which its file does not say, as whoever checks it will tell
+            if not _is_valid_name(name):
+                name = "skill"  # the skill has no valid name; the check below reports this
             copy = stage / name
             try:
                 _copy(found, copy)
             except OSError as error:
                 raise ConfigError(f"{source} cannot be copied: {error.strerror}") from error
-        for each in (copy, *copy.rglob("*")) if private else ():
+        for each in (copy, *copy.rglob("*")) if is_private else ():
             each.chmod(each.stat().st_mode & 0o700)
         skill = SkillCatalogs().look(copy)
         target = into / name
         known = installed_from(target, home)
         if os.path.lexists(target) and not force:
-            whence = f", from {known.source}" if known is not None else ""
-            raise ConfigError(
-                f"there is a skill {name!r} in {into} already{whence}: --force puts this one in its place"
-            )
+            origin = f", from {known.source}" if known is not None else ""
+            raise ConfigError(f"{into} already contains a skill {name!r}{origin}: use --force to replace it")
         if os.path.lexists(target):
             target.rename(stage / ".old")
         try:
@@ -139,31 +145,34 @@ def install(
 
 
 def remove(name: str, into: Path, home: Path, *, force: bool = False) -> Path:
-    """Remove the skill `name` from the folder `into`; without `force` one alone that was installed, and is as it was.
+    """Remove the skill `name` from the folder `into`. Raises ConfigError.
 
-    Raises ConfigError.
+    Without `force`, the skill must have been installed and must be unchanged.
     """
     target = into / name
-    if not _is_one(name) or not os.path.lexists(target):
+    if not _is_valid_name(name) or not os.path.lexists(target):
         raise ConfigError(f"skill {name!r} is not installed in {into}")
     row = installed_from(target, home)
     if not force and row is None:
-        raise ConfigError(f"skill {name!r} in {into} was not installed from anywhere: --force removes it all the same")
+        raise ConfigError(f"skill {name!r} in {into} was not installed by orch: use --force to remove it")
     if not force and row is not None and SkillCatalogs().look(target).hash != row.hash:
-        raise ConfigError(f"skill {name!r} was changed since it was installed: --force removes it all the same")
+        raise ConfigError(f"skill {name!r} was changed after the installation: use --force to remove it")
     if target.is_symlink():
         target.unlink()
     else:
         shutil.rmtree(target)
     record_source(target, home, None)
-    untrust(target, home)
+    revoke(home, "skill", target)
     return target
 
 
-def _is_one(name: str) -> bool:
-    """Say whether `name` can be that of a folder which is a skill: nothing else is ever made, or removed."""
+def _is_valid_name(name: str) -> bool:
+    """Return whether `name` is a valid name of a skill folder.
+
+    Folders with other names are never created or removed.
+    """
     return (
-        0 < len(os.fsencode(name)) <= LONGEST
+        0 < len(os.fsencode(name)) <= MAX_NAME_BYTES
         and name[0] != "."
         and PurePosixPath(name).name == name
         and "\0" not in name
@@ -171,28 +180,31 @@ def _is_one(name: str) -> bool:
 
 
 @contextmanager
-def _opened(source: str, ref: str, stage: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the folder that `source` is, or was unpacked to, and the commit. Raises ConfigError."""
-    place = Path(source).expanduser()
+def _open_source(source: str, ref: str, stage: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the folder of `source` and the commit.
+
+    A zip file is unpacked, a repository is cloned. Raises ConfigError.
+    """
+    source_path = Path(source).expanduser()
     unpacked = stage / ".source"
-    if zipfile.is_zipfile(place):
-        _unpack(place, unpacked)
+    if zipfile.is_zipfile(source_path):
+        _unpack(source_path, unpacked)
         yield unpacked, ""
-    elif place.is_dir() and not _is_repository(place):
+    elif source_path.is_dir() and not _is_repository(source_path):
         if ref:
             raise ConfigError(f"{source} is a folder, not a repository: it has no revision {ref!r}")
-        yield place.absolute(), ""
-    elif place.is_dir() or _GIT.match(source):
-        yield unpacked, _clone(place.absolute().as_uri() if place.is_dir() else source, ref, unpacked)
+        yield source_path.absolute(), ""
+    elif source_path.is_dir() or _GIT.match(source):
+        yield unpacked, _clone(source_path.absolute().as_uri() if source_path.is_dir() else source, ref, unpacked)
     else:
         raise ConfigError(f"{source} is neither a folder, nor a zip file, nor the address of a git repository")
 
 
-def _is_repository(place: Path) -> bool:
-    """Say whether a folder is a bare repository, or one whose skills are to be had as they were committed."""
-    if any((place / name).is_file() for name in FILES):
+def _is_repository(folder: Path) -> bool:
+    """Return whether a folder is a git repository. Only committed skills of a repository are installed."""
+    if any((folder / name).is_file() for name in FILES):
         return False
-    return (place / ".git").exists() or all((place / name).exists() for name in ("HEAD", "objects", "refs"))
+    return (folder / ".git").exists() or all((folder / name).exists() for name in ("HEAD", "objects", "refs"))
 
 
 def _clone(address: str, ref: str, to: Path) -> str:
@@ -204,8 +216,8 @@ def _clone(address: str, ref: str, to: Path) -> str:
 
 
 def _git(arguments: list[str], address: str, to: Path) -> str:
-    """Return what git prints, which fills `to` within bounds. Raises ConfigError."""
-    shown = _KEYS.sub("", address)
+    """Run git and return its output. The size of the folder `to` and the time are limited. Raises ConfigError."""
+    display_address = _KEYS.sub("", address)
     try:
         git = subprocess.Popen(
             ["git", *arguments],
@@ -218,43 +230,45 @@ def _git(arguments: list[str], address: str, to: Path) -> str:
             start_new_session=True,
         )
     except FileNotFoundError as error:
-        raise ConfigError(f"cannot download {shown}: git is not installed") from error
+        raise ConfigError(f"cannot download {display_address}: git is not installed") from error
     try:
-        said, complaint = _ended(git, shown, to)
+        output, errors = _wait_for_git(git, display_address, to)
     finally:
-        if git.returncode is None:  # what fetches is a process of its own, which would go on
+        if git.returncode is None:  # git downloads in a child process, which would otherwise continue
             os.killpg(git.pid, signal.SIGKILL)
             git.communicate()
     if git.returncode:
-        why = _KEYS.sub("", " ".join(complaint.split()))[-400:]
-        raise ConfigError(f"{shown} cannot be had: {why or f'git ended with {git.returncode}'}")
-    return said
+        why = _KEYS.sub("", " ".join(errors.split()))[-400:]
+        raise ConfigError(f"cannot download {display_address}: {why or f'git ended with {git.returncode}'}")
+    return output
 
 
-def _ended(git: subprocess.Popen[str], shown: str, to: Path) -> tuple[str, str]:
-    """Return what git says when it has ended. Raises ConfigError when it takes too long, or too much."""
-    over = time.monotonic() + GIT_SECONDS
+def _wait_for_git(git: subprocess.Popen[str], display_address: str, to: Path) -> tuple[str, str]:
+    """Wait for git and return its output. Raises ConfigError if git takes too long or writes too much."""
+    deadline = time.monotonic() + GIT_SECONDS
     while True:
         try:
-            said = git.communicate(timeout=LOOK_SECONDS)
+            output = git.communicate(timeout=POLL_SECONDS)
         except subprocess.TimeoutExpired as error:
-            if time.monotonic() > over:
-                raise ConfigError(f"{shown} cannot be had: git did not end within {GIT_SECONDS:g} s") from error
-            said = None
-        if _is_more(to, MOST_CLONED):
-            raise ConfigError(f"{shown} cannot be had: it holds more than {MOST_CLONED >> 20} MiB")
-        if said is not None:
-            return said
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"cannot download {display_address}: git did not end within {GIT_SECONDS:g} s"
+                ) from error
+            output = None
+        if _exceeds(to, MAX_CLONED):
+            raise ConfigError(f"cannot download {display_address}: it is larger than {MAX_CLONED >> 20} MiB")
+        if output is not None:
+            return output
 
 
-def _is_more(folder: Path, most: int) -> bool:
-    """Say whether the files below `folder`, which comes and goes meanwhile, take more than `most` bytes."""
+def _exceeds(folder: Path, limit: int) -> bool:
+    """Return whether the files below `folder` are larger than `limit` bytes. The files may change during the check."""
     size = 0
-    for here, _, names in os.walk(folder):
+    for folder_path, _, names in os.walk(folder):
         for name in names:
             with contextlib.suppress(FileNotFoundError):
-                size += os.lstat(os.path.join(here, name)).st_size
-                if size > most:
+                size += os.lstat(os.path.join(folder_path, name)).st_size
+                if size > limit:
                     return True
     return False
 
@@ -264,7 +278,7 @@ def _unpack(file: Path, to: Path) -> None:
     try:
         with zipfile.ZipFile(file) as archive:
             members = [each for each in archive.infolist() if not each.is_dir()]
-            if len(members) > MOST_FILES:
+            if len(members) > MAX_FILES:
                 raise ConfigError(f"{file} holds {len(members):,} files: no skill needs so many")
             for each in members:
                 path = PurePosixPath(each.filename)
@@ -273,27 +287,30 @@ def _unpack(file: Path, to: Path) -> None:
                         f"{file}: member {each.filename!r} is a link or lies outside the archive; nothing was unpacked"
                     )
                 size += each.file_size
-                if size > MOST_BYTES:
-                    raise ConfigError(f"{file} holds more than {MOST_BYTES >> 20} MiB")
+                if size > MAX_BYTES:
+                    raise ConfigError(f"{file} holds more than {MAX_BYTES >> 20} MiB")
                 target = to.joinpath(*path.parts)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                with archive.open(each) as packed, target.open("xb") as made:
-                    made.write(packed.read(each.file_size + 1)[: each.file_size])
+                with archive.open(each) as packed, target.open("xb") as output_file:
+                    output_file.write(packed.read(each.file_size + 1)[: each.file_size])
                 target.chmod(0o755 if (each.external_attr >> 16) & 0o100 else 0o644)
     except ConfigError:
         raise
-    except Exception as error:  # whatever unpackers say of bytes that they do not understand
+    except Exception as error:  # unpackers raise many kinds of errors for invalid data
         raise ConfigError(f"{file} cannot be unpacked: {error}") from error
 
 
-def _within(root: Path, path: str, source: str) -> Path:
-    """Return the folder of the skill in `root`: at `path`, at its top, or the only one below. Raises ConfigError."""
-    at = PurePosixPath(path)
-    if at.is_absolute() or ".." in at.parts:
+def _locate_skill(root: Path, path: str, source: str) -> Path:
+    """Return the folder of the skill in `root`. Raises ConfigError.
+
+    The result is the folder `path` in `root`, or the only skill folder below that folder.
+    """
+    relative = PurePosixPath(path)
+    if relative.is_absolute() or ".." in relative.parts:
         raise ConfigError(f"invalid path {path!r}: it must be a relative path below {source}")
-    base = root.joinpath(*at.parts)
+    base = root.joinpath(*relative.parts)
     if not Path(os.path.realpath(base)).is_relative_to(os.path.realpath(root)):
-        raise ConfigError(f"{path!r} leads out of {source}, by a link")
+        raise ConfigError(f"{path!r} is a link to a place outside {source}")
     if any((base / name).is_file() for name in FILES):
         return base
     found = sorted(_skills_below(base)) if base.is_dir() and not base.is_symlink() else []
@@ -308,21 +325,21 @@ def _within(root: Path, path: str, source: str) -> Path:
 def _skills_below(base: Path) -> Iterator[Path]:
     for folder, folders, files in os.walk(base):
         here = Path(folder)
-        deep = len(here.relative_to(base).parts)
-        folders[:] = [] if deep >= DEPTH else sorted(name for name in folders if name != ".git")
+        depth = len(here.relative_to(base).parts)
+        folders[:] = [] if depth >= MAX_DEPTH else sorted(name for name in folders if name != ".git")
         if any(name in files for name in FILES):
             folders.clear()
             yield here
 
 
 def _copy(found: Path, to: Path) -> None:
-    """Copy the files of a skill. Raises ConfigError for links and whatever else is no file."""
+    """Copy the files of a skill. Raises ConfigError for links and other special files."""
     size = 0
     to.mkdir()
     for path in skill_files(found):
         size += path.stat().st_size
-        if size > MOST_BYTES:
-            raise ConfigError(f"{found} holds more than {MOST_BYTES >> 20} MiB: it is for code and texts")
+        if size > MAX_BYTES:
+            raise ConfigError(f"{found} is larger than {MAX_BYTES >> 20} MiB: skills are for code and texts")
         target = to / path.relative_to(found)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target, follow_symlinks=False)

@@ -1,4 +1,4 @@
-"""Skills made of what is there: of a prompt, a template, a session; and as one file to hand on."""
+"""Creates skills from a prompt template or a session, and packs a skill into a file."""
 
 from __future__ import annotations
 
@@ -20,58 +20,66 @@ from orch_worker.system.folder_digest import skill_files
 from .prompt_templates import VARIABLE, PromptTemplate
 from .skills import Skill
 
-__all__ = ["of_session", "of_template", "packed", "written"]
+__all__ = ["of_session", "of_template", "write_skill", "write_zip"]
 
-MOST_STEPS: Final = 60
-MOST_CHARS: Final = 300
-MOST_ANSWER: Final = 4_000
-THEN: Final = (1980, 1, 1, 0, 0, 0)
-"""The date of each file in a zip: the same skill is the same file."""
+MAX_STEPS: Final = 60
+MAX_CHARS: Final = 300
+MAX_ANSWER: Final = 4_000
+ZIP_DATE: Final = (1980, 1, 1, 0, 0, 0)
+"""The date of each file in a zip file. The date is constant, so that the same skill gives the same bytes."""
 
 
 def of_template(template: PromptTemplate, name: str, description: str) -> Skill:
-    """Return a skill that says what `template` does, with its variables left open. Raises ConfigError."""
+    """Return a skill with the text of `template`. The variables in the text are not replaced. Raises ConfigError."""
     variables = template.variables
-    given = ", ".join(f"<{each}>" for each in variables)
-    asked = f"What stands for {given} below is to be known from the task; ask where it is not.\n\n" if given else ""
+    placeholders = ", ".join(f"<{each}>" for each in variables)
+    instruction = (
+        f"Take the values of {placeholders} below from the task. If a value is missing, ask for it.\n\n"
+        if placeholders
+        else ""
+    )
     text = VARIABLE.sub(lambda match: f"<{match[1]}>" if match[1] else match[3], template.text)
-    return Skill(name, description, asked + text)
+    return Skill(name, description, instruction + text)
 
 
 def of_session(task: str, messages: Sequence[Message], name: str, description: str = "") -> Skill:
-    """Return a skill that tells how a conversation came to its end: what was asked, each call, and the last answer.
+    """Return a draft of a skill from a conversation.
 
-    It is a draft, to be read and made general by a person.
+    The draft contains the prompts, each tool call, and the last answer. A person should read the draft and make it
+    general. Raises ConfigError for a conversation without calls and answers.
     """
     steps: list[str] = []
     answer = ""
     for message in messages:
         calls = tool_uses(message)
         if message.role == "user":
-            if said := split_first_prompt(text_of(message))[1].strip():
-                steps.append(f"Asked: {_line(said)}")
+            if prompt := split_first_prompt(text_of(message))[1].strip():
+                steps.append(f"Asked: {_line(prompt)}")
         else:
             steps += (f"{_call(each)}" for each in calls)
             answer = text_of(message).strip() or answer
     if not any(step.startswith("`") for step in steps) and not answer:
         raise ConfigError("cannot make a skill: this conversation has no completed actions")
-    left = len(steps) - MOST_STEPS
-    if left > 0:
-        half = MOST_STEPS // 2
-        steps = [*steps[:half], f"({left} more steps)", *steps[-half:]]
+    omitted = len(steps) - MAX_STEPS
+    if omitted > 0:
+        half = MAX_STEPS // 2
+        steps = [*steps[:half], f"({omitted} more steps)", *steps[-half:]]
     numbered = "\n".join(f"{number}. {step}" for number, step in enumerate(steps, 1))
-    parts = [f"# What it is for\n\n{_line(task)}", f"# How it was done\n\n{numbered}"]
+    parts = [f"# Purpose\n\n{_line(task)}", f"# Steps\n\n{numbered}"]
     if answer:
-        parts.append(f"# What came of it\n\n{clip(answer, MOST_ANSWER, 'the session has it all')}")
+        parts.append(f"# Result\n\n{clip(answer, MAX_ANSWER, 'the session contains the rest')}")
     return Skill(name, description or f"{_line(task).rstrip('.')}. Use for tasks of this kind.", "\n\n".join(parts))
 
 
-def written(skill: Skill, place: Path, *, force: bool = False) -> Path:
-    """Write `skill` as a folder below `place` and return it. Raises ConfigError when it is there, or breaks a rule."""
+def write_skill(skill: Skill, parent: Path, *, force: bool = False) -> Path:
+    """Write `skill` as a folder below `parent` and return the folder.
+
+    Raises ConfigError if the folder exists or the skill is invalid. With `force`, an existing folder is used.
+    """
     skill.spec()
-    folder = place / skill.name
+    folder = parent / skill.name
     if folder.exists() and not force:
-        raise ConfigError(f"{folder} is there already: --force writes into it, or choose another --output")
+        raise ConfigError(f"{folder} already exists: use --force to write into it, or choose another --output")
     for path, text in {"SKILL.md": skill.text(), **skill.files}.items():
         file = folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -79,23 +87,26 @@ def written(skill: Skill, place: Path, *, force: bool = False) -> Path:
     return folder
 
 
-def packed(folder: Path, output: Path) -> Path:
-    """Write the skill in `folder` as the zip file `output`, the same bytes for the same skill. Raises ConfigError."""
+def write_zip(folder: Path, output: Path) -> Path:
+    """Write the skill in `folder` as the zip file `output`. The same skill always gives the same bytes.
+
+    Raises ConfigError.
+    """
     name = read_skill_file(folder).name
     files = sorted(skill_files(folder))
-    beside = output.with_name(f".{output.name}.{os.getpid()}.tmp")
+    temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     try:
-        with zipfile.ZipFile(beside, "x", zipfile.ZIP_DEFLATED) as archive:
+        with zipfile.ZipFile(temporary, "x", zipfile.ZIP_DEFLATED) as archive:
             for path in files:
-                info = zipfile.ZipInfo(f"{name}/{path.relative_to(folder).as_posix()}", THEN)
+                info = zipfile.ZipInfo(f"{name}/{path.relative_to(folder).as_posix()}", ZIP_DATE)
                 info.external_attr = (0o100755 if path.stat().st_mode & 0o100 else 0o100644) << 16
                 info.compress_type = zipfile.ZIP_DEFLATED
                 archive.writestr(info, path.read_bytes())
-        beside.replace(output)
+        temporary.replace(output)
     except OSError as error:
         raise ConfigError(f"{output} cannot be written: {error.strerror or error}") from error
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return output
 
 
@@ -105,4 +116,4 @@ def _call(call: ToolUse) -> str:
 
 def _line(text: str) -> str:
     line = re.sub(r"\s+", " ", text).strip()
-    return line if len(line) <= MOST_CHARS else f"{line[: MOST_CHARS - 3]}..."
+    return line if len(line) <= MAX_CHARS else f"{line[: MAX_CHARS - 3]}..."

@@ -1,7 +1,7 @@
-"""Trying a skill without a model: its rules, what its text names, its scripts, its own tests, and its description.
+"""Tests a skill's format, file references, scripts, own tests, and description without a model.
 
-A model chooses a skill by its description. Whether it would cannot be known offline; whether the description shares a
-word with what people will ask for, and more of them than another skill's, can be.
+A model chooses a skill by its description. This choice cannot be tested offline. Instead, the test checks whether the
+description shares words with typical prompts, and more words than the descriptions of other skills.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -28,14 +28,16 @@ __all__ = ["PROMPTS", "TESTS", "Trial", "trials"]
 TESTS: Final = "tests"
 PROMPTS: Final = "prompts.txt"
 SECONDS: Final = 60.0
-SHOWN: Final = 600
-SEEN: Final = ("PATH", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH")
-"""What a test sees of the environment: no keys."""
+MAX_OUTPUT_CHARS: Final = 600
+PASSED_VARIABLES: Final = ("PATH", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH")
+"""Environment variables that tests get. They contain no keys."""
 _LINK: Final = re.compile(r"\]\(([^)\s#]{1,300}+)[^)]{0,300}+\)|(?<![\w/.-])((?:scripts|references|assets)/[\w./-]*\w)")
+_COLLECTED: Final = re.compile(r"^(?:(?:async )?def test_|class Test)", re.MULTILINE)
+"""Matches test functions and classes that pytest collects."""
 
 
 class Trial(Struct, frozen=True):
-    """One thing that was tried, and `detail` of what was wrong with it."""
+    """The result of one check. `detail` describes the failure."""
 
     name: str
     outcome: Literal["passed", "failed"]
@@ -43,11 +45,13 @@ class Trial(Struct, frozen=True):
 
 
 def trials(folder: Path, others: Sequence[SkillSpec] = (), seconds: float = SECONDS) -> Iterator[Trial]:
-    """Yield what becomes of each thing that can be tried of the skill in `folder`; `others` are skills beside it.
+    """Yield the result of each check of the skill in `folder`. The description of the skill is compared with the skills
+    `others`.
 
-    Its tests are `tests/*.py` and `tests/*.sh`: each runs in an empty folder, with the skill's as `$SKILL_DIR` and
-    without any key, and has passed when it ends with 0. Each line of `tests/prompts.txt` is what somebody may ask that
-    the skill is for. Raises ConfigError where there is no skill to try.
+    The skill's own tests are the files `tests/*`, and the files `test_*` beside `SKILL.md`, with the suffix `.py` or
+    `.sh`. Each test runs in an empty folder, with the skill's folder as `$SKILL_DIR` and without API keys. A test
+    passes if its exit status is 0. Each line of `tests/prompts.txt` is a prompt. For each of these prompts, a model
+    should choose the skill. Raises ConfigError if there is no skill.
     """
     folder = folder.absolute()
     skill, problems = check_skill(folder)
@@ -55,8 +59,8 @@ def trials(folder: Path, others: Sequence[SkillSpec] = (), seconds: float = SECO
     if skill is None:
         return
     files = {path.relative_to(folder).as_posix(): path for path in sorted(skill_files(folder))}
-    gone = [name for name in _named(skill.body) if not (folder / name).exists()]
-    yield _trial("files", f"its text names {', '.join(gone)}, which it does not have" if gone else "")
+    missing = [name for name in _paths_in(skill.body) if not (folder / name).exists()]
+    yield _trial("files", f"its text names {', '.join(missing)}, which it does not have" if missing else "")
     for name, path in files.items():
         if name.startswith("scripts/") and path.suffix in (".py", ".sh"):
             yield _trial(name, _syntax(path))
@@ -65,18 +69,24 @@ def trials(folder: Path, others: Sequence[SkillSpec] = (), seconds: float = SECO
         own = SkillSpec(skill.name, skill.description)
         for line in filter(None, map(str.strip, prompts.read_text("utf-8", "replace").splitlines())):
             if not line.startswith("#"):
-                yield _trial(f"prompt: {line}", _misses(line, own, others))
+                yield _trial(f"prompt: {line}", _why_not_chosen(line, own, others))
     for name, path in files.items():
-        if name.startswith(f"{TESTS}/") and name.count("/") == 1 and path.suffix in (".py", ".sh"):
-            yield _trial(name, _ran(path, folder, seconds))
+        if _is_test(name):
+            yield _trial(name, _run_test(path, folder, seconds))
 
 
-def _trial(name: str, wrong: str) -> Trial:
-    return Trial(name, "failed" if wrong else "passed", wrong)
+def _trial(name: str, failure: str) -> Trial:
+    return Trial(name, "failed" if failure else "passed", failure)
 
 
-def _named(body: str) -> Iterator[str]:
-    """Yield the paths of files that `body` names, each once."""
+def _is_test(name: str) -> bool:
+    path = PurePosixPath(name)
+    is_in_root = path.parent == PurePosixPath() and path.name.startswith("test_")
+    return (is_in_root or path.parent == PurePosixPath(TESTS)) and path.suffix in (".py", ".sh")
+
+
+def _paths_in(body: str) -> Iterator[str]:
+    """Yield each file path in `body` once."""
     found: dict[str, None] = {}
     for match in _LINK.finditer(body):
         path = match[1] or match[2]
@@ -92,56 +102,68 @@ def _syntax(path: Path) -> str:
         except (SyntaxError, ValueError) as error:
             return f"not Python: {error}"
         return ""
-    done = subprocess.run(
+    completed = subprocess.run(
         [_shell(path), "-n", str(path)], stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, check=False
     )
-    return done.stderr.decode("utf-8", "replace").strip()[-SHOWN:] if done.returncode else ""
+    return completed.stderr.decode("utf-8", "replace").strip()[-MAX_OUTPUT_CHARS:] if completed.returncode else ""
 
 
 def _shell(path: Path) -> str:
     return "bash" if "bash" in path.read_text("utf-8", "replace").partition("\n")[0] else "sh"
 
 
-def _misses(prompt: str, own: SkillSpec, others: Sequence[SkillSpec]) -> str:
-    """Return why a model that reads descriptions may not come upon the skill for `prompt`, "" when it may."""
+def _why_not_chosen(prompt: str, own: SkillSpec, others: Sequence[SkillSpec]) -> str:
+    """Return the reason why a model may not choose the skill for `prompt`. Return "" if no reason was found."""
     score = _score(prompt, own)
     if not score:
-        return "its description shares no word with this: say in it what the skill is for in the words of those who ask"
-    ahead = [each.name for each in others if each.name != own.name and _score(prompt, each) > score]
-    return f"the description of {', '.join(ahead)} shares more with this" if ahead else ""
+        return "its description shares no word with this prompt; describe the skill in the words of its users"
+    better_matches = [each.name for each in others if each.name != own.name and _score(prompt, each) > score]
+    return f"the description of {', '.join(better_matches)} shares more with this" if better_matches else ""
 
 
 def _score(prompt: str, skill: SkillSpec) -> float:
-    said = f"{skill.name.replace('-', ' ')} {skill.description}".lower()
-    return sum(term.weight for term in terms_of(prompt) if count(term, said))
+    words = f"{skill.name.replace('-', ' ')} {skill.description}".lower()
+    return sum(term.weight for term in terms_of(prompt) if count(term, words))
 
 
-def _ran(path: Path, folder: Path, seconds: float) -> str:
-    """Run a test and return what is wrong, "" when nothing is. Nothing that it has started is left."""
-    command = [sys.executable, str(path)] if path.suffix == ".py" else [_shell(path), str(path)]
-    with tempfile.TemporaryDirectory(prefix="orch-skill-") as place:
-        env = {name: value for name, value in os.environ.items() if name in SEEN}
-        running = subprocess.Popen(
+def _command(path: Path, folder: Path) -> list[str]:
+    if path.suffix == ".sh":
+        return [_shell(path), str(path)]
+    text = path.read_text("utf-8", "replace")
+    if _COLLECTED.search(text) is None or "__name__" in text:
+        return [sys.executable, str(path)]
+    # If such a file ran as a script, it would pass without calling its tests. The configuration of a project around the
+    # skill is ignored.
+    options = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={folder}"]
+    return [sys.executable, "-m", "pytest", *options, str(path)]
+
+
+def _run_test(path: Path, folder: Path, seconds: float) -> str:
+    """Run a test and return the failure, or "" if the test passed. Kill all processes of the test afterwards."""
+    command = _command(path, folder)
+    with tempfile.TemporaryDirectory(prefix="orch-skill-") as folder_path:
+        env = {name: value for name, value in os.environ.items() if name in PASSED_VARIABLES}
+        process = subprocess.Popen(
             command,
-            cwd=place,
-            env=env | {"HOME": place, "SKILL_DIR": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
+            cwd=folder_path,
+            env=env | {"HOME": folder_path, "SKILL_DIR": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
         try:
-            said, _ = running.communicate(timeout=seconds)
-            late = ""
+            output, _ = process.communicate(timeout=seconds)
+            timeout_error = ""
         except subprocess.TimeoutExpired:
-            late, said = f"it did not end within {seconds:g} s", b""
+            timeout_error, output = f"it did not end within {seconds:g} s", b""
         finally:
             try:
-                os.killpg(running.pid, signal.SIGKILL)
+                os.killpg(process.pid, signal.SIGKILL)
             except ProcessLookupError:
-                pass  # nothing of it is left
-            running.communicate()
-    if late or running.returncode:
-        told = said.decode("utf-8", "replace").strip()[-SHOWN:]
-        return late or f"it ended with {running.returncode}{': ' if told else ''}{told}"
+                pass  # all processes of the test have ended
+            process.communicate()
+    if timeout_error or process.returncode:
+        text = output.decode("utf-8", "replace").strip()[-MAX_OUTPUT_CHARS:]
+        return timeout_error or f"it ended with {process.returncode}{': ' if text else ''}{text}"
     return ""

@@ -1,4 +1,7 @@
-"""A skill as an object: what a `SKILL.md` says, and the files beside it, from a program or to be written."""
+"""Skills as objects. A skill has the content of a `SKILL.md` and files.
+
+Programs can pass a skill to agents or write it to disk.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +19,21 @@ from orch_protocol.core.text import scrub
 from orch_protocol.resources.skills import SkillSpec
 from orch_worker.skills.skill_file import parse_skill
 
-__all__ = ["PROGRAM", "Skill", "SkillProvider", "own_skills"]
+from .prompt_templates import PROGRAM
 
-PROGRAM: Final = "this program"
-MOST_CHARS: Final = 1 << 20
+__all__ = ["Skill", "SkillProvider", "own_skills"]
+
+MAX_CHARS: Final = 1 << 20
 PLAIN: Final = re.compile(r"[A-Za-z][\w ,.;()'/+-]*")
 WORDS: Final = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
 
 
 class Skill(Struct, frozen=True):
-    """Instructions for one kind of work: `description` says when they are for, `body` what to do, in Markdown.
+    """Instructions for one kind of task.
 
-    `files` are more of it, by path, such as `references/forms.md`. `allowed_tools` are the tools that it needs.
-    The rules for all of it are those of agentskills.io.
+    `description` says when to use the instructions; `body` contains the instructions in Markdown. `files` maps paths
+    such as `references/forms.md` to further texts. `allowed_tools` are the tools that the skill needs. The format is
+    that of agentskills.io.
     """
 
     name: str
@@ -41,7 +46,7 @@ class Skill(Struct, frozen=True):
     metadata: Mapping[str, str] = {}
 
     def text(self) -> str:
-        """Return its `SKILL.md`."""
+        """Return the content of `SKILL.md`."""
         fields = {
             "name": self.name,
             "description": self.description,
@@ -57,14 +62,14 @@ class Skill(Struct, frozen=True):
         return "\n".join(("---", *lines, "---", "", self.body.strip(), ""))
 
     def spec(self, source: str = PROGRAM) -> SkillSpec:
-        """Return it as an agent has it. Raises ConfigError, which tells of every rule that it breaks."""
+        """Return the skill as data for an agent. Raises ConfigError, which lists every violated rule."""
         if not all(isinstance(each, str) for each in (self.name, self.description, self.body)):
-            raise ConfigError(f"name, description and body of a skill are texts, not {self!r}")
+            raise ConfigError(f"name, description and body of a skill must be texts; got {self!r}")
         text = scrub(self.text())
         found, problems = parse_skill(text, self.name)
         if found is None:
-            told = "; ".join(f"{each.field or 'skill'}: {each.what}" for each in problems)
-            raise ConfigError(f"skill {self.name!r}: {told}")
+            reasons = "; ".join(f"{each.field or 'skill'}: {each.what}" for each in problems)
+            raise ConfigError(f"skill {self.name!r}: {reasons}")
         if not found.body:
             raise ConfigError(f"skill {self.name!r} has no body: write instructions")
         files = {str(path): scrub(content) for path, content in self.files.items()}
@@ -73,8 +78,8 @@ class Skill(Struct, frozen=True):
                 raise ConfigError(
                     f"skill {self.name!r}: invalid path {path!r}: it must be a relative path below the skill folder"
                 )
-        if len(text) + sum(map(len, files.values())) > MOST_CHARS:
-            raise ConfigError(f"skill {self.name!r} is too long for one in memory: put it into a folder")
+        if len(text) + sum(map(len, files.values())) > MAX_CHARS:
+            raise ConfigError(f"skill {self.name!r} is too large for a skill in memory: put it into a folder")
         digest = hashlib.sha256(json.dumps([text, files], sort_keys=True).encode()).hexdigest()
         return SkillSpec(
             found.name, found.description, source, digest, allowed=found.allowed, text=found.body, files=files
@@ -82,10 +87,10 @@ class Skill(Struct, frozen=True):
 
 
 class SkillProvider(Protocol):
-    """Something that has skills: whoever has this one method is one."""
+    """Protocol of objects that provide skills."""
 
     def skills(self) -> Iterable[Skill]:
-        """Return the skills there are now. Raises ConfigError."""
+        """Return the current skills. Raises ConfigError."""
 
 
 class _One:
@@ -97,28 +102,28 @@ class _One:
 
 
 def own_skills(providers: Iterable[SkillProvider]) -> tuple[SkillSpec, ...]:
-    """Return what `providers` have now. Raises ConfigError where two have the same name."""
+    """Return the current skills of `providers`. Raises ConfigError if two have the same name."""
     found: dict[str, SkillSpec] = {}
     for provider in providers:
         for skill in provider.skills():
             spec = skill.spec()
             if spec.name in found:
-                raise ConfigError(f"there are two skills {spec.name!r}: give one another name")
+                raise ConfigError(f"two skills are named {spec.name!r}: rename one of the two")
             found[spec.name] = spec
     return tuple(found.values())
 
 
 def provider_of(skill: Skill | SkillProvider) -> SkillProvider:
-    """Return the provider that `skill` is, or that has it alone. Raises ConfigError for what is neither."""
+    """Return `skill` as a provider. Raises ConfigError if it is neither a Skill nor a provider."""
     if isinstance(skill, Skill):
         return _One(skill)
     if not callable(getattr(skill, "skills", None)):
-        raise ConfigError(f"a skill is a Skill, or something that has skills(), not {skill!r}")
+        raise ConfigError(f"a skill must be a Skill, or an object with skills(); got {skill!r}")
     return skill
 
 
 def _yaml(text: str) -> str:
-    """Return `text` as it stands in front matter: in quotes, where it would be taken for anything else."""
+    """Return `text` as a YAML value, quoted if necessary."""
     if PLAIN.fullmatch(text) and text == text.strip() and text.lower() not in WORDS:
         return text
     return json.dumps(text, ensure_ascii=False)

@@ -1,4 +1,7 @@
-"""The services of the root: a handler for each definition in `orch_protocol.services`.
+"""The services of the root.
+
+The handler of a service is in the module with the same path as its definition: `orch_protocol.services.agents.query`
+defines the services that `orch.services.agents.query` handles.
 
 Importing this package binds every handler. Workers, the CLI, slash commands and the Python API call services through
 `dispatch.call`.
@@ -7,14 +10,14 @@ Importing this package binds every handler. Workers, the CLI, slash commands and
 from __future__ import annotations
 
 from ..policy.caller import USER, AgentCaller, Caller
-from .agents import lifecycle, query, queue, spawn, status, steering, watch
+from .agents import lifecycle, query, run_events, spawn, status, steering, watch, worktrees
 from .archives import archiving, prune, recall
-from .checks import local_only
-from .dispatch.call import call, check_command, check_grant, check_params, check_seconds, serve_worker, service_named
+from .dispatch.call import call, check_params, check_seconds, serve_worker, service_named
 from .dispatch.handlers import HANDLERS
-from .models import approvals, budgets, model_selection, models, rate_limits
-from .resources import export_values, hooks, program_tools, prompts, slash_commands, workspace
-from .sessions import compaction, fork, import_export, plan_mode, repair, retention, sessions
+from .models import model_selection, models
+from .policy import approvals, budgets, rate_limits
+from .resources import hooks, prompts, slash_commands, tools, values, workspace
+from .sessions import compaction, deletion, fork, import_session, plan_mode, repair, retention, sessions
 
 __all__ = [
     "HANDLERS",
@@ -25,29 +28,25 @@ __all__ = [
     "archiving",
     "budgets",
     "call",
-    "check_command",
-    "check_grant",
     "check_params",
     "check_seconds",
     "compaction",
-    "export_values",
+    "deletion",
     "fork",
     "hooks",
-    "import_export",
+    "import_session",
     "lifecycle",
-    "local_only",
     "model_selection",
     "models",
     "plan_mode",
-    "program_tools",
     "prompts",
     "prune",
     "query",
-    "queue",
     "rate_limits",
     "recall",
     "repair",
     "retention",
+    "run_events",
     "serve_worker",
     "service_named",
     "sessions",
@@ -55,6 +54,9 @@ __all__ = [
     "spawn",
     "status",
     "steering",
+    "tools",
+    "values",
     "watch",
     "workspace",
+    "worktrees",
 ]

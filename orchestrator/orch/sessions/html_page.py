@@ -1,7 +1,7 @@
-"""Conversations as pages for people: Markdown, and HTML that needs nothing beside itself.
+"""Render conversations as Markdown or as HTML.
 
-Messages are JSON data here. What is said in them is shown and never believed: no control character and no markup of
-theirs gets through, nothing is fetched.
+The messages are JSON data. Their content is untrusted, so control characters and markup are escaped. The HTML page
+loads no external resource.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-__all__ = ["block_of_page", "html_page", "markdown_page", "visible"]
+from orch_protocol.core.images import part_text
+
+__all__ = ["html_page", "markdown_block", "markdown_page", "visible"]
 
 CONTROL: Final = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
@@ -30,17 +32,19 @@ details pre{background:#f5f5f5;padding:.5rem}.error{color:#b00}img{max-width:100
 
 
 def visible(text: str) -> str:
-    """Return `text` with characters written out that are not seen and change what is: all controls but line ends and
-    tabs, and marks that turn the direction."""
+    """Return `text` with escaped control characters and bidirectional marks. Line ends and tabs are not escaped."""
     plain = text.replace("\r\n", "\n")
     return CONTROL.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), plain)
 
 
 def markdown_page(title: str, about: str, entries: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """Yield a Markdown page: `entries` have a `role`, a `timestamp`, a `content` of blocks, and perhaps a `label`."""
+    """Yield a Markdown page.
+
+    Each entry has a `role`, a `timestamp`, a `content` of blocks, and optionally a `label`.
+    """
     yield f"# {_line(title)}\n\n{_line(about)}\n\n"
     for number, entry in enumerate(entries, 1):
-        parts = [f"## {number}. {_heading(entry)}", *map(block_of_page, entry["content"])]
+        parts = [f"## {number}. {_heading(entry)}", *map(markdown_block, entry["content"])]
         yield "\n\n".join(parts) + "\n\n"
 
 
@@ -53,19 +57,17 @@ def _line(text: str) -> str:
     return visible(" ".join(text.split()))
 
 
-def block_of_page(block: dict[str, Any]) -> str:
-    """Return a block as Markdown: text as it is, all else in fences that nothing in them closes."""
+def markdown_block(block: dict[str, Any]) -> str:
+    """Return a block as Markdown. Text is unchanged. Other content is in code fences."""
     match block["type"]:
-        case "text":
-            return visible(str(block["text"]))
+        case "text" | "image":
+            return visible(part_text(block))
         case "thinking":
             return _fenced(block["thinking"], "thinking")
         case "tool_use":
             return f"Call of `{_line(block['name'])}`:\n\n{_fenced(_json(block['input']), 'json')}"
         case "tool_result":
-            return f"{'Error' if block.get('is_error') else 'Result'}:\n\n{_fenced(_said(block), 'text')}"
-        case "image":
-            return "(image)"
+            return f"{'Error' if block.get('is_error') else 'Result'}:\n\n{_fenced(_result_text(block), 'text')}"
     return _fenced(_json(block), "json")
 
 
@@ -73,19 +75,22 @@ def _json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def _said(result: dict[str, Any]) -> str:
-    return "\n".join(str(part.get("text", "(image)")) for part in result["content"])
+def _result_text(result: dict[str, Any]) -> str:
+    return "\n".join(map(part_text, result["content"]))
 
 
 def _fenced(text: str, language: str) -> str:
-    """Return `text` in a fence that nothing in it closes."""
+    """Return `text` in a code fence. The fence is longer than any fence in `text`."""
     longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{visible(text)}\n{fence}"
 
 
 def html_page(title: str, about: str, entries: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """Yield an HTML page; see `markdown_page`. It loads nothing and runs nothing; pictures are in it."""
+    """Yield an HTML page; see `markdown_page` for the arguments.
+
+    The page has no scripts and loads nothing. The page contains its images.
+    """
     yield (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
@@ -106,7 +111,7 @@ def _text(text: str) -> str:
 
 
 def _pre(text: str) -> str:
-    # A newline right behind the tag would be eaten.
+    # HTML ignores a newline that directly follows the tag.
     return f"<pre>\n{_text(text)}</pre>"
 
 
@@ -135,5 +140,5 @@ def _folded(what: str, inner: str, *, error: bool = False) -> str:
 def _picture(block: dict[str, Any]) -> str:
     data = re.sub(r"\s", "", str(block["data"]))
     if block["media_type"] not in PICTURES or not BASE64.fullmatch(data):
-        return _pre("(image)")
-    return f'<img alt="image" src="data:{block["media_type"]};base64,{data}">'
+        return _pre(part_text(block))
+    return f'<img alt="{_text(part_text(block))}" src="data:{block["media_type"]};base64,{data}">'

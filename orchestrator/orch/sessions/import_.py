@@ -1,4 +1,4 @@
-"""A conversation that was read becomes the session of an agent of its own."""
+"""Write an imported conversation as the session of a new agent."""
 
 from __future__ import annotations
 
@@ -14,57 +14,57 @@ from typing import Any, Final
 import msgspec
 
 from orch_protocol.core.archives import Span
-from orch_protocol.core.errors import ForeignFileError, StoreError
+from orch_protocol.core.errors import ForeignFileError
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.messages import text_of
-from orch_protocol.core.text import scrub
 from orch_protocol.session.entries import ArchiveEntry, MessageEntry, SessionHeader, TurnEndEntry, UpgradeEntry
 from orch_worker.conversation.framing import is_project, split_first_prompt
+from orch_worker.session.archived_entries import read_spans, sha256_of
+from orch_worker.session.entry_codec import encode_json
 from orch_worker.session.log.append_log import AppendLog
-from orch_worker.session.log_reader import read_spans, sha256_of
-from orch_worker.session.transcript import NAME
+from orch_worker.session.session_reader import NAME
 
 from ..config.paths import private_dir
 from ..tree.agents.state import head_of, iso_time
-from .formats.conversation import SHAPE_ERRORS, ImportedSession, Kept, Told
+from .formats.conversation import ForeignEntry, ImportedEntry, ImportedSession
 
-__all__ = ["has_messages", "plant", "task_of", "write_entries"]
+__all__ = ["has_messages", "task_of", "write_entries", "write_session"]
 
 _ID: Final = re.compile(r"(?<![0-9a-f])[a-f][0-9a-f]{11}(?![0-9a-f])")
 
 
 def has_messages(found: ImportedSession) -> bool:
-    """Whether anything was said in the conversation."""
+    """Return whether the conversation contains a non-empty message."""
     return any(isinstance(entry, MessageEntry) and entry.message.content for entry in found.entries)
 
 
 def task_of(found: ImportedSession) -> str:
-    """Return what the conversation is about: its name, the task that it was begun with, else how it begins.
+    """Return a task for the agent of the imported conversation. The task is the title, or the first prompt.
 
-    Raises ForeignFileError for an empty one.
+    Raises ForeignFileError if the conversation is empty.
     """
     if not has_messages(found):
         raise ForeignFileError(f"cannot import {found.name}: it contains no messages")
     messages = (each.message for each in found.entries if isinstance(each, MessageEntry) and not each.deleted)
-    said = (text_of(message) for message in messages if message.role == "user" and not is_project(message))
-    begun = next((text for text in said if text.strip()), found.name)
-    # Whole: an agent that begins anew is told it again.
+    texts = (text_of(message) for message in messages if message.role == "user" and not is_project(message))
+    begun = next((text for text in texts if text.strip()), found.name)
+    # The whole prompt, because an agent that starts with an empty conversation gets its task again.
     return head_of(found.title) or split_first_prompt(begun)[0].strip() or head_of(begun)
 
 
-def plant(folder: Path, agent: str, cwd: str, found: ImportedSession, source: Path) -> None:
-    """Write the session of `agent`, in the new folder `folder`, so that it holds the conversation from the file
-    `source`. It is on the disk when this returns.
+def write_session(folder: Path, agent: str, cwd: str, found: ImportedSession, source: Path) -> None:
+    """Write the conversation from the file `source` as the session of `agent`. The folder `folder` is new.
 
-    Raises StoreError when it cannot be written; then there is no folder.
+    When this function returns, the session is on disk. Raises StoreError if the session cannot be written; in this case
+    the folder is removed.
     """
     private_dir(folder)
     try:
         now = iso_time(time.time())
         header = SessionHeader(id=new_id(), timestamp=now, cwd=cwd, agent=agent, parent_session=str(source))
-        log, _ = AppendLog.open(folder / NAME, header=_encoded(header))
+        log, _ = AppendLog.open(folder / NAME, header=encode_json(header))
         try:
-            # Holders are known by their ids to the whole run: those of this session need their own.
+            # Ids of holders are unique in the whole run, so this session needs new ids.
             archived = (entry.collapse.holder for entry in found.entries if isinstance(entry, ArchiveEntry))
             write_entries(log, found, {holder: new_id() for holder in archived})
         finally:
@@ -75,23 +75,24 @@ def plant(folder: Path, agent: str, cwd: str, found: ImportedSession, source: Pa
 
 
 def write_entries(log: AppendLog, found: ImportedSession, holders: Mapping[str, str]) -> None:
-    """Append the entries of `found` to a log that has a header alone; `holders` go by other ids from now on.
+    """Append the entries of `found` to a log that contains only a header. Raises StoreError.
 
-    Archives are found where their lines stand now. Raises StoreError.
+    `holders` maps the old ids of holders to the new ids. The archives in the new file contain the new offsets of their
+    messages.
     """
-    moved = _Moved(found.spans)
+    span_map = _SpanMap(found.spans)
     for entry in found.entries:
         start = log.end
         if holders and isinstance(entry, ArchiveEntry | UpgradeEntry | TurnEndEntry):
             entry = _renamed(entry, holders)
         if isinstance(entry, ArchiveEntry):
-            entry = _archived(entry, moved, log)
+            entry = _archived(entry, span_map, log)
         log.append(_encoded(entry))
-        moved.add(entry.id, (start, log.end - start))
+        span_map.add(entry.id, (start, log.end - start))
 
 
-class _Moved:
-    """Where lines stand now that stood elsewhere in the file they are from."""
+class _SpanMap:
+    """Converts positions of lines in the source file to positions of the same lines in the new file."""
 
     def __init__(self, spans: Mapping[str, Span]) -> None:
         self._spans = spans
@@ -99,13 +100,13 @@ class _Moved:
         self._new: list[Span] = []
 
     def add(self, id: str, span: Span) -> None:
-        """Know of the next line."""
+        """Record the new span of the line that was written last."""
         if id in self._spans:
             self._old.append(self._spans[id][0])
             self._new.append(span)
 
     def span(self, span: Span) -> list[Span]:
-        """Return where the lines on `span` stand now."""
+        """Return the new spans of the lines in `span`."""
         first, stop = bisect_left(self._old, span[0]), bisect_left(self._old, span[0] + span[1])
         lines = self._new[first:stop]
         if not lines:
@@ -115,13 +116,13 @@ class _Moved:
         return [(run[0][0], sum(run[-1]) - run[0][0]) for run in runs]
 
 
-def _archived(entry: ArchiveEntry, moved: _Moved, log: AppendLog) -> ArchiveEntry:
-    """Return `entry` with the places where its lines stand now."""
+def _archived(entry: ArchiveEntry, span_map: _SpanMap, log: AppendLog) -> ArchiveEntry:
+    """Return `entry` with the spans that its lines have in the new file."""
     collapse, record = entry.collapse, dict(entry.collapse.record)
-    spans = tuple(each for span in collapse.spans for each in moved.span(span))
+    spans = tuple(each for span in collapse.spans for each in span_map.span(span))
     for name in ("spans", "own"):
         if name in record:
-            record[name] = [each for span in record[name] for each in moved.span((span[0], span[1]))]
+            record[name] = [each for span in record[name] for each in span_map.span((span[0], span[1]))]
     sha256 = sha256_of(read_spans(log.path, spans)) if collapse.sha256 else ""
     if record.get("sha256"):
         record["sha256"] = sha256
@@ -131,7 +132,7 @@ def _archived(entry: ArchiveEntry, moved: _Moved, log: AppendLog) -> ArchiveEntr
 
 
 def _renamed(entry: ArchiveEntry | UpgradeEntry | TurnEndEntry, holders: Mapping[str, str]) -> Any:
-    """Return `entry` with the ids of holders exchanged, wherever it names one."""
+    """Return `entry` with the new ids of holders."""
     if isinstance(entry, TurnEndEntry):
         known = holders.get(entry.reply.archived_to or "")
         return msgspec.structs.replace(entry, reply=msgspec.structs.replace(entry.reply, archived_to=known))
@@ -148,15 +149,9 @@ def _exchanged(value: Any, holders: Mapping[str, str]) -> Any:
     return value
 
 
-def _encoded(entry: Told | SessionHeader) -> bytes:
+def _encoded(entry: ImportedEntry) -> bytes:
     data: Any = entry
-    if isinstance(entry, Kept):
+    if isinstance(entry, ForeignEntry):
         own = {"type": entry.type, "id": entry.id, "parentId": entry.parent_id, "timestamp": entry.timestamp}
         data = own | {key: value for key, value in entry.fields.items() if key not in own}
-    try:
-        try:
-            return msgspec.json.encode(data)
-        except UnicodeEncodeError:
-            return msgspec.json.encode(scrub(msgspec.to_builtins(data)))
-    except SHAPE_ERRORS as error:
-        raise StoreError(f"cannot record a {type(entry).__name__}: {error}") from error
+    return encode_json(data)

@@ -1,6 +1,7 @@
-"""A session file with damage, written again without it. The damaged one stays, as it is, under its own or another name.
+"""Write a repaired copy of a damaged session file. The damaged file is kept.
 
-What is left out, and what gets another place, is said. Archives are found where their lines stand in the new file.
+Entries that are left out or get another parent are reported. The archives in the copy contain the new offsets of their
+messages.
 """
 
 from __future__ import annotations
@@ -14,52 +15,56 @@ import msgspec
 
 from orch_protocol.core.errors import DamagedError, ForeignFileError, OrchError, StoreError
 from orch_protocol.core.ids import new_id
+from orch_protocol.services.sessions.repair import FileFinding
 from orch_protocol.session.entries import SessionHeader
-from orch_protocol.session.tree import FileFinding
-from orch_worker.session.log.append_log import AppendLog, load
-from orch_worker.session.log.atomic_rewrite import SUFFIX, discard_unfinished
+from orch_worker.session.entry_codec import encode_json
+from orch_worker.session.log.append_log import AppendLog
+from orch_worker.session.log.atomic_rewrite import discard_unfinished
 from orch_worker.session.log.lock import FolderLock
-from orch_worker.session.transcript import NAME
+from orch_worker.session.session_reader import NAME, read_header
+from orch_worker.system.atomic_write import SUFFIX
 from orch_worker.system.files import io_error, sync_folder
 
 from ..tree.agents.state import iso_time
-from .findings import SESSION_HEADER, in_archives, in_session
-from .formats.conversation import DECODE_ERRORS, ImportedSession, Reading
+from .findings import check_archives, check_session_file
+from .formats.conversation import ImportedSession, Reading
 from .formats.detect import read_file
 from .formats.json_lines import text_of_file
-from .formats.native import is_ours, read_own
+from .formats.native import is_orch_session, read_orch_session
 from .import_ import write_entries
 
-__all__ = ["findings_of", "mend", "mended_copy"]
+__all__ = ["findings_of", "replace_damaged", "write_repaired_copy"]
 
-KEPT: Final = "damaged"
+DAMAGED_SUFFIX: Final = "damaged"
 
 
 def findings_of(path: Path) -> list[FileFinding]:
-    """Return what is wrong with the session in the file at `path`, of whichever program. Raises StoreError: no file."""
+    """Return the problems of the session file at `path`. The file may have any known format.
+
+    Raises StoreError if the file cannot be read.
+    """
     try:
         with open(path, "rb") as file:
-            ours = is_ours(file.readline().rstrip(b"\r\n"))
+            is_orch = is_orch_session(file.readline().rstrip(b"\r\n"))
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}") from error
-    if ours:
-        return list(in_session(path))
+    if is_orch:
+        return list(check_session_file(path))
     try:
         found = read_file(path, repair=True)
     except (ForeignFileError, DamagedError) as error:
-        return [FileFinding(str(path), "foreign", str(error), "put a whole copy in its place")]
-    do = f"`orch session import {path} --repair` takes the conversation over so"
+        return [FileFinding(str(path), "foreign", str(error), "replace it with an undamaged copy")]
+    do = f"`orch session import {path} --repair` imports the conversation"
     return [FileFinding(str(path), "damaged", each, do) for one in found for each in one.repairs]
 
 
-def mended_copy(source: Path, target: Path) -> list[str]:
-    """Write what the session file of ours at `source` says to the new file `target`, with nothing wrong in it.
+def write_repaired_copy(source: Path, target: Path) -> list[str]:
+    """Write a repaired copy of the orch session file `source` to the new file `target`. Return the repairs.
 
-    Return what was set right. Raises ForeignFileError for another program's file, StoreError when `target` is there or
-    cannot be written.
+    Raises ForeignFileError for a file of another program. Raises StoreError if `target` exists or cannot be written.
     """
     if target.exists():
-        raise StoreError(f"{target} is there already: name another file, or move it away")
+        raise StoreError(f"{target} already exists; use another name, or move the file away")
     try:
         return _write(source, target, "")
     except BaseException:
@@ -67,34 +72,35 @@ def mended_copy(source: Path, target: Path) -> list[str]:
         raise
 
 
-def mend(folder: Path, agent: str) -> tuple[list[str], Path]:
-    """Put a mended copy in the place of the session file in `folder`, the agent's own; keep the damaged one beside it.
+def replace_damaged(folder: Path, agent: str) -> tuple[list[str], Path]:
+    """Replace the session file in `folder` with a repaired copy, and keep the damaged file in the same folder.
 
-    Return what was set right, and where the damaged one is. Who is killed on the way leaves either file in its place.
-    Raises LockedError when the agent has a process, ForeignFileError when the file is none of the agent's, StoreError.
+    Return the repairs and the path of the damaged file. If the process is killed during the repair, the session file is
+    either the damaged file or the repaired copy. Raises LockedError if the agent has a process, ForeignFileError for a
+    file of another agent or program, StoreError.
     """
     lock = FolderLock.acquire(folder)
     path = folder / NAME
-    beside = path.with_name(f"{NAME}{SUFFIX}")
+    new_file = path.with_name(f"{NAME}{SUFFIX}")
     try:
         discard_unfinished(path)
-        done = _write(path, beside, agent)
+        done = _write(path, new_file, agent)
         kept = _keep(path)
-        os.replace(beside, path)
+        os.replace(new_file, path)
         sync_folder(folder)
         return done, kept
     except OSError as error:
-        raise io_error("mend", path, error) from error
+        raise io_error("repair", path, error) from error
     finally:
         discard_unfinished(path)
         lock.release()
 
 
 def _keep(path: Path) -> Path:
-    """Give the file at `path` the first free name `<name>.damaged-<n>` as well, and return it."""
+    """Link the file at `path` to the first free name `<name>.damaged-<n>`, and return the new path."""
     number = 1
     while True:
-        kept = path.with_name(f"{path.name}.{KEPT}-{number}")
+        kept = path.with_name(f"{path.name}.{DAMAGED_SUFFIX}-{number}")
         try:
             os.link(path, kept)
             return kept
@@ -108,27 +114,30 @@ def _write(source: Path, target: Path, agent: str) -> list[str]:
         data = source.read_bytes()
     except OSError as error:
         raise StoreError(f"cannot read {source}: {error.strerror}") from error
-    if not is_ours(data.partition(b"\n")[0]):
+    if not is_orch_session(data.partition(b"\n")[0]):
         try:
-            load(source, header=SESSION_HEADER, take=lambda _: None)  # the first line itself may be what is damaged
+            read_header(source)  # this checks the header, because the first line may be damaged
         except ForeignFileError:
-            raise reading.foreign("not an orch session; use `orch session import --repair` for other formats") from None
-    found = read_own(text_of_file(data, reading), reading)
+            raise reading.foreign_error(
+                "not an orch session; use `orch session import --repair` for other formats"
+            ) from None
+    found = read_orch_session(text_of_file(data, reading), reading)
     header = _header(source, found)
     if agent and header.agent not in ("", agent):
         raise ForeignFileError(f"{source} is the transcript of agent {header.agent!r}, not of {agent!r}")
     header = msgspec.structs.replace(header, agent=agent or header.agent)
-    log, _ = AppendLog.open(target, header=msgspec.json.encode(header))
+    log, _ = AppendLog.open(target, header=encode_json(header))
     try:
         write_entries(log, found, {})
     finally:
         log.close()
-    less = [f"{each.what}: it goes on without that" for each in in_archives(source)]
+    less = [f"{each.what}; the copy continues without this content" for each in check_archives(source)]
     return [*reading.repairs, *less]
 
 
 def _header(source: Path, found: ImportedSession) -> SessionHeader:
     try:
-        return msgspec.json.decode(load(source, header=SESSION_HEADER, take=lambda _: None).header, type=SessionHeader)
-    except (OrchError, *DECODE_ERRORS):
-        return SessionHeader(id=new_id(), timestamp=iso_time(time.time()), cwd=found.cwd)
+        header = read_header(source)
+    except OrchError:
+        header = None
+    return header or SessionHeader(id=new_id(), timestamp=iso_time(time.time()), cwd=found.cwd)

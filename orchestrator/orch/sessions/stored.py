@@ -1,9 +1,8 @@
-"""Session folders on disk: found, read and labelled without an agent or a process."""
+"""Session folders on disk. This module lists, reads and labels sessions without an agent or a process."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 
 from msgspec import Struct
@@ -12,9 +11,11 @@ from orch_protocol.core.errors import AgentNotFoundError, AmbiguousRefError, Con
 from orch_protocol.core.ids import new_entry_id
 from orch_protocol.core.messages import Message
 from orch_protocol.core.text import scrub
-from orch_protocol.session.tree import SessionEdit, SessionTree, SetLabel
+from orch_protocol.services.sessions.sessions import SessionTree
+from orch_protocol.session.tree import SessionEdit, SetLabel
 from orch_worker.session.session_index import ROOT_NAME, SessionIndex, read_session_index
-from orch_worker.session.transcript import NAME, Transcript, read_lines
+from orch_worker.session.session_reader import NAME, read_header
+from orch_worker.session.transcript import Transcript
 
 from ..tree.agents.state import iso_time
 from .copy_session import copy_conversation
@@ -35,9 +36,9 @@ __all__ = [
 class StoredSession(Struct, frozen=True):
     """A session on disk.
 
-    `id` is its agent's id and `folder` its folder. `cwd` is where the agent's tools run. `parent_session` is the
-    session or file that it was copied from, None for none. `created` and `modified` are ISO 8601 times; `bytes` is the
-    size of the session file.
+    `id` is the id of the session's agent, and `folder` is the session folder. `cwd` is the working folder of the
+    agent's tools. `parent_session` is the session or file from which the session was copied, None for a new session.
+    `created` and `modified` are ISO 8601 times. `bytes` is the size of the session file.
     """
 
     id: str
@@ -50,13 +51,16 @@ class StoredSession(Struct, frozen=True):
 
 
 def list_sessions(sessions: Path) -> list[StoredSession]:
-    """Return every session below the folder `sessions`, last modified first. Files that are no session are skipped."""
+    """Return every session below the folder `sessions`.
+
+    The session that was modified last comes first. Other files are skipped.
+    """
     found = [each for folder in _folders(sessions) if (each := _stored(folder)) is not None]
     return sorted(found, key=lambda each: each.modified, reverse=True)
 
 
 def find_session(sessions: Path, ref: str) -> Path:
-    """Return the folder of the session whose agent id is `ref`, or begins with it.
+    """Return the folder of the session whose agent id is `ref` or starts with `ref`.
 
     Raises AgentNotFoundError, AmbiguousRefError.
     """
@@ -72,7 +76,10 @@ def find_session(sessions: Path, ref: str) -> Path:
 
 
 def session_folder(path: str) -> Path:
-    """Return the folder of the session at `path`, a session folder or its session file. Raises ConfigError."""
+    """Return the session folder at `path`. Raises ConfigError.
+
+    `path` is a session folder or the session file in this folder.
+    """
     place = Path(path).expanduser().absolute()
     folder = place.parent if place.name == NAME else place
     if not (folder / NAME).is_file():
@@ -84,10 +91,13 @@ def session_folder(path: str) -> Path:
 
 
 def read_tree(folder: Path, limit: int | None = None) -> SessionTree:
-    """Return the session in `folder` with its last `limit` entries, None: all. Raises ForeignFileError, StoreError."""
+    """Return the session in `folder` with its last `limit` entries. If `limit` is None, return all entries.
+
+    Raises ForeignFileError, StoreError.
+    """
     outline = read_session_index(folder)
     header, rows = outline.header, outline.rows()
-    model, thinking = outline.answers(outline.leaf)
+    model, thinking = outline.model_at(outline.leaf)
     return SessionTree(
         id=header.agent if header else "",
         name="",
@@ -106,18 +116,20 @@ def read_tree(folder: Path, limit: int | None = None) -> SessionTree:
 
 
 def read_messages(folder: Path, entry: str | None = None) -> list[Message]:
-    """Return the messages of the conversation up to `entry`, None: all of it. Archived messages are in their place.
+    """Return the messages of the conversation up to the entry `entry`. If `entry` is None, return all messages.
 
-    Raises EntryNotFoundError, AmbiguousRefError, ForeignFileError, StoreError.
+    Archived messages are in their original places. Raises EntryNotFoundError, AmbiguousRefError, ForeignFileError,
+    StoreError.
     """
     found = copy_conversation(folder, entry, all=False, model=None, now="")
     return [each.message for each in found.entries if isinstance(each, MESSAGE_ENTRIES)]
 
 
 def label_entry(folder: Path, entry: str, label: str | None) -> None:
-    """Set the label of an entry, None: remove it. The folder is locked meanwhile.
+    """Set the label of an entry. If `label` is None, remove the label.
 
-    Raises LockedError when another process has the session open, EntryNotFoundError, ConfigError, StoreError.
+    The folder is locked during the change. Raises LockedError if another process has the session open,
+    EntryNotFoundError, ConfigError, StoreError.
     """
     outline = read_session_index(folder)
     if outline.header is None:
@@ -131,17 +143,22 @@ def label_entry(folder: Path, entry: str, label: str | None) -> None:
 
 
 def check_label(outline: SessionIndex, change: SetLabel) -> SetLabel:
-    """Return `change` with the id of its entry. Raises ConfigError for a label that is taken, EntryNotFoundError."""
+    """Return `change` with the full id of the entry.
+
+    Raises ConfigError if the label is in use. Raises EntryNotFoundError.
+    """
     target = outline.find(change.target)
     if target is None:
-        raise ConfigError("the beginning has no entry that could be labelled: name one")
+        raise ConfigError("the beginning has no entry that can get a label; name an entry")
     label = change.label.strip() if change.label else ""
     if label == ROOT_NAME or label in outline.lineage.places:
         what = "the beginning" if label == ROOT_NAME else "an entry"
-        raise ConfigError(f"{label!r} means {what} already: choose another label")
+        raise ConfigError(f"{label!r} already means {what}; choose another label")
     taken = next((id for id, each in outline.labels.items() if each == label and id != target), None)
     if taken is not None:
-        raise ConfigError(f"label {label!r} is the entry {taken}'s: choose another, or take that one away first")
+        raise ConfigError(
+            f"label {label!r} is already used by entry {taken}; choose another label, or remove that label first"
+        )
     return SetLabel(target, scrub(label) or None)
 
 
@@ -156,7 +173,7 @@ def _folders(sessions: Path) -> Iterator[Path]:
 
 def _stored(folder: Path) -> StoredSession | None:
     try:
-        header = SessionIndex(islice(read_lines(folder), 1)).header
+        header = read_header(folder / NAME)
         stat = (folder / NAME).stat()
     except (ForeignFileError, StoreError, OSError):
         return None

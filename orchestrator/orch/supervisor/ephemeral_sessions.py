@@ -1,4 +1,4 @@
-"""Sessions that are on no disk: their folders lie in memory, and are gone with the root, however that ends."""
+"""Sessions that are not stored on disk. The session folders are in memory and disappear with the root."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ KINDS: Final = frozenset({"tmpfs", "ramfs"})
 
 
 class EphemeralSessions:
-    """The folders of the sessions of one root that are not to be kept. None is made before it is needed.
+    """The in-memory session folders of one root. The first use creates the parent folder.
 
-    One root that was killed leaves its own behind; the next that needs some removes them.
+    The folders of a killed root remain. The next root that needs in-memory folders removes them.
     """
 
     def __init__(self, memory: Path | None = None) -> None:
@@ -31,35 +31,35 @@ class EphemeralSessions:
         self._lock: FolderLock | None = None
 
     def folder(self, id: str) -> Path:
-        """Return where the agent `id` is to have its session. Raises SpawnError where there is no such memory."""
+        """Return the session folder of the agent `id`. Raises SpawnError if there is no in-memory file system."""
         if self._lock is None:
-            self._lock = self._opened()
+            self._lock = self._open_parent()
         return self._lock.folder / id
 
     def drop(self, folder: Path) -> None:
-        """Let a session be gone."""
+        """Delete one session folder."""
         shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Let all of them be gone."""
+        """Delete all session folders of this root."""
         if self._lock is not None:
             lock, self._lock = self._lock, None
             shutil.rmtree(lock.folder, ignore_errors=True)
             lock.release()
 
-    def _opened(self) -> FolderLock:
+    def _open_parent(self) -> FolderLock:
         if not self._memory.is_dir() or (sys.platform == "linux" and file_system(self._memory) not in KINDS):
             raise SpawnError(
-                f"persist=False needs a file system in memory at {self._memory}, and there is none here: "
-                "let the session be kept, and delete its folder afterwards"
+                f"persist=False needs an in-memory file system at {self._memory}, which this machine does not have; "
+                "store the session and delete its folder afterwards"
             )
         base = self._memory / f"orch-{os.getuid()}"
-        paths.check_private_folder(str(base))
-        for left in base.iterdir():
+        paths.ensure_private_folder(str(base))
+        for old_folder in base.iterdir():
             try:
-                lock = FolderLock.acquire(left)
+                lock = FolderLock.acquire(old_folder)
             except (LockedError, OrchError, OSError):
-                continue  # its root is alive
-            shutil.rmtree(left, ignore_errors=True)
+                continue  # its root is still running
+            shutil.rmtree(old_folder, ignore_errors=True)
             lock.release()
         return FolderLock.acquire(base / new_id())

@@ -1,4 +1,4 @@
-"""What is in the folders that agents work in, looked up once for all agents of a folder."""
+"""Surveys of the folders that agents work in. All agents in the same folder share a cached survey."""
 
 from __future__ import annotations
 
@@ -20,79 +20,92 @@ if TYPE_CHECKING:
 
 __all__ = ["ProjectFacts"]
 
-MOST: Final = 16
+MAX_CACHED: Final = 16
 SETTLED_NS: Final = 100_000_000
-"""What was changed so shortly before it was looked at may change once more without another time stamp."""
+"""A changed file counts as unsettled until it has this age, in nanoseconds.
 
-Mark = tuple[int, int, int] | None
-"""When a path was changed, its number on the disk, and its size; None is that it is not there."""
+Such a file may change again without getting another timestamp.
+"""
+
+FileState = tuple[int, int, int] | None
+"""The change time, inode and size of a path. None if the path does not exist."""
 Key = tuple[str, ContextConfig]
 
 
 class CachedFacts(Struct, frozen=True):
-    """What was found, and how everything was marked that was looked at for it: as long as that is so, it holds."""
+    """A survey, with the marks of all files and folders that the survey read.
 
-    seen: ProjectSurvey
-    marks: Mapping[Path, Mark]
+    The survey is valid while the marks are unchanged.
+    """
+
+    survey: ProjectSurvey
+    file_states: Mapping[Path, FileState]
 
 
 class ProjectFacts:
-    """The folders that were looked at last."""
+    """A cache of the most recent surveys."""
 
     def __init__(self) -> None:
-        self._known: dict[Key, CachedFacts] = {}
-        self._looking: dict[Key, asyncio.Future[ProjectSurvey]] = {}
-        self._shelves: SkillCatalogs | None = None
+        self._cache: dict[Key, CachedFacts] = {}
+        self._surveys: dict[Key, asyncio.Future[ProjectSurvey]] = {}
+        self._catalogs: SkillCatalogs | None = None
 
-    def shelves(self) -> SkillCatalogs:
-        """Return what was found in folders of skills. Any thread may ask."""
-        if self._shelves is None:
-            # Imported when there are skills.
+    def skill_catalogs(self) -> SkillCatalogs:
+        """Return the cache of skill folders. This property is thread-safe."""
+        if self._catalogs is None:
+            # The import is deferred until there are skills.
             from ..resources.skill_discovery import SkillCatalogs
 
-            self._shelves = SkillCatalogs()
-        return self._shelves
+            self._catalogs = SkillCatalogs()
+        return self._catalogs
 
     async def of(self, folder: Path, rules: ContextConfig) -> ProjectSurvey:
-        """Return what is in `folder` now. Whoever asks while somebody looks is told the same."""
+        """Return the current survey of `folder`. Concurrent calls for the same folder share one survey."""
         key = (str(folder), rules)
-        looking = self._looking.get(key)
-        if looking is None:
-            looking = self._looking[key] = asyncio.ensure_future(self._look(key))
-            looking.add_done_callback(lambda _: self._looking.pop(key, None))
-        return await asyncio.shield(looking)
+        survey = self._surveys.get(key)
+        if survey is None:
+            survey = self._surveys[key] = asyncio.ensure_future(self._survey(key))
+            survey.add_done_callback(lambda _: self._surveys.pop(key, None))
+        return await asyncio.shield(survey)
 
-    async def _look(self, key: Key) -> ProjectSurvey:
-        known = await asyncio.to_thread(_still, self._known.pop(key, None), *key)
-        if known.marks:
-            self._known[key] = known
-            while len(self._known) > MOST:
-                del self._known[next(iter(self._known))]
-        return known.seen
-
-
-# In a thread.
+    async def _survey(self, key: Key) -> ProjectSurvey:
+        facts = await asyncio.to_thread(_revalidate, self._cache.pop(key, None), *key)
+        if facts.file_states:
+            self._cache[key] = facts
+            while len(self._cache) > MAX_CACHED:
+                del self._cache[next(iter(self._cache))]
+        return facts.survey
 
 
-def _still(known: CachedFacts | None, folder: str, rules: ContextConfig) -> CachedFacts:
-    """Return what is `known`, if that is still so, and else what is found."""
-    if known is not None and all(_mark(path) == mark for path, mark in known.marks.items()):
-        return known
-    return _found(folder, rules)
+# The survey runs in a thread.
 
 
-def _found(folder: str, rules: ContextConfig) -> CachedFacts:
-    """Look, and return what holds for longer than this moment; without marks it does not."""
-    marks: dict[Path, Mark] = {}
-    began, until = time.time_ns(), time.monotonic() + WALK_SECONDS
-    seen = survey_project(rules, ToolContext(Path(folder)), lambda path: marks.setdefault(path, _mark(path)))
-    fresh = any(mark is not None and mark[0] > began - SETTLED_NS for mark in marks.values())
-    return CachedFacts(seen, {} if fresh or time.monotonic() > until else marks)
+def _revalidate(cached: CachedFacts | None, folder: str, rules: ContextConfig) -> CachedFacts:
+    """Return `cached` if the marks of `cached` are unchanged, otherwise a new survey."""
+    if cached is not None and all(_file_state(path) == file_state for path, file_state in cached.file_states.items()):
+        return cached
+    return _survey_folder(folder, rules)
 
 
-def _mark(path: Path) -> Mark:
+def _survey_folder(folder: str, rules: ContextConfig) -> CachedFacts:
+    """Survey the folder.
+
+    If a file changed during the survey, the result has no marks and is not cached.
+    """
+    file_states: dict[Path, FileState] = {}
+    started_ns, deadline = time.time_ns(), time.monotonic() + WALK_SECONDS
+    survey = survey_project(
+        rules, ToolContext(Path(folder)), lambda path: file_states.setdefault(path, _file_state(path))
+    )
+    has_unsettled = any(
+        file_state is not None and file_state[0] > started_ns - SETTLED_NS for file_state in file_states.values()
+    )
+    return CachedFacts(survey, {} if has_unsettled or time.monotonic() > deadline else file_states)
+
+
+def _file_state(path: Path) -> FileState:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_ctime_ns, found.st_ino, found.st_size
+    return status.st_ctime_ns, status.st_ino, status.st_size

@@ -1,32 +1,36 @@
-"""What happened in a run: told to hooks as it is written down, and read again from the journal, by number."""
+"""Events of a run.
+
+The root passes each event to hooks when the journal records the event. Past events can be read from the journal by
+number.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from orch_protocol.core.errors import OrchError
 from orch_protocol.hooks.events import Event, SubagentFinished, SubagentSpawned
-from orch_protocol.services.run_events import RunEvent
+from orch_protocol.services.agents.run_events import RunEvent
 from orch_protocol.wire.worker_messages import AgentEvent
-from orch_worker.session.log.append_log import newest_sealed
+from orch_worker.session.log.log_reader import newest_sealed
 
-from ..tree.agents.state import head_of
+from ..policy.root_hooks import RootHooks
+from ..processes.workers import Workers
+from ..tree.agents.state import TreeState, head_of
+from ..tree.interface.topics import RunEventTopic
 from ..tree.journal.entries import AgentSpawned, Entry, QueryFinished, RunSnapshot, Snapshot, WorkerExited, decode_entry
 from ..tree.journal.journal import Journal
+from .disk_io import DiskWriter
+from .timing.waiters import Waiters
 
-if TYPE_CHECKING:
-    from .supervisor import Supervisor
+__all__ = ["RunEvents", "read_events"]
 
-__all__ = ["RECORDED", "RunEvents", "read_events"]
-
-RECORDED: Final = "recorded"
-"""The topic of there being more in the journal."""
-SAID: Final = frozenset(
+OMITTED_FIELDS: Final = frozenset(
     {
         "type",
         "at",
@@ -43,47 +47,57 @@ SAID: Final = frozenset(
         "transcript",
     }
 )
-"""What of an entry is told elsewhere in an event, or is not told because it is what somebody said."""
+"""Fields of an entry that an event carries in another form, or omits because they contain conversation text."""
 
 
 class RunEvents:
-    """Tells of the entries of `journal`: functions of the program of `root`, the process of a parent, who waits."""
+    """Announces the entries of `journal` to hooks of the root's program, to the parent's worker and to waiters."""
 
-    def __init__(self, root: Supervisor, journal: Journal) -> None:
-        self._root = root
+    def __init__(
+        self,
+        journal: Journal,
+        agents: TreeState,
+        hooks: RootHooks,
+        waiters: Waiters,
+        workers: Workers,
+        disk: DiskWriter,
+    ) -> None:
+        self._agents, self._hooks, self._waiters, self._workers, self._disk = agents, hooks, waiters, workers, disk
         self._journal = journal
 
     @property
     def path(self) -> Path:
-        """The file that has all of it."""
+        """The journal's file."""
         return self._journal.log.path
 
-    def tell(self, entries: Iterable[Entry]) -> None:
-        """Tell of `entries`, which have just become true."""
+    def announce(self, entries: Iterable[Entry]) -> None:
+        """Announce `entries`, which the tree has just applied."""
         for entry in entries:
             if isinstance(entry, (AgentSpawned, QueryFinished)):
-                self._tell(entry)
+                self._announce(entry)
             elif isinstance(entry, WorkerExited):
-                self._root.hooks.ended(entry.id)
-        self._root.waiters.tell(RECORDED)
+                self._hooks.remove_contexts(entry.id)
+        self._waiters.notify(RunEventTopic())
 
-    def _tell(self, entry: AgentSpawned | QueryFinished) -> None:
-        node = self._root.tree.agents.get(entry.spec.id if isinstance(entry, AgentSpawned) else entry.id)
-        if node is None or node.is_holder:
+    def _announce(self, entry: AgentSpawned | QueryFinished) -> None:
+        agents, hooks = self._agents, self._hooks
+        agent = agents.get(entry.spec.id if isinstance(entry, AgentSpawned) else entry.id)
+        if agent is None:
             return
-        parent = self._root.tree.agents.get(node.spec.parent_id)
-        above = parent is not None and bool(parent.spec.hooks.load)
-        if not above and not self._root.hooks.listens("subagent_spawned", "subagent_finished"):
+        parent = agents.get(agent.spec.parent_id) if agent.spec.parent_id is not None else None
+        parent_observes = parent is not None and bool(parent.spec.hooks.load or parent.spec.extensions)
+        observed = parent_observes or not hooks.stages.isdisjoint(("subagent_spawned", "subagent_finished"))
+        if not observed or agent.is_holder:
             return
-        event = _event(entry, node.spec.name, node.spec.preset)
+        event = _event(entry, agent.spec.name, agent.spec.preset)
         if parent is not None:
             turn = parent.pending.query_id if parent.pending is not None else ""
             event = msgspec.structs.replace(event, agent_id=parent.spec.id, depth=parent.spec.depth, turn=turn)
-        self._root.hooks.happened(event, (parent or node).spec, self._root.hooks.say, self._root.disk.do)
-        if above and parent is not None:
+        hooks.notify_hooks(event, (parent or agent).spec, self._disk.do)
+        if parent_observes and parent is not None:
             body = AgentEvent(event.stage, msgspec.Raw(msgspec.msgpack.encode(event)))
-            with contextlib.suppress(OrchError, KeyError):  # without a process it hears nothing; the journal has it
-                self._root.workers.send(parent.spec.id, "happened", body)
+            with contextlib.suppress(OrchError, KeyError):  # the worker has no process; the journal has the event
+                self._workers.send(parent.spec.id, "happened", body)
 
 
 def _event(entry: AgentSpawned | QueryFinished, name: str, preset: str) -> Event:
@@ -105,27 +119,28 @@ def _event(entry: AgentSpawned | QueryFinished, name: str, preset: str) -> Event
     )
 
 
-def read_events(path: Path, run: str, since: int, most: int, agent: str | None = None) -> list[RunEvent]:
-    """Return what the journal at `path` has after the event `since`, the oldest first, of `agent` alone if named.
+def read_events(path: Path, run: str, since: int, limit: int, agent: str | None = None) -> list[RunEvent]:
+    """Return at most `limit` events of the journal at `path` with numbers above `since`, oldest first.
 
-    Reads no more of the file than that. Raises StoreError.
+    If `agent` is set, return only events of that agent. The function reads the file backwards from the end, as far as
+    necessary. Raises StoreError.
     """
-    found: list[RunEvent] = []
+    events: list[RunEvent] = []
     for sealed in newest_sealed(path):
-        if (n := sealed.seq - 1) <= since:  # the header is the first line
+        if (n := sealed.seq - 1) <= since:  # the first line is the header
             break
         entry = decode_entry(sealed.object)
-        if isinstance(entry, (Snapshot, RunSnapshot)):  # what they stand for happened before
+        if isinstance(entry, (Snapshot, RunSnapshot)):  # a snapshot replaces older entries
             break
-        if entry is not None and agent in (None, (event := _row(entry, n, run)).agent_id):
-            found.append(event)
-    return found[: -most - 1 : -1]
+        if entry is not None and agent in (None, (event := _run_event(entry, n, run)).agent_id):
+            events.append(event)
+    return events[: -limit - 1 : -1]
 
 
-def _row(entry: Entry, n: int, run: str) -> RunEvent:
-    told: dict[str, Any] = msgspec.to_builtins(entry)
-    data = {name: value for name, value in told.items() if name not in SAID}
-    id = told.get("id", "")
+def _run_event(entry: Entry, n: int, run: str) -> RunEvent:
+    fields: dict[str, Any] = msgspec.to_builtins(entry)
+    data = {name: value for name, value in fields.items() if name not in OMITTED_FIELDS}
+    id = fields.get("id", "")
     if isinstance(entry, AgentSpawned):
         spec = entry.spec
         id = spec.id
@@ -137,6 +152,6 @@ def _row(entry: Entry, n: int, run: str) -> RunEvent:
             data["usage"] = msgspec.to_builtins(entry.reply.usage)
         if entry.error is not None:
             data["error"] = entry.error.type
-    if holders := told.get("holders"):
+    if holders := fields.get("holders"):
         data["holders"] = list(holders) if isinstance(holders, dict) else [holder for holder, *_ in holders]
-    return RunEvent(n, entry.at, run, str(told["type"]), id, told.get("query_id", ""), data)
+    return RunEvent(n, entry.at, run, str(fields["type"]), id, fields.get("query_id", ""), data)

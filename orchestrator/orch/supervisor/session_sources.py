@@ -1,4 +1,4 @@
-"""What a root offers to the sessions of its agents besides what every session has."""
+"""Templates, tools and commands that a root adds to the sessions of its agents."""
 
 from __future__ import annotations
 
@@ -8,36 +8,45 @@ from typing import Any
 
 from orch_protocol.resources.slash_commands import CommandCatalog
 
+from ..resources.program_extensions import ProgramExtensions
 from ..resources.prompt_templates import TemplateCatalog
 
 __all__ = ["SessionSources"]
 
 
 class SessionSources:
-    """Templates that programs have registered, and what the catalogs of commands were when somebody looked last."""
+    """Registrations of the program, and the last known command catalog of each agent."""
 
     def __init__(self) -> None:
-        self.registered: TemplateCatalog | None = None
-        """The templates of this program, None where there is none: a daemon's are those that are configured."""
+        self.program_templates: TemplateCatalog | None = None
+        """The templates registered by this program.
+        None in a daemon, because a daemon uses the configured templates.
+        """
+        self.program = ProgramExtensions()
+        """The tools, commands and extensions registered by this program."""
         self.digests: dict[str, str] = {}
-        """The digest of each agent's catalog, by id, of those whose catalog somebody has asked for."""
-        self.brought: dict[str, tuple[int, CommandCatalog]] = {}
-        """What the extensions of each agent bring, and which of its processes has said so."""
+        """Digest of each agent's command catalog, by agent id. Contains only agents whose catalog was requested."""
+        self.extension_commands: dict[str, tuple[int, CommandCatalog]] = {}
+        """The commands of each agent's extensions, by agent id, with the number of the process that reported them."""
 
     def forget(self, id: str) -> None:
-        """The agent `id` is gone."""
         self.digests.pop(id, None)
-        self.brought.pop(id, None)
+        self.extension_commands.pop(id, None)
 
-    def follow(self, templates: TemplateCatalog, look: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Let `templates` be commands, and let `look` be called, on this event loop, when there are more of them."""
-        self.registered = templates
-        loop, looking = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+    def use_program(
+        self, templates: TemplateCatalog, program: ProgramExtensions, reload: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        """Offer `templates` and the commands of `program` to agents.
+
+        When the templates or commands change, `reload` is called on this event loop.
+        """
+        self.program_templates, self.program = templates, program
+        loop, reload_tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
         def begin() -> None:
             if self.digests:
-                task = loop.create_task(look())
-                looking.add(task)
-                task.add_done_callback(looking.discard)
+                task = loop.create_task(reload())
+                reload_tasks.add(task)
+                task.add_done_callback(reload_tasks.discard)
 
-        templates.added = lambda: loop.call_soon_threadsafe(begin)
+        templates.changed = program.changed = lambda: loop.call_soon_threadsafe(begin)

@@ -1,4 +1,7 @@
-"""What workers ask of the root just now, each a task that ends with its asker."""
+"""Handles requests that workers send to the root.
+
+A task handles each request. When the worker ends, its tasks are canceled.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ __all__ = ["WorkerRequests"]
 
 
 class WorkerRequests:
-    """Calls under way on the running event loop, by agent and call id.
+    """Calls in progress, by agent id and call id.
 
-    One that nobody waits for any more is cancelled: it would take an answer along that somebody else can have.
+    If the caller stops waiting, the call is canceled. Otherwise the call could take a reply that another caller needs.
     """
 
     def __init__(self) -> None:
@@ -21,27 +24,27 @@ class WorkerRequests:
         self._tasks: dict[str, dict[str, asyncio.Task[None]]] = {}
 
     def start(self, agent_id: str, id: str, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work`, which answers the call `id` of the agent."""
+        """Start a task for `work`, which answers the call `id` of the agent."""
         task = self._loop.create_task(work)
         self._tasks.setdefault(agent_id, {})[id] = task
-        task.add_done_callback(partial(self._done, agent_id, id))
+        task.add_done_callback(partial(self._remove_task, agent_id, id))
 
-    def under_way(self, agent_id: str) -> int:
-        """Return how many calls of the agent are."""
+    def count_active(self, agent_id: str) -> int:
+        """Return the number of calls of the agent that are in progress."""
         return len(self._tasks.get(agent_id, ()))
 
     def cancel(self, agent_id: str, id: str) -> None:
-        """The agent does not wait for the call `id` any more."""
+        """Cancel the call `id`, which the agent no longer waits for."""
         if task := self._tasks.get(agent_id, {}).get(id):
             task.cancel()
 
     def cancel_all(self, agent_id: str | None = None) -> None:
-        """The agent, or every one, is gone."""
+        """Cancel all calls of the agent, or of all agents."""
         for id in [agent_id] if agent_id is not None else self._tasks:
             for task in self._tasks.get(id, {}).values():
                 task.cancel()
 
-    def _done(self, agent_id: str, id: str, _: asyncio.Task[None]) -> None:
+    def _remove_task(self, agent_id: str, id: str, _: asyncio.Task[None]) -> None:
         tasks = self._tasks[agent_id]
         del tasks[id]
         if not tasks:

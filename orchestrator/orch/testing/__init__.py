@@ -1,10 +1,10 @@
-"""Doubles for tests of programs that use orch: real agents, no process, no socket.
+"""Test doubles for programs that use orch. The test doubles run real agents without processes and sockets.
 
     async with AsyncOrchestrator(**fake_world()) as o:
         agent = await o.spawn("...", backend=ScriptedBackend(["hello"]))
 
-Agents run on the test's own event loop and keep real transcripts. `FakeLauncher` can also fail to launch, and let an
-agent die in the middle of a turn.
+Agents run on the test's event loop and write real transcripts. `FakeLauncher` can also simulate failed launches and
+agents that die during a turn.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from orch_protocol.agent.spec import Template
 from orch_protocol.core.errors import LaunchError
 from orch_worker.agent.runtime import Runtime
-from orch_worker.transport.worker_endpoint import Make, RootConnection, WorkerEndpoint
+from orch_worker.transport.worker_endpoint import MakeRuntime, RootConnection, WorkerEndpoint
 
 from ..processes.base import LaunchRequest
 from ..processes.router import ConnectionTable, Deliver
@@ -28,31 +28,34 @@ __all__ = ["FakeLauncher", "FakeWorker", "InMemoryRouter", "fake_world"]
 
 
 class InMemoryRouter:
-    """A switchboard without a socket: frames pass through the event loop, in order."""
+    """A router without a socket. The event loop delivers the frames in order."""
 
     address = "memory:"
 
     def __init__(self, spool: Path, deliver: Deliver) -> None:
         self.peers = ConnectionTable(spool, self._to_worker, deliver)
         self.lose: Callable[[bytes], bool] = lambda _: False
-        """Called with each frame; one for which it returns true is lost."""
+        """A function that is called with each frame. The frame is lost if the function returns True."""
         self._workers: dict[bytes, Callable[[bytes], None]] = {}
 
     def close(self) -> None:
-        """Forget every worker."""
+        """Disconnect every worker."""
         self._workers.clear()
 
     def plug(self, ident: bytes, on_data: Callable[[bytes], None]) -> RootConnection:
-        """Return the line of the worker known as `ident`, which hears through `on_data`."""
+        """Connect the worker `ident` and return the worker's connection.
+
+        `on_data` receives the frames for the worker.
+        """
         self._workers[ident] = on_data
         return _MemoryLine(self, ident)
 
     def unplug(self, ident: bytes) -> None:
-        """Cut a worker's line; what is under way is lost."""
+        """Disconnect the worker `ident`. Frames that were not delivered are lost."""
         self._workers.pop(ident, None)
 
     def to_root(self, ident: bytes, data: bytes) -> None:
-        """Carry a frame from a worker."""
+        """Deliver a frame from a worker."""
         if ident in self._workers and not self.lose(data):
             asyncio.get_running_loop().call_soon(self.peers.accept, ident, data, os.getpid())
 
@@ -79,9 +82,9 @@ class _MemoryLine:
 
 
 class FakeWorker:
-    """A worker on the test's event loop. `make` makes its agent."""
+    """A worker on the test's event loop. `make` creates the agent of the worker."""
 
-    def __init__(self, request: LaunchRequest, board: InMemoryRouter, make: Make = Runtime) -> None:
+    def __init__(self, request: LaunchRequest, board: InMemoryRouter, make: MakeRuntime = Runtime) -> None:
         self.pid = os.getpid()
         self.request = request
         self.ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
@@ -96,19 +99,19 @@ class FakeWorker:
         self._task = asyncio.get_running_loop().create_task(self._serve())
 
     def is_running(self) -> bool:
-        """Return whether it has not ended."""
+        """Return whether the worker is running."""
         return not self.ended.done()
 
     def terminate(self) -> None:
-        """End as on SIGTERM."""
+        """End the worker as SIGTERM does."""
         self.die(-signal.SIGTERM)
 
     def kill(self) -> None:
-        """End as on SIGKILL: nothing more is heard of it."""
+        """End the worker as SIGKILL does. The worker sends no more frames."""
         self.die(-signal.SIGKILL)
 
     def die(self, code: int) -> None:
-        """End with `code` and without a last word."""
+        """End the worker with the exit status `code`. The worker sends no more frames."""
         self._board.unplug(self.request.ident)
         self._host.stop(code)
 
@@ -121,9 +124,13 @@ class FakeWorker:
 
 
 class FakeLauncher:
-    """Starts agents on the test's event loop. `workers` are all it started, `failures` the errors to raise next."""
+    """Starts agents on the test's event loop.
 
-    def __init__(self, make: Make = Runtime) -> None:
+    `workers` contains all workers that were started. `failures` contains messages for the LaunchErrors of the next
+    launches.
+    """
+
+    def __init__(self, make: MakeRuntime = Runtime) -> None:
         self._make = make
         self.board: InMemoryRouter | None = None
         self.workers: list[FakeWorker] = []
@@ -131,30 +138,30 @@ class FakeLauncher:
         self.warmed: list[Template] = []
         self.environment: Sequence[str] = ()
         self.without_mounts = ""
-        """Why the machine has no mount namespaces."""
+        """The reason why the machine has no mount namespaces, "" if it has them."""
 
     def connect(self, _: Path, spool: Path, deliver: Deliver) -> InMemoryRouter:
-        """Return the switchboard that this launcher's agents use."""
+        """Return the router of this launcher's agents."""
         self.board = InMemoryRouter(spool, deliver)
         return self.board
 
     def worker(self, agent_id: str) -> FakeWorker:
-        """Return the youngest worker of the agent."""
+        """Return the latest worker of the agent `agent_id`."""
         return [worker for worker in self.workers if worker.request.agent_id == agent_id][-1]
 
     async def start(self) -> None:
-        """Nothing needs starting."""
+        """Do nothing."""
 
     def warm(self, template: Template) -> None:
-        """Keep what was asked for."""
+        """Record the template."""
         self.warmed.append(template)
 
-    def mounts_missing(self) -> str:
-        """Return why commands of its workers cannot have mount namespaces of their own, "" when they can."""
+    def mount_namespace_problem(self) -> str:
+        """Return why commands of the workers cannot run in separate mount namespaces, "" if they can."""
         return self.without_mounts
 
     async def launch(self, request: LaunchRequest) -> FakeWorker:
-        """Return a started agent, or raise LaunchError with the next of `failures`."""
+        """Start a worker and return it. If `failures` is not empty, raise LaunchError with the next message instead."""
         if self.failures:
             raise LaunchError(self.failures.pop(0))
         assert self.board is not None, "pass this launcher's `connect` to the orchestrator, as `fake_world` does"
@@ -163,7 +170,7 @@ class FakeLauncher:
         return worker
 
     async def stop(self) -> None:
-        """End every agent."""
+        """End every worker."""
         for worker in self.workers:
             worker.kill()
         running = [worker.ended for worker in self.workers if not worker.ended.done()]
@@ -172,6 +179,6 @@ class FakeLauncher:
 
 
 def fake_world(launcher: FakeLauncher | None = None) -> dict[str, Any]:
-    """Return the arguments that make an AsyncOrchestrator run its agents on the test's event loop."""
+    """Return arguments for AsyncOrchestrator. With these arguments, the agents run on the test's event loop."""
     launcher = launcher or FakeLauncher()
     return {"launcher": lambda _run, _folder: launcher, "connect": launcher.connect}

@@ -1,9 +1,11 @@
-"""The tree of agents: what follows from an event. No I/O, no clock, no event loop.
+"""The tree of agents, which decides what changes an event causes.
 
-decision = tree.decide(event, now)     # raises OrchError: refused, nothing changed
-journal.append(decision.entries)       # first written,
-tree.apply(decision.entries)           # then true,
-perform(decision.instructions)         # then acted on
+The tree uses no I/O, no clock and no event loop. The supervisor executes a decision in this order:
+
+    decision = tree.decide(event, now)     # raises OrchError: rejected, nothing changed
+    journal.append(decision.entries)       # write first,
+    tree.apply(decision.entries)           # then change the state,
+    perform(decision.instructions)         # then act
 """
 
 from __future__ import annotations
@@ -23,11 +25,52 @@ from orch_protocol.core.errors import (
 )
 from orch_protocol.core.messages import Usage
 from orch_protocol.core.taint import join_labels
-from orch_protocol.services.requests import Status
+from orch_protocol.services.agents.status import Status
 from orch_protocol.wire import worker_messages
 
 from .agents.state import AgentRecord, TreeState
 from .agents.wait_graph import check_no_cycle
+from .interface.events import (
+    AddAgent,
+    AddHolder,
+    AddTaint,
+    ApprovePlan,
+    BootTimeout,
+    CancelRequested,
+    ChangeModel,
+    ChangeTitle,
+    CollectReply,
+    ConfirmSteering,
+    DiscardSessions,
+    Event,
+    FinishQuery,
+    KillRequested,
+    LaunchFailed,
+    LocalOnlyRequested,
+    ProcessExited,
+    QueueSteering,
+    RecordArchives,
+    RecordCatalog,
+    RecordDeletion,
+    RecordUsage,
+    Recover,
+    RestartWorker,
+    ResumeRequested,
+    RetireIdleAgents,
+    RetractionRequested,
+    RevokeTools,
+    SetQueueModes,
+    SpawnRequested,
+    StartPlan,
+    StartQuery,
+    StartWorker,
+    StopIfIdle,
+    StopTimeout,
+    TurnTimeout,
+    WorkerBooted,
+)
+from .interface.instructions import Decision, Instruction, Notify, Send, Signal, Timer
+from .interface.topics import ReadyTopic
 from .journal import entries as journaled
 from .journal.entries import (
     AgentKilled,
@@ -44,51 +87,6 @@ from .journal.entries import (
     WorkerReady,
     WorkerStopping,
 )
-from .journal.events import (
-    AddAgent,
-    AddHolder,
-    AddTaint,
-    ApprovePlan,
-    BootTimeout,
-    CancelRequested,
-    ChangeModel,
-    ChangeTitle,
-    CollectReply,
-    ConfirmSteering,
-    Decision,
-    DiscardSession,
-    Event,
-    FinishQuery,
-    Instruction,
-    KillRequested,
-    LaunchFailed,
-    LocalOnlyRequested,
-    Notify,
-    ProcessExited,
-    QueueSteering,
-    RecordArchives,
-    RecordCatalog,
-    RecordDeletion,
-    RecordUsage,
-    Recover,
-    RestartWorker,
-    ResumeRequested,
-    RetireIdleAgents,
-    RetractionRequested,
-    RevokeTools,
-    Send,
-    SetQueueModes,
-    Signal,
-    SpawnRequested,
-    StartPlan,
-    StartQuery,
-    StartWorker,
-    StopIfIdle,
-    StopTimeout,
-    Timer,
-    TurnTimeout,
-    WorkerBooted,
-)
 from .rules import admission, deletions, inherited_rights, query_results, steering, unstarted_agents
 from .rules.crash_policy import launch, on_process_exit, relaunch
 from .rules.query_results import finish_queries
@@ -100,7 +98,7 @@ STOP_SECONDS = 5.0
 
 
 class Tree:
-    """Decides over the agents in `agents`, under the limits of `config`."""
+    """Makes the decisions about the agents in `agents` within the limits of `config`."""
 
     def __init__(self, config: SubagentsConfig, entries: Iterable[Entry] = (), *, warm_holders: int = 4) -> None:
         self.config = config
@@ -108,12 +106,12 @@ class Tree:
         self.agents = TreeState(entries)
 
     def apply(self, entries: Iterable[Entry]) -> None:
-        """Make `entries` true."""
+        """Apply `entries` to the state."""
         for entry in entries:
             self.agents.apply(entry)
 
     def decide(self, event: Event, now: float) -> Decision:
-        """Return what follows from `event` at epoch time `now`. Raises OrchError for a request that is refused."""
+        """Return the decision about `event` at the epoch time `now`. Raises OrchError if the tree rejects a request."""
         match event:
             case StartQuery():
                 return self._on_start_query(event, now)
@@ -126,15 +124,15 @@ class Tree:
             case SpawnRequested():
                 return self._on_spawn(event, now)
             case CollectReply():
-                return self._on_collect_reply(event, now)
+                return query_results.collect(self.agents, event, now)
             case QueueSteering():
-                return self._on_queue_steering(event, now)
+                return steering.steer(self.agents, event, now)
             case ConfirmSteering():
-                return self._on_confirm_steering(event, now)
+                return steering.confirm(self.agents, event, now)
             case RecordArchives():
-                return self._on_record_archives(event, now)
+                return unstarted_agents.record_archives(self.agents, event, now)
             case RecordUsage():
-                return self._on_record_usage(event, now)
+                return Decision([UsageRecorded(at=now, id=event.id, usage=event.usage)])
             case BootTimeout():
                 return self._on_boot_timeout(event, now)
             case StopTimeout():
@@ -146,25 +144,25 @@ class Tree:
             case StartWorker():
                 return self._on_start_worker(event, now)
             case AddAgent():
-                return self._on_add_agent(event, now)
+                return unstarted_agents.add_agent(self.agents, event, now)
             case AddHolder():
-                return self._on_add_holder(event, now)
+                return unstarted_agents.add_holder(self.agents, event, now)
             case RecordDeletion():
-                return self._on_record_deletion(event, now)
-            case DiscardSession():
-                return self._on_discard_session(event, now)
+                return deletions.record_deletion(self.agents, event, now)
+            case DiscardSessions():
+                return deletions.discard(self.agents, event, now)
             case LocalOnlyRequested():
-                return self._on_restrict_to_local(event, now)
+                return Decision([journaled.LocalOnlySet(at=now, id=event.id, backend=event.backend)])
             case ChangeModel():
-                return self._on_change_model(event, now)
+                return Decision([journaled.ModelChanged(at=now, id=event.id, answers=event.answers)])
             case RecordCatalog():
-                return self._on_record_catalog(event, now)
+                return Decision([journaled.CatalogChanged(at=now, id=event.id, digest=event.digest)])
             case AddTaint():
                 return self._on_add_taint(event, now)
             case StopIfIdle():
                 return self._on_stop_if_idle(event, now)
             case RestartWorker():
-                return self._on_restart_worker(event, now)
+                return relaunch(self.agents, event, now)
             case RetireIdleAgents():
                 return self._on_retire_idle_agents(event, now)
             case KillRequested():
@@ -172,19 +170,19 @@ class Tree:
             case ChangeTitle():
                 return self._on_change_title(event, now)
             case RetractionRequested():
-                return self._on_retract_steering(event, now)
+                return steering.retract(self.agents, event, now)
             case SetQueueModes():
-                return self._on_set_queue_modes(event, now)
+                return steering.set_queue_modes(self.agents, event, now)
             case CancelRequested():
                 return self._on_cancel_turn(event, now)
             case ResumeRequested():
                 return self._on_resume(event, now)
             case RevokeTools():
-                return self._on_revoke_tools(event, now)
+                return inherited_rights.revoke_tools(self.agents, event, now)
             case ApprovePlan():
-                return self._on_approve_plan(event, now)
+                return Decision([journaled.AgentPlanApproved(at=now, id=event.id)])
             case StartPlan():
-                return self._on_start_plan(event, now)
+                return Decision([journaled.PlanStarted(at=now, id=event.id, plan=event.plan)])
             case Recover():
                 return self._on_recover(event, now)
             case _:
@@ -213,13 +211,13 @@ class Tree:
         return Decision(entries, launch(spec.id, 1), spec.id)
 
     def _on_worker_booted(self, event: WorkerBooted, now: float) -> Decision:
-        node = self.agents[event.id]
-        if event.incarnation != node.incarnation or node.status != "starting" or not node.running:
+        agent = self.agents[event.id]
+        if event.incarnation != agent.incarnation or agent.status != "starting" or not agent.running:
             return Decision()
         ready, repaired = event.ready, event.ready.repaired
-        if not ready.entries and node.last is not None:
-            repaired = "its transcript is gone: it remembers nothing of what it was asked before"
-        up = WorkerReady(
+        if not ready.entries and agent.last is not None:
+            repaired = "the transcript is missing, so the agent has no memory of earlier queries"
+        ready_entry = WorkerReady(
             at=now,
             id=event.id,
             pid=event.pid,
@@ -228,43 +226,44 @@ class Tree:
             context_limit=ready.context_limit,
             repaired=repaired,
             transcript=ready.transcript,
+            executor_tools=ready.executor_tools,
         )
-        instructions: list[Instruction] = [Notify(f"up:{event.id}")]
-        instructions += [*inherited_rights.reminder(node), *steering.reminder(node)]
-        if node.pending is not None:
-            instructions.append(Send(event.id, node.pending.query_id))
-        return Decision([up], instructions)
+        instructions: list[Instruction] = [Notify(ReadyTopic(event.id))]
+        instructions += [*inherited_rights.initial_frames(agent), *steering.initial_frames(agent)]
+        if agent.pending is not None:
+            instructions.append(Send(event.id, agent.pending.query_id))
+        return Decision([ready_entry], instructions)
 
     def _on_launch_failed(self, event: LaunchFailed, now: float) -> Decision:
         return self._on_process_exited(
-            ProcessExited(event.id, event.incarnation, None, detail=event.error, late=event.late), now
+            ProcessExited(event.id, event.incarnation, None, detail=event.error, timed_out=event.timed_out), now
         )
 
     def _on_boot_timeout(self, event: BootTimeout, _: float) -> Decision:
-        node = self.agents[event.id]
-        if node.incarnation != event.incarnation or node.status != "starting" or not node.running:
+        agent = self.agents[event.id]
+        if agent.incarnation != event.incarnation or agent.status != "starting" or not agent.running:
             return Decision()
         return Decision([], [Signal(event.id, event.incarnation, "late")])
 
-    # Asking.
+    # Querying.
 
     def _on_start_query(self, event: StartQuery, now: float) -> Decision:
-        node = self.agents[event.id]
-        if event.request_id is not None and event.request_id in node.requests:
-            return Decision(value=node.requests[event.request_id])
-        spec = node.spec
+        agent = self.agents[event.id]
+        if event.request_id is not None and event.request_id in agent.requests:
+            return Decision(value=agent.requests[event.request_id])
+        spec = agent.spec
         asker = event.asker
         if asker is not None:
             admission.check_asker(self.agents[asker])
         if asker and (event.waits or asker == spec.id):
-            check_no_cycle(self.agents.pending.values(), asker, node)
-        admission.check_answers(node)
-        if node.pending is not None:
+            check_no_cycle(self.agents.pending.values(), asker, agent)
+        admission.check_can_be_queried(agent)
+        if agent.pending is not None:
             raise AgentBusyError(
-                f"agent {spec.name!r} ({spec.id}) is busy with: {node.pending.head}; "
+                f"agent {spec.name!r} ({spec.id}) is busy with: {agent.pending.head}; "
                 f"wait for it, or collect its answer first"
             )
-        asked = QueryStarted(
+        started = QueryStarted(
             at=now,
             id=spec.id,
             query_id=event.query_id,
@@ -276,139 +275,117 @@ class Tree:
             request_id=event.request_id,
             stays=event.stays,
             prompt=event.prompt if spec.persist else "",
+            images=event.images if spec.persist else (),
         )
-        if node.status == "idle" and not node.stopping:
-            return Decision([asked], [Send(spec.id, event.query_id)], event.query_id)
-        if node.status == "starting":
-            return Decision([asked], [], event.query_id)
-        entries, instructions = self._start_worker(node, now)
-        return Decision([asked, *entries], instructions, event.query_id)
+        if agent.status == "idle" and not agent.stopping:
+            return Decision([started], [Send(spec.id, event.query_id)], event.query_id)
+        if agent.status == "starting":
+            return Decision([started], [], event.query_id)
+        entries, instructions = self._start_worker(agent, now)
+        return Decision([started, *entries], instructions, event.query_id)
 
     def _on_start_worker(self, event: StartWorker, now: float) -> Decision:
-        node = self.agents[event.id]
-        admission.check_answers(node)
-        return Decision() if node.running else Decision(*self._start_worker(node, now))
+        agent = self.agents[event.id]
+        admission.check_can_be_queried(agent)
+        return Decision() if agent.running else Decision(*self._start_worker(agent, now))
 
-    def _start_worker(self, node: AgentRecord, now: float) -> tuple[list[Entry], list[Instruction]]:
-        """Let the agent have a process, if it has none."""
+    def _start_worker(self, agent: AgentRecord, now: float) -> tuple[list[Entry], list[Instruction]]:
+        """Start a process for the agent unless the agent already has one."""
         entries, instructions = (
-            self._limit_warm_holders(node, now, answered=False) if node.is_holder else self._make_room(now)
+            self._limit_warm_holders(agent, now, answered=False) if agent.is_holder else self._make_room(now)
         )
-        if not node.running:
+        if not agent.running:
             check_starts(self.agents.failed_starts, now)
-            incarnation = node.incarnation + 1
-            entries.append(WorkerLaunched(at=now, id=node.spec.id, incarnation=incarnation))
-            instructions += launch(node.spec.id, incarnation)
+            incarnation = agent.incarnation + 1
+            entries.append(WorkerLaunched(at=now, id=agent.spec.id, incarnation=incarnation))
+            instructions += launch(agent.spec.id, incarnation)
         return entries, instructions
 
     def _make_room(self, now: float) -> tuple[list[Entry], list[Instruction]]:
-        """Let there be room for one more process: at the limit the agent that idled longest is sent to sleep."""
+        """If the process limit is reached, stop the process of the agent that has been idle longest."""
         if len(self.agents.alive) < self.config.max_concurrent:
             return [], []
         idle = [other for other in self.agents.alive.values() if other.status == "idle" and not other.stopping]
         if not idle:
             raise admission.no_idle_agent_error(self.config, self.agents)
-        return self._retire(min(idle, key=lambda other: other.last_activity), now)
+        return self._stop_process(min(idle, key=lambda other: other.last_activity), now)
 
-    def _retire(self, node: AgentRecord, now: float) -> tuple[list[Entry], list[Instruction]]:
-        id, incarnation = node.spec.id, node.incarnation
+    def _stop_process(self, agent: AgentRecord, now: float) -> tuple[list[Entry], list[Instruction]]:
+        id, incarnation = agent.spec.id, agent.incarnation
         return (
             [WorkerStopping(at=now, id=id)],
             [Signal(id, incarnation, "stop"), Timer(STOP_SECONDS, StopTimeout(id, incarnation))],
         )
 
     def _on_finish_query(self, event: FinishQuery, now: float) -> Decision:
-        node = self.agents[event.id]
-        if node.pending is None or node.pending.query_id != event.query_id:
+        agent = self.agents[event.id]
+        if agent.pending is None or agent.pending.query_id != event.query_id:
             return Decision()
-        answered = QueryFinished(
+        finished = QueryFinished(
             at=now,
             id=event.id,
             query_id=event.query_id,
-            reply=node.with_warning(event.reply),
+            reply=agent.with_warning(event.reply),
             error=event.error,
             usage=event.reply.usage if event.reply else event.usage,
             context_tokens=event.context_tokens,
             taken_by=event.taken_by,
             transcript=event.transcript,
         )
-        settled = finish_queries(self.agents, [answered])
-        if not node.is_holder:
-            return settled
-        entries, instructions = self._limit_warm_holders(node, now, answered=True)
-        return Decision([*settled.entries, *entries], [*settled.instructions, *instructions])
+        decision = finish_queries(self.agents, [finished])
+        if not agent.is_holder:
+            return decision
+        entries, instructions = self._limit_warm_holders(agent, now, answered=True)
+        return Decision([*decision.entries, *entries], [*decision.instructions, *instructions])
 
-    # Agents without a process: those that have a transcript already, and holders.
+    def _limit_warm_holders(
+        self, agent: AgentRecord, now: float, *, answered: bool
+    ) -> tuple[list[Entry], list[Instruction]]:
+        """Stop processes of holders if more than the permitted number run. Keep `agent` and the holders that answered
+        last.
 
-    def _on_add_agent(self, event: AddAgent, now: float) -> Decision:
-        return unstarted_agents.add_agent(self.agents, event, now)
+        A holder that is answering keeps its process until the reply, even if the limit is exceeded.
+        """
+        others = [other for other in self.agents.warm.values() if other is not agent and not other.stopping]
+        idle = sorted((other for other in others if other.status == "idle"), key=lambda other: other.last_activity)
+        entries: list[Entry] = []
+        instructions: list[Instruction] = []
+        for other in [*idle, *([agent] if answered else [])][: max(0, len(others) + 1 - self.warm_holders)]:
+            new_entries, new_instructions = self._stop_process(other, now)
+            entries += new_entries
+            instructions += new_instructions
+        return entries, instructions
 
-    def _on_add_holder(self, event: AddHolder, now: float) -> Decision:
-        return unstarted_agents.add_holder(self.agents, event, now)
-
-    def _on_record_archives(self, event: RecordArchives, now: float) -> Decision:
-        return unstarted_agents.record_archives(self.agents, event, now)
-
-    def _on_record_deletion(self, event: RecordDeletion, now: float) -> Decision:
-        return deletions.record_deletion(self.agents, event, now)
-
-    def _on_discard_session(self, event: DiscardSession, now: float) -> Decision:
-        return deletions.discard(self.agents, event, now)
-
-    def _on_restrict_to_local(self, event: LocalOnlyRequested, now: float) -> Decision:
-        return Decision([journaled.LocalOnlySet(at=now, id=event.id, backend=event.backend)])
-
-    def _on_change_model(self, event: ChangeModel, now: float) -> Decision:
-        return Decision([journaled.ModelChanged(at=now, id=event.id, answers=event.answers)])
-
-    def _on_record_catalog(self, event: RecordCatalog, now: float) -> Decision:
-        return Decision([journaled.CatalogChanged(at=now, id=event.id, digest=event.digest)])
+    # Facts about an agent.
 
     def _on_add_taint(self, event: AddTaint, now: float) -> Decision:
         marks = join_labels(self.agents[event.id].spec.marks, event.marks)
         return Decision([journaled.TaintAdded(at=now, id=event.id, marks=marks)])
 
-    def _on_record_usage(self, event: RecordUsage, now: float) -> Decision:
-        return Decision([UsageRecorded(at=now, id=event.id, usage=event.usage)])
-
-    def _limit_warm_holders(
-        self, node: AgentRecord, now: float, *, answered: bool
-    ) -> tuple[list[Entry], list[Instruction]]:
-        """Let as many holders have a process as may, `node` among them: those that answered last.
-
-        One that answers keeps its process until then, however many there are.
-        """
-        others = [other for other in self.agents.warm.values() if other is not node and not other.stopping]
-        idle = sorted((other for other in others if other.status == "idle"), key=lambda other: other.last_activity)
-        entries: list[Entry] = []
-        instructions: list[Instruction] = []
-        for other in [*idle, *([node] if answered else [])][: max(0, len(others) + 1 - self.warm_holders)]:
-            more, acts = self._retire(other, now)
-            entries += more
-            instructions += acts
-        return entries, instructions
+    def _on_change_title(self, event: ChangeTitle, now: float) -> Decision:
+        is_changed = event.title != self.agents[event.id].title
+        return Decision([journaled.TitleChanged(at=now, id=event.id, title=event.title)] if is_changed else [])
 
     # Ending.
 
     def _on_stop_if_idle(self, event: StopIfIdle, now: float) -> Decision:
-        node = self.agents[event.id]
-        return Decision(*self._retire(node, now)) if node.status == "idle" and not node.stopping else Decision()
+        agent = self.agents[event.id]
+        return (
+            Decision(*self._stop_process(agent, now)) if agent.status == "idle" and not agent.stopping else Decision()
+        )
 
     def _on_process_exited(self, event: ProcessExited, now: float) -> Decision:
         return on_process_exit(self.agents, event, now, self.config.restarts)
 
-    def _on_restart_worker(self, event: RestartWorker, now: float) -> Decision:
-        return relaunch(self.agents, event, now)
-
     def _on_stop_timeout(self, event: StopTimeout, _: float) -> Decision:
-        node = self.agents[event.id]
-        if node.incarnation != event.incarnation or not node.stopping:
+        agent = self.agents[event.id]
+        if agent.incarnation != event.incarnation or not agent.stopping:
             return Decision()
         return Decision([], [Signal(event.id, event.incarnation, "kill")])
 
     def _on_turn_timeout(self, event: TurnTimeout, _: float) -> Decision:
-        node = self.agents[event.id]
-        if node.incarnation != event.incarnation or node.pending is None or node.pending.query_id != event.query_id:
+        agent = self.agents[event.id]
+        if agent.incarnation != event.incarnation or agent.pending is None or agent.pending.query_id != event.query_id:
             return Decision()
         return Decision([], [Signal(event.id, event.incarnation, "late")])
 
@@ -416,132 +393,111 @@ class Tree:
         seconds = self.config.timeout_minutes * 60
         entries: list[Entry] = []
         instructions: list[Instruction] = [Timer(min(60.0, seconds / 2), event)]
-        for node in self.agents.alive.values():
-            if node.status == "idle" and not node.stopping and now - node.last_activity >= seconds:
-                more, acts = self._retire(node, now)
-                entries += more
-                instructions += acts
+        for agent in self.agents.alive.values():
+            if agent.status == "idle" and not agent.stopping and now - agent.last_activity >= seconds:
+                new_entries, new_instructions = self._stop_process(agent, now)
+                entries += new_entries
+                instructions += new_instructions
         return Decision(entries, instructions)
 
     def _on_kill(self, event: KillRequested, now: float) -> Decision:
-        doomed: dict[str, AgentRecord] = {}
+        agents: dict[str, AgentRecord] = {}
         for id in event.ids:
-            doomed |= {node.spec.id: node for node in self.agents.subtree(id) if node.status != "killed"}
-        answers: list[QueryFinished] = []
+            agents |= {agent.spec.id: agent for agent in self.agents.subtree(id) if agent.status != "killed"}
+        finished_queries: list[QueryFinished] = []
         killed: list[Entry] = []
         instructions: list[Instruction] = []
-        for id, node in doomed.items():
-            if node.pending is not None:
-                after = (
-                    "ask again, what it holds is kept"
-                    if node.is_holder
-                    else f"`orch resume {node.spec.seq}` brings it back"
+        for id, agent in agents.items():
+            if agent.pending is not None:
+                hint = (
+                    "query it again: its content is still stored"
+                    if agent.is_holder
+                    else f"`orch resume {agent.spec.seq}` makes it usable again"
                 )
-                gone = AgentGoneError(f"agent {node.spec.name!r} ({id}) was killed by {event.by}; {after}")
-                query_id = node.pending.query_id
+                error = AgentGoneError(f"agent {agent.spec.name!r} ({id}) was killed by {event.by}; {hint}")
+                query_id = agent.pending.query_id
                 used = event.used.get(query_id, Usage())
-                answers.append(QueryFinished(at=now, id=id, query_id=query_id, error=error_info(gone), usage=used))
-            if node.status == "starting":
-                gone = AgentGoneError(f"agent {node.spec.name!r} ({id}) was killed by {event.by} as it started")
-                instructions.append(Notify(f"up:{id}", None, error_info(gone)))
+                finished_queries.append(
+                    QueryFinished(at=now, id=id, query_id=query_id, error=error_info(error), usage=used)
+                )
+            if agent.status == "starting":
+                error = AgentGoneError(f"agent {agent.spec.name!r} ({id}) was killed by {event.by} while it started")
+                instructions.append(Notify(ReadyTopic(id), None, error_info(error)))
             killed.append(AgentKilled(at=now, id=id, by=event.by))
-            if node.running:
-                instructions.append(Signal(id, node.incarnation, "kill"))
-        settled = finish_queries(self.agents, answers)
-        return Decision([*settled.entries, *killed], [*settled.instructions, *instructions], tuple(doomed))
-
-    def _on_queue_steering(self, event: QueueSteering, now: float) -> Decision:
-        return steering.steer(self.agents, event, now)
-
-    def _on_confirm_steering(self, event: ConfirmSteering, now: float) -> Decision:
-        return steering.confirm(self.agents, event, now)
-
-    def _on_change_title(self, event: ChangeTitle, now: float) -> Decision:
-        new = event.title != self.agents[event.id].title
-        return Decision([journaled.TitleChanged(at=now, id=event.id, title=event.title)] if new else [])
-
-    def _on_retract_steering(self, event: RetractionRequested, now: float) -> Decision:
-        return steering.retract(self.agents, event, now)
-
-    def _on_set_queue_modes(self, event: SetQueueModes, now: float) -> Decision:
-        return steering.set_queue_modes(self.agents, event, now)
+            if agent.running:
+                instructions.append(Signal(id, agent.incarnation, "kill"))
+        decision = finish_queries(self.agents, finished_queries)
+        return Decision([*decision.entries, *killed], [*decision.instructions, *instructions], tuple(agents))
 
     def _on_cancel_turn(self, event: CancelRequested, now: float) -> Decision:
-        node = self.agents[event.id]
-        if node.pending is None or node.status != "busy":
+        agent = self.agents[event.id]
+        if agent.pending is None or agent.status != "busy":
             return Decision()
         if event.hard:
-            cut = AgentDiedError(f"the turn of agent {node.spec.name!r} ({event.id}) was ended with its process")
-            cut = cut.as_outcome("killed")
-            query_id, error = node.pending.query_id, error_info(cut)
-            answered = QueryFinished(at=now, id=event.id, query_id=query_id, error=error, usage=event.usage, ended=True)
-            settled = finish_queries(self.agents, [answered])
-            # Who asks it meanwhile is answered by the next process, as when this one had been asked to leave.
-            kill = Signal(event.id, node.incarnation, "kill")
-            return Decision([*settled.entries, WorkerStopping(at=now, id=event.id)], [*settled.instructions, kill])
-        return Decision([], [Send(event.id, node.pending.query_id, "cancel", worker_messages.CancelCurrentTurn())])
+            killed_error = AgentDiedError(
+                f"the turn of agent {agent.spec.name!r} ({event.id}) was ended together with its process"
+            )
+            killed_error = killed_error.as_outcome("killed")
+            query_id, error = agent.pending.query_id, error_info(killed_error)
+            finished = QueryFinished(at=now, id=event.id, query_id=query_id, error=error, usage=event.usage, ended=True)
+            decision = finish_queries(self.agents, [finished])
+            # As after a stop, the next process answers a query that arrives before the exit.
+            kill = Signal(event.id, agent.incarnation, "kill")
+            return Decision([*decision.entries, WorkerStopping(at=now, id=event.id)], [*decision.instructions, kill])
+        return Decision([], [Send(event.id, agent.pending.query_id, "cancel", worker_messages.CancelCurrentTurn())])
 
     def _on_resume(self, event: ResumeRequested, now: float) -> Decision:
-        node = self.agents[event.id]
-        if node.deleted:
-            raise node.refusal()
+        agent = self.agents[event.id]
+        if agent.deleted:
+            raise agent.refusal()
         change = event.budget.limits()
-        limit: list[Entry] = [BudgetChanged(at=now, id=event.id, **change)] if change else []
-        if node.status not in ("killed", "failed"):
-            return Decision(limit)
-        if node.running:
+        budget_entries: list[Entry] = [BudgetChanged(at=now, id=event.id, **change)] if change else []
+        if agent.status not in ("killed", "failed"):
+            return Decision(budget_entries)
+        if agent.running:
             raise AgentBusyError(
-                f"the process of agent {node.spec.name!r} ({event.id}) was killed and has not ended yet: try again soon"
+                f"the process of agent {agent.spec.name!r} ({event.id}) was killed and has not ended yet; try again in "
+                "a moment"
             )
-        holder = self.agents.names.get(node.spec.name)
-        if holder is not None and holder != event.id:
-            raise SpawnError(f"name {node.spec.name!r} is now agent {holder}'s; kill that one first")
-        return Decision([*limit, AgentResumed(at=now, id=event.id)])
-
-    def _on_revoke_tools(self, event: RevokeTools, now: float) -> Decision:
-        return inherited_rights.revoke_tools(self.agents, event, now)
-
-    def _on_approve_plan(self, event: ApprovePlan, now: float) -> Decision:
-        return Decision([journaled.AgentPlanApproved(at=now, id=event.id)])
-
-    def _on_start_plan(self, event: StartPlan, now: float) -> Decision:
-        return Decision([journaled.PlanStarted(at=now, id=event.id, plan=event.plan)])
-
-    def _on_collect_reply(self, event: CollectReply, now: float) -> Decision:
-        return query_results.collect(self.agents, event, now)
+        name_owner = self.agents.names.get(agent.spec.name)
+        if name_owner is not None and name_owner != event.id:
+            raise SpawnError(f"name {agent.spec.name!r} now belongs to agent {name_owner}; kill that agent first")
+        return Decision([*budget_entries, AgentResumed(at=now, id=event.id)])
 
     def _on_recover(self, event: Recover, now: float) -> Decision:
-        answers: list[QueryFinished] = []
-        ended: list[Entry] = []
+        finished_queries: list[QueryFinished] = []
+        exit_entries: list[Entry] = []
         instructions: list[Instruction] = []
-        for node in self.agents.by_id.unpacked():
-            id = node.spec.id
-            status: Status = "killed" if node.status == "killed" else "cold"
-            if node.pending is not None and node.pending.prompt and node.pending.query_id not in event.begun:
-                # The query was accepted, and nobody waits who could ask it again.
-                ended.append(WorkerExited(at=now, id=id, incarnation=node.incarnation, status="starting"))
-                instructions.append(Timer(0.0, RestartWorker(id, node.incarnation)))
+        for agent in self.agents.by_id.unpacked():
+            id = agent.spec.id
+            status: Status = "killed" if agent.status == "killed" else "cold"
+            if agent.pending is not None and agent.pending.prompt and agent.pending.query_id not in event.begun:
+                # The query was accepted, and no running caller could repeat the query.
+                exit_entries.append(WorkerExited(at=now, id=id, incarnation=agent.incarnation, status="starting"))
+                instructions.append(Timer(0.0, RestartWorker(id, agent.incarnation)))
                 continue
-            if node.pending is not None:
-                reply = event.replies.get(node.pending.query_id)
-                lost = AgentDiedError(
-                    f"agent {node.spec.name!r} ({id}) was cut short when its root ended; the next query revives it"
+            if agent.pending is not None:
+                reply = event.replies.get(agent.pending.query_id)
+                error = AgentDiedError(
+                    f"agent {agent.spec.name!r} ({id}) was interrupted when its root ended; the next query starts a "
+                    "new process"
                 )
-                answers.append(
+                finished_queries.append(
                     QueryFinished(
                         at=now,
                         id=id,
-                        query_id=node.pending.query_id,
+                        query_id=agent.pending.query_id,
                         reply=reply,
-                        error=None if reply else error_info(lost),
-                        usage=reply.usage if reply else event.used.get(node.pending.query_id, Usage()),
-                        context_tokens=node.context_tokens,
+                        error=None if reply else error_info(error),
+                        usage=reply.usage if reply else event.used.get(agent.pending.query_id, Usage()),
+                        context_tokens=agent.context_tokens,
                     )
                 )
                 status = "cold" if reply else "died"
-            if node.running or node.status == "starting":
-                ended.append(WorkerExited(at=now, id=id, incarnation=node.incarnation, status=status))
-        # News waits for its reader's next turn: nobody starts to work because a root did.
+            if agent.running or agent.status == "starting":
+                exit_entries.append(WorkerExited(at=now, id=id, incarnation=agent.incarnation, status=status))
+        # Wake messages wait for the agent's next turn, because the start of a root does not start turns.
         return Decision(
-            [RunStarted(at=now, pid=event.pid), *finish_queries(self.agents, answers).entries, *ended], instructions
+            [RunStarted(at=now, pid=event.pid), *finish_queries(self.agents, finished_queries).entries, *exit_entries],
+            instructions,
         )

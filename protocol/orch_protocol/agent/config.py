@@ -1,4 +1,4 @@
-"""Configuration as data: names, types, defaults. Reading files and variables is `orch.config.config`'s work."""
+"""Types and defaults of the configuration. `orch.config.config` reads files and environment variables."""
 
 from __future__ import annotations
 
@@ -46,23 +46,28 @@ Profile: TypeAlias = Literal["seed", "economy", "balanced", "roomy"]
 
 
 class CompactionConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """When what was said first gives way to a summary, in agents that a person or a program has spawned."""
+    """When to compact the conversations of agents that a user or a program spawned."""
 
     mode: Literal["auto", "off"] = "auto"
     compact_pct: Percent = 90
-    """At so much of the model's window."""
+    """Compact at this percentage of the model's context window."""
     compact_tokens: Count | None = None
-    """And at so many tokens, whatever the window is."""
+    """Compact at this number of tokens too, independent of the size of the context window. None means no such limit."""
     keep_recent_turns: Count = 1
-    """So many turns stay word for word."""
+    """Number of recent turns that compaction leaves unchanged."""
     min_messages: Count = 6
-    """A shorter conversation is left alone while it fits."""
+    """Compaction needs at least this many messages, unless the conversation no longer fits into the context window."""
     timeout_seconds: Seconds = 60.0
-    """What a model may take for the summary, before one is made without it."""
+    """Time limit for the model's summary. After this time, orch computes a summary without a model."""
 
 
 class ChildCompactionConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """The same for agents that agents have spawned: as above, at most at their own percentage, or never."""
+    """When to compact the conversations of agents that other agents spawned.
+
+    - `mode` "inherit": use the percentage of CompactionConfig.
+    - `mode` "inherit_strict": use the smaller of `compact_pct` and the percentage of CompactionConfig.
+    - `mode` "off": never compact the conversations of these agents.
+    """
 
     mode: Literal["inherit_strict", "inherit", "off"] = "inherit_strict"
     compact_pct: Percent = 75
@@ -72,9 +77,9 @@ class ChildCompactionConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SubagentsConfig(Budget, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
-    """What spawning may do. Enforced by the root, for its own callers and for every worker's.
+    """Limits and defaults of spawning. The root enforces these limits for its own callers and for all workers.
 
-    Its budget is that of an agent spawned without limits of its own, with everything below it.
+    An agent that is spawned without a budget gets the budget of this configuration, shared with its subagents.
     """
 
     enabled: bool = True
@@ -82,65 +87,85 @@ class SubagentsConfig(Budget, frozen=True, forbid_unknown_fields=True, omit_defa
     depth_cap: Amount = 3
     allow_nested: bool = False
     timeout_minutes: Minutes = 30.0
-    """Idle time after which an agent goes cold: its process ends, its transcript answers the next query."""
+    """Idle time after which an agent's process ends.
+
+    The agent's next query starts a new process from the transcript.
+    """
     restarts: Amount = 3
-    """How many other processes an agent may have within a minute whose processes end before or in their turns."""
+    """Maximum number of times per minute that orch restarts an agent's process after a crash."""
     default_preset: str = "investigate"
     default_tools: tuple[str, ...] | None = None
-    """Tools of an agent spawned with neither preset nor tools; None means `default_preset`'s."""
+    """Tools of an agent that is spawned without a preset and without tools.
+
+    None means the tools of `default_preset`.
+    """
     chat_models: tuple[str, ...] | None = None
-    """Models that the tool `chat` may ask, `provider:name` with `*` for anything; None: all that can be reached."""
+    """Models that the tool `chat` may use, as `provider:name` patterns with `*`. None means all reachable models."""
+    models: tuple[str, ...] = ()
+    """Models that an agent may choose for its subagents, as `provider:name` patterns with `*`.
+
+    An agent may always choose its own model.
+    """
     context: ContextConfig = field(default_factory=ContextConfig)
-    """What agents are told of the project they work in."""
+    """How much of the project's context files an agent receives."""
     context_compaction: ChildCompactionConfig = field(default_factory=ChildCompactionConfig)
 
 
 class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Bounds of a turn, for agents spawned without their own."""
+    """Limits of a turn, for agents that are spawned without limits."""
 
     max_turns: Count = 25
     continuations: Amount = 0
-    """How many times a turn goes on by itself when it has reached `max_turns`."""
+    """How many times a turn continues automatically after it reached `max_turns`."""
     turn_seconds: Seconds = 3600.0
     tool_seconds: Seconds = 120.0
     reply_tokens: Count = 4000
 
 
 class BudgetConfig(Budget, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
-    """What all agents of a root may use together, over all turns that are on its record."""
+    """Budget that all agents of a root share. Every turn recorded in the root's journal counts."""
 
     unknown_price: Price | None = None
-    """USD that a million tokens are charged whose price is not known; None: models without a price have no budget."""
+    """USD charged per million tokens of a model without a known price.
+
+    None means that a model without a known price cannot have a cost budget.
+    """
 
 
 class DaemonConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """The per-user process behind the CLI."""
+    """Settings of the daemon, the per-user process behind the CLI."""
 
     idle_minutes: Minutes = 15.0
 
 
 class EnvironmentConfig(Struct, frozen=True, forbid_unknown_fields=True, rename={"pass_": "pass"}):
-    """Variables that the daemon and workers get besides the usual ones: names, or globs such as `AWS_*`."""
+    """Additional environment variables for the daemon and workers, given as names or as globs such as `AWS_*`."""
 
     pass_: tuple[str, ...] = ()
 
 
 class HooksConfig(HookOptions, frozen=True, forbid_unknown_fields=True):
-    """The hooks that every agent runs with, and what is set for those that are built in."""
+    """The hooks that apply to all agents, and the options of built-in hooks."""
 
     load: tuple[str, ...] = ()
-    """Built-in hooks by name; import strings, `package.module:hook` or `package.module`; or the paths of files."""
+    """Hooks to load: names of built-in hooks, import strings (`package.module:hook` or `package.module`), or paths of
+    files.
+    """
 
 
 class ExtensionsConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Extensions beside those in `$ORCH_HOME/extensions` and a project's `.orch/extensions`."""
+    """Extensions in addition to those in `$ORCH_HOME/extensions` and a project's `.orch/extensions`."""
 
     load: tuple[str, ...] = ()
-    """Names under which installed packages offer extensions."""
+    """Entry point names of extensions in installed packages."""
 
 
 class TriggerConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """When a finished turn is archived under the profile `seed`: any one of the three, below the depth cap."""
+    """Conditions for archiving a finished turn under the profile `seed`.
+
+    A turn is archived if at least one of the first three conditions holds. Agents at depth `depth_cap` or deeper do not
+    archive turns.
+    """
 
     on_max_turns: bool = True
     token_threshold: Amount = 8000
@@ -149,7 +174,7 @@ class TriggerConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SummaryConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a model is asked to say about an archived turn. `model` is handed to whoever asks it; None is theirs."""
+    """How a model summarizes an archived turn. If `model` is None, the agent's own model writes the summary."""
 
     style: Literal["structured", "paragraph"] = "structured"
     model: str | None = None
@@ -157,45 +182,64 @@ class SummaryConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ArchivalConfig(Struct, frozen=True, forbid_unknown_fields=True, rename={"async_": "async"}):
-    """How finished work leaves a conversation. Sizes are estimated tokens; None takes what the profile says."""
+    """Settings of archival. Sizes are in estimated tokens. A setting that is None takes the profile's value."""
 
     enabled: bool = False
-    """Archive what running agents have finished."""
+    """Archive finished turns of running agents."""
     async_: bool = True
-    """Archive behind a reply; else the reply waits for it, and for the summary."""
+    """Archive after the reply. If False, the reply waits until the turn is archived and summarized."""
     warm_holders: Amount = 4
-    """How many holders keep their process after they have answered."""
+    """Number of holders whose process keeps running after an answer."""
     profile: Profile = "balanced"
     trigger: TriggerConfig = field(default_factory=TriggerConfig)
     summary: SummaryConfig = field(default_factory=SummaryConfig)
     turns: bool = True
     """Archive finished turns."""
     phase: bool | None = None
-    """Archive parts of a turn that is still running, once more than `high_tokens` are live."""
+    """Archive parts of a running turn when the conversation holds more than `high_tokens`."""
     gate: bool | None = None
-    """Archive only what is expected to pay."""
+    """Archive a turn only if archiving is expected to save money."""
     high_tokens: Count | None = None
     low_tokens: Count | None = None
     rollup_tokens: Amount | None = None
-    """The record budget: what archived turns may keep in the conversation before the oldest merge; 0 never merges."""
+    """Maximum size of all records in the conversation.
+
+    When the records exceed this size, orch merges the oldest records into an era. 0 means that records are never
+    merged.
+    """
     answer_tokens: Amount = 400
-    """Of a final answer, this much stays word for word."""
+    """Maximum length of the quotation from the final answer in a record."""
     prompt_tokens: Count | None = None
-    """A prompt larger than this keeps its head and tail."""
+    """Maximum length of the prompt in a record. Of a longer prompt, the record keeps the beginning and the end."""
     placement: Literal["tail", "system"] = "tail"
-    """Where the block of live subagents stands: last in a request, or in the caller's system prompt."""
+    """Position of the live-subagents block: at the end of a request, or in the system prompt."""
     block_entries: Amount = 4
 
 
+class ApprovalConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """How approval works for the calls of agents that a program started."""
+
+    channel: Literal["program", "person"] = "program"
+    """With `person`, the rules about personal data and code apply, as they do on the command line and with
+    `approve=`.
+    """
+
+
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything that can be set. `model` is `provider:model`, or None: the offline extractive backend."""
+    """The whole configuration. `model` is `provider:model`.
+
+    If `model` is None, agents use the offline extractive backend.
+    """
 
     model: str | None = None
     thinking: Thinking | None = None
-    """How much models think that can be told, of agents spawned without a level of their own; None: as they do."""
+    """Reasoning effort of agents that are spawned without this setting, for models that support it.
+
+    None: the model's default.
+    """
     durability: Durability = "process"
     session_dir: str | None = None
-    """The folder of session folders; None is `sessions` in orch's own."""
+    """The folder that contains session folders. None means the folder `sessions` in orch's home."""
     subagents: SubagentsConfig = field(default_factory=SubagentsConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
@@ -203,6 +247,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     environment: EnvironmentConfig = EnvironmentConfig()
     archival: ArchivalConfig = field(default_factory=ArchivalConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
+    approval: ApprovalConfig = ApprovalConfig()
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     hooks: HooksConfig = field(default_factory=HooksConfig)
     extensions: ExtensionsConfig = ExtensionsConfig()
@@ -214,10 +259,13 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def parse_model(model: str | None) -> BackendSpec:
-    """Return the backend that `provider:model` names; None is the extractive one. Raises ConfigError for no text."""
+    """Return the backend for `provider:model`. Return the extractive backend for None.
+
+    Raise ConfigError if `model` is not a string.
+    """
     if model is None:
         return BackendSpec("extractive")
     if not isinstance(model, str):
-        raise ConfigError(f"a model is named as text, `provider:model`, not with {model!r}")
+        raise ConfigError(f"the model must be a string such as `provider:model`; got {model!r}")
     provider, _, name = model.partition(":")
     return BackendSpec(provider, name)

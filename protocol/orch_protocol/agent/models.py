@@ -1,4 +1,4 @@
-"""What is known of a model, as data that the root tells and others show; and how it is asked for that."""
+"""Data about models: prices, levels of reasoning effort, and the model that a session records."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from msgspec import Meta, Struct
 
 from .spec import BackendSpec
 
-__all__ = ["THINKING", "FindModel", "ListModels", "ModelRow", "Price", "RecordModel", "RestrictToLocal", "Thinking"]
+__all__ = ["THINKING", "Price", "RecordModel", "Thinking"]
 
 Thinking: TypeAlias = Literal["off", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""How much a model can be told to think."""
+"""Levels of reasoning effort."""
 THINKING: Final[tuple[str, ...]] = get_args(Thinking)
-"""The same, the least first."""
+"""All levels of reasoning effort, lowest first."""
 
 
 Dollars = Annotated[float, Meta(ge=0)]
 
 
 class Price(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """USD per million tokens, for requests of more than `above` tokens; None where it is not known.
+    """Prices in USD per million tokens, for requests of more than `above` tokens. None means that the price is unknown.
 
-    Without a price of their own, tokens read from a cache cost what input does, and those written there no less.
+    If `cache_read` is None, a token read from the cache costs as much as an input token. A token written to the cache
+    costs at least as much as an input token.
     """
 
     input: Dollars | None = None
@@ -32,44 +33,8 @@ class Price(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     above: Annotated[int, Meta(ge=0)] = 0
 
 
-class ModelRow(Struct, frozen=True):
-    """One model, `provider:name`; a `*` at its end stands for any name that begins like that.
-
-    `context` and `output` are the most tokens of a conversation and of a response; None is not known. `prices` are a
-    floor while `price_known` is false, and none at all mean that it is free when it is true. `keys` are the variables
-    that can hold its provider's key, `key` the one that does. It can be told to think as much as one of `thinks`.
-    """
-
-    model: str
-    listed_as: str | None
-    api: str
-    context: int
-    output: int | None
-    price_known: bool
-    prices: tuple[Price, ...]
-    keys: tuple[str, ...]
-    key: str | None
-    thinks: tuple[str, ...] = ()
-
-
-class RestrictToLocal(Struct, frozen=True, forbid_unknown_fields=True):
-    """From now on the calling agent's conversation is for models of this machine alone. With `look` only say which."""
-
-    look: bool = False
-
-
-class ListModels(Struct, frozen=True, forbid_unknown_fields=True):
-    """The models that the calling agent may ask."""
-
-
-class FindModel(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a worker needs to ask `model`, `provider:name` or `local`; None is the calling agent's own."""
-
-    model: str | None = None
-
-
 class RecordModel(Struct, frozen=True):
-    """The model behind `backend` answers for an agent; `chosen` as in AgentSpec."""
+    """The model that the calling agent uses, as `backend`. `chosen` is the same as in AgentSpec."""
 
     backend: BackendSpec
     chosen: str = ""

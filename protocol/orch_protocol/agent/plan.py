@@ -1,4 +1,4 @@
-"""What an agent means to do, one after the other: as data."""
+"""The task list of an agent."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-__all__ = ["MARKS", "Task", "TaskStatus"]
+__all__ = ["STATUS_SYMBOLS", "Task", "TaskStatus"]
 
 TaskStatus: TypeAlias = Literal["pending", "in_progress", "completed", "cancelled"]
 
-MARKS: Final[dict[str, str]] = {"pending": "[ ]", "in_progress": "[>]", "completed": "[x]", "cancelled": "[-]"}
-"""How a task's status is shown, to models and people alike."""
+STATUS_SYMBOLS: Final[dict[str, str]] = {"pending": "[ ]", "in_progress": "[>]", "completed": "[x]", "cancelled": "[-]"}
+"""The marks that show the status of a task to models and people."""
 
 
 class Task(Struct, frozen=True, gc=False):
-    """One task, in a line of text."""
+    """One task, described in one line of text."""
 
     text: str
     status: TaskStatus = "pending"

@@ -1,4 +1,4 @@
-"""How much an agent is told of the project it works in, as data: by preset, and inherited by children."""
+"""What an agent learns about its project: settings, and the facts found in a folder."""
 
 from __future__ import annotations
 
@@ -9,29 +9,40 @@ from msgspec import Meta, Struct, field
 __all__ = ["RANK", "ContextConfig", "ContextFile", "ContextSpec", "ProjectContext", "ProjectFolder", "ProjectSurvey"]
 
 ProjectContext: TypeAlias = Literal["none", "brief", "full"]
-"""Nothing; what the project is, its layout and how its context files begin; or these files whole."""
+"""How much an agent learns about the project in its working folder.
+
+- "none": nothing
+- "brief": a description of the project, its layout, and the beginning of each context file
+- "full": the same description and layout, and the complete context files
+"""
 
 RANK: Final[dict[str, int]] = {"none": 0, "brief": 1, "full": 2}
-"""How much each tells."""
+"""The order of the project context levels."""
 
 
 class ContextConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """What agents are told of the project in their working folder: by their preset, or that they were given tools."""
+    """How much agents learn about the project in their working folder. Each preset has its own level."""
 
     minimal: ProjectContext = "none"
     investigate: ProjectContext = "brief"
     work: ProjectContext = "full"
     tools: ProjectContext = "none"
-    """For agents that were given tools instead of a preset."""
+    """Level for agents that are spawned with tools instead of a preset."""
     files: tuple[str, ...] = ("AGENTS.md", "CLAUDE.md")
-    """The context files, as paths in the working folder."""
+    """The context files, as paths relative to the working folder."""
     packages: tuple[str, ...] = ()
-    """Installed Python packages of which agents are told how their descriptions begin, in `brief` and in `full`."""
+    """Installed Python packages.
+
+    Prompts at levels "brief" and "full" contain the beginning of each package's description.
+    """
     full_tokens: Annotated[int, Meta(ge=100, le=1_000_000)] = 6000
-    """What the context files may take in `full`, in estimated tokens."""
+    """Maximum size of the context files at level "full", in estimated tokens."""
 
     def of(self, preset: str) -> ProjectContext:
-        """Return what an agent of `preset` is told; "" has tools instead of one."""
+        """Return the project context level for `preset`.
+
+        If an agent is spawned with tools instead of a preset, `preset` is "".
+        """
         levels: dict[str, ProjectContext] = {
             "": self.tools,
             "minimal": self.minimal,
@@ -42,7 +53,11 @@ class ContextConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ProjectFolder(Struct, frozen=True):
-    """A folder of a project: how many files are below it (`more`: at least so many), and of what kind most are."""
+    """A folder of a project.
+
+    `files` is the number of files in the folder and its subfolders. If `more` is True, `files` is a lower bound. `kind`
+    is the most frequent kind of file.
+    """
 
     name: str
     files: int
@@ -51,7 +66,10 @@ class ProjectFolder(Struct, frozen=True):
 
 
 class ContextFile(Struct, frozen=True):
-    """A context file: what was read of it, and whether that is not all. `problem` says why nothing was."""
+    """A context file. `more`: `text` does not contain the complete file.
+
+    `problem`: the reason why the file could not be read.
+    """
 
     path: str
     text: str = ""
@@ -60,25 +78,32 @@ class ContextFile(Struct, frozen=True):
 
 
 class ProjectSurvey(Struct, frozen=True):
-    """All that was found in a folder, whoever may be told of it.
+    """All facts found in a project folder, for every level.
 
-    `manifests` and `readme` are names of files, each with what it says of the project; `more_...` count what is not
-    listed.
+    `manifests` and `readme` are pairs of a file name and the description found in that file. `entry_points` and
+    `test_commands` are pairs of a file name and the commands found in it. `more_folders` and `more_files` are the
+    numbers of folders and files that are not listed.
     """
 
     manifests: tuple[tuple[str, str], ...] = ()
     readme: tuple[str, str] | None = None
+    languages: tuple[str, ...] = ()
+    entry_points: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    main_files: tuple[str, ...] = ()
+    """Top-level files that are programs by their names, such as `main.py`."""
+    test_commands: tuple[tuple[str, str], ...] = ()
+    """Commands that run the tests, the most specific first."""
     folders: tuple[ProjectFolder, ...] = ()
     more_folders: int = 0
     files: tuple[str, ...] = ()
     more_files: int = 0
     pages: tuple[ContextFile, ...] = ()
     packages: tuple[ContextFile, ...] = ()
-    """Of each package, under its name, what it says of itself."""
+    """The description of each package. The path of each ContextFile is the package's name."""
 
 
 class ContextSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """What one agent is told of its project, and the rules for the agents below it."""
+    """How much one agent learns about its project, and the rules for its subagents."""
 
     level: ProjectContext = "none"
     rules: ContextConfig = field(default_factory=ContextConfig)

@@ -1,4 +1,4 @@
-"""What an agent is to be: everything a worker needs to know, as data."""
+"""The specification of an agent: everything that its worker needs to know."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ..core.messages import Message
 from ..core.prompts import PromptSpec
 from ..core.taint import Bit, TaintLabel
 from ..core.workspace import WorkspaceSpec
+from ..core.worktrees import WorktreeSpec
 from ..hooks.stages import HooksSpec
 from ..policy.budget import Budget
 from ..policy.policy import PolicySpec
@@ -26,6 +27,7 @@ __all__ = [
     "BackendSpec",
     "CompactionSpec",
     "Durability",
+    "ExecutorSpec",
     "Kind",
     "Limits",
     "QueueMode",
@@ -38,15 +40,16 @@ __all__ = [
 Durability: TypeAlias = Literal["process", "power"]
 Kind: TypeAlias = Literal["agent", "session", "holder"]
 QueueMode: TypeAlias = Literal["one-at-a-time", "all"]
-"""How many of the things said to an agent it hears at once."""
+"""How many queued messages an agent takes from its queue at once."""
 Template: TypeAlias = Literal["lean", "sdk"]
 
 
 class Limits(Budget, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Bounds of one turn. Seconds are monotonic; tokens are estimated.
+    """Limits of one turn. Seconds are measured by the monotonic clock. Tokens are estimates.
 
-    A turn that has given `max_turns` responses goes on by itself up to `continuations` times, for as many more each.
-    Those of a Budget are for all turns together, and for everything that the agent spawns.
+    After `max_turns` responses, a turn continues automatically up to `continuations` times. Each continuation allows
+    `max_turns` more responses. The limits inherited from Budget apply to the sum of all turns of the agent and its
+    subagents.
     """
 
     max_turns: int = 25
@@ -57,9 +60,10 @@ class Limits(Budget, frozen=True, forbid_unknown_fields=True, omit_defaults=True
 
 
 class BackendSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which model answers. `options` is data the backend understands (a script, a base URL).
+    """The model that an agent uses. `options` is data for the backend, such as a script or a base URL.
 
-    It is to think as much as `thinking` says, one of `models.THINKING`, as far as it can; "": as it does by itself.
+    `thinking` is one of `models.THINKING`, or "" for the model's default. If the model does not support the requested
+    level, the backend uses the nearest supported level.
     """
 
     provider: str
@@ -69,10 +73,11 @@ class BackendSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ToolSpec(Struct, frozen=True):
-    """A tool as the model sees it. `input_schema` is JSON Schema of type object.
+    """A tool as the model sees it. `input_schema` is a JSON Schema of type object.
 
-    Not for the model: an `exclusive` tool runs alone, `locks` names the argument that is a file for one call at a time,
-    `bits` are what its maker says that a call brings, None when nothing.
+    The model does not see the other fields. A call of an `exclusive` tool never runs at the same time as other calls.
+    `locks` is the name of an argument that contains a file path. Calls with the same path run one after the other.
+    `bits` are the taint bits that the tool's author declared. None means that the author declared nothing.
     """
 
     name: str
@@ -83,12 +88,30 @@ class ToolSpec(Struct, frozen=True):
     bits: tuple[Bit, ...] | None = None
 
 
-class ArchivalSpec(Struct, frozen=True):
-    """How an agent's finished work leaves its conversation.
+class ExecutorSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """The tool executor of an agent, which has these tools in place of the built-in ones.
 
-    With `wait` a reply waits until that is done. Past `high_tokens` in a running turn the root is asked about its past
-    (0: never). `block_entries` is how many live subagents a request names, `in_tail` whether it does so in its end
-    rather than in its system text. A summary may take `summary_seconds`.
+    - `name`: the import path of its class, `package.module:Class`. The agent's worker creates an object of the class.
+    - `in_program`: the executor is an object of the user's program, and its calls run in the root.
+    - `wanted`: names of the tools to grant. None means all of them.
+    - `tools`: the granted tools. None until the first worker has created the object.
+    """
+
+    name: str
+    in_program: bool = False
+    wanted: tuple[str, ...] | None = None
+    tools: tuple[ToolSpec, ...] | None = None
+
+
+class ArchivalSpec(Struct, frozen=True):
+    """The archival settings of one agent.
+
+    - `wait`: the reply waits until archiving is finished.
+    - `high_tokens`: if the conversation of a running turn exceeds this size, the worker asks the root which parts to
+      archive. 0 means never.
+    - `block_entries`: maximum number of agents in the live-subagents block. `in_tail`: the block is at the end of
+      the request; otherwise the block is part of the system text.
+    - `summary_seconds`: time limit for a summary.
     """
 
     wait: bool = False
@@ -99,45 +122,57 @@ class ArchivalSpec(Struct, frozen=True):
 
 
 class CompactionSpec(Struct, frozen=True):
-    """When the beginning of an agent's conversation gives way to a summary: at `pct` percent of its model's window, and
-    at `tokens` of them, if that is not 0.
+    """When to compact a conversation.
 
-    The last `keep_turns` turns stay, and a conversation with fewer than `least` messages; a model may take `seconds`
-    for the summary.
+    `pct` is the percentage of the model's context window at which the conversation is compacted. `tokens` is a second
+    limit, in tokens; 0 means no second limit. The lower limit applies. `keep_turns` is the number of last turns that
+    stay unchanged. `min_messages` is the minimum number of messages for a compaction. `seconds` is the time limit for
+    the model's summary.
     """
 
     pct: int = 90
     tokens: int = 0
     keep_turns: int = 1
-    least: int = 6
+    min_messages: int = field(default=6, name="least")
     seconds: float = 60.0
 
-    def at(self, window: int) -> int:
-        """Return the size of a request, in tokens, from which on its conversation is to be compacted; 0 is never."""
-        bounds = [bound for bound in (window * self.pct // 100, self.tokens) if bound]
-        return min(bounds, default=0)
+    def compaction_threshold(self, window: int) -> int:
+        """Return the request size, in tokens, at which the conversation is compacted. 0 means never."""
+        share = window * self.pct // 100
+        return min(share or self.tokens, self.tokens or share)
 
 
 class AgentSpec(Struct, frozen=True):
-    """One agent, as the root describes it to the worker that will be it.
+    """One agent, as the root describes it to its worker.
 
-    `tools` names the granted tools, already narrowed to what the parent may grant; `root_tools` are functions of the
-    user's program that run in the root. `folder` is the agent's session folder; `cwd` the folder its tools work in;
-    `env` the allow-listed environment of its tools. `archival` is None when nothing is to be archived; `source` is what
-    a holder holds. Under `policy`, with `hooks` and `extensions` it works, and all agents below it. A `local` one's
-    conversation is for models of this machine alone. `plan`: it comes up in plan mode. Of its project it is told what
-    `context` says, and besides its task what `prompt` does. What is `withdrawn` of its tools it may not use any more,
-    though they stay on offer. `queue_mode` is for what it is told while it works, `follow_up_mode` for what it is told
-    when it would stop, None: the same. `marks` came with what other agents asked it, and what it was made of. Its
-    conversation is compacted as `compaction` says, None: never; a holder's never is. What its tools start runs in
-    `sandbox`. `memory` is what it remembers from other conversations, None: nothing; `workspace` what it is told of
-    what it has at hand, None: nothing is kept track of. Not to `persist`: it is kept on no disk, and gone with its
-    root. Of its `skills` it is told names, and reads the rest when it needs it. `chosen` is the model that its
-    conversation has on record as its own from some place on, "" where it has none: then it is the one behind `born`,
-    None: behind `backend`.
-
-    `peers` are ids of agents that it may ask besides those below it; only the user names them. `archives` are ids of
-    archives that it was handed. With `recall_only` it was granted query_subagent for archives only.
+    - `tools`: the granted tools, limited to those that the parent may grant. `root_tools`: functions of the user's
+      program, which run in the root. `withdrawn`: revoked tools. The model still sees revoked tools but cannot use
+      them.
+    - `folder`: the session folder. `cwd`: the working folder of the agent's tools. `env`: the environment variables of
+      these tools.
+    - `archival`: the archival settings. None means that archival is off. `source`: if the agent is a holder, its
+      archive.
+    - `policy`, `hooks` and `extensions` also apply to all subagents of the agent.
+    - `local`: the agent's conversation may be sent to local models only. `plan`: the agent starts in plan mode.
+    - `context`: how much the agent learns about its project. `prompt`: the parts of the agent's prompt besides the
+      task.
+    - `queue_mode`: the queue mode of steering messages. `follow_up_mode`: the queue mode of follow-ups. None means the
+      same mode.
+    - `marks`: taint labels of the agent's task and of the prompts that other agents send.
+    - `compaction`: when to compact the conversation. None means never. The conversation of a holder is never compacted.
+    - `sandbox`: the sandbox of the processes that the agent's tools start.
+    - `memory`, `workspace`: None means that the feature is off.
+    - `persist`: if False, nothing is stored on disk and the agent ends with its root.
+    - `skills`: the agent's skills. The model sees their names and can read their text with a tool.
+    - `chosen`: the model selected in the session, or "" if no model was selected. With "", the agent uses the model
+      `born`, or `backend` if `born` is None.
+    - `peers`: ids of agents outside the agent's subtree that the agent may query. Only the user sets `peers`.
+      `archives`: ids of archives that the agent may use. `recall_only`: the tool query_subagent works for archives
+      only.
+    - `agent_type`: the type that the agent was spawned with. `agent_types`: the types that the agent may spawn, with
+      their descriptions.
+    - `worktree`: the agent's git worktree, which contains `cwd`. None means that the agent has no worktree.
+    - `executor`: the agent's tool executor. None means that the agent has no executor.
     """
 
     id: str
@@ -184,25 +219,44 @@ class AgentSpec(Struct, frozen=True):
     peers: tuple[str, ...] = ()
     archives: tuple[str, ...] = ()
     recall_only: bool = False
+    agent_type: str = ""
+    agent_types: dict[str, str] = {}
+    worktree: WorktreeSpec | None = None
+    executor: ExecutorSpec | None = None
+
+    @property
+    def executor_tools(self) -> tuple[ToolSpec, ...]:
+        """The tools of its executor that are known to the root."""
+        return (self.executor.tools or ()) if self.executor is not None else ()
+
+    @property
+    def project(self) -> str:
+        """The folder whose configuration, extensions and memory apply to the agent.
+
+        The folder is `cwd`, or `worktree.folder` if the agent has a worktree.
+        """
+        return self.worktree.folder if self.worktree is not None else self.cwd
 
     @property
     def grant(self) -> tuple[str, ...]:
-        """Names of all tools that it was granted."""
-        theirs = (name for extension in self.extensions for name in extension.tools)
-        return (*self.tools, *(tool.name for tool in self.root_tools), *theirs)
+        """Names of all granted tools."""
+        extension_tools = (name for extension in self.extensions for name in extension.tools)
+        return (*self.tools, *(tool.name for tool in (*self.root_tools, *self.executor_tools)), *extension_tools)
 
     @property
     def active(self) -> tuple[str, ...]:
-        """Names of the tools that it may use now."""
+        """Names of the granted tools that were not revoked."""
         return tuple(name for name in self.grant if name not in self.withdrawn)
 
 
 class WorkerPaths(Struct, frozen=True):
-    """Paths for the mount namespace of a worker that runs its agent's code: orch's folders and denied paths are hidden.
+    """Paths for the mount namespace of a worker that runs code of the agent.
 
-    `folder` is the agent's session folder, `cwd` its working folder, `home` its HOME. `read` and `write` are the
-    sandbox's; denied names are looked for below `cwd` and these. `own` and `shown` are files and folders of orch that
-    the worker writes or reads; folders in `own` are created. With `required` the worker ends if hiding fails.
+    The namespace hides orch's folders and denied paths. `folder` is the session folder, `cwd` the working folder,
+    `home` the agent's HOME. `read` and `write` are the paths of the sandbox. The worker searches these paths and `cwd`
+    for files with denied names. `own` and `shown` are files and folders of orch: the worker writes those in `own` and
+    reads those in `shown`. The worker creates missing folders of `own`. If `required` is True and hiding fails, the
+    worker ends.
     """
 
     cwd: str
@@ -218,9 +272,10 @@ class WorkerPaths(Struct, frozen=True):
 
 
 class WorkerBirth(Struct, frozen=True):
-    """What a worker reads from its birth pipe: the token for its Hello, and the keys of its providers.
+    """The data that a worker reads from its birth pipe: the token for its Hello, and the API keys of its providers.
 
-    Never in argv, environment, transcript or log. `paths` is None for a worker without a mount namespace.
+    These secrets never appear in argv, the environment, transcripts or logs. `paths` is None for a worker without a
+    mount namespace.
     """
 
     token: bytes

@@ -1,4 +1,4 @@
-"""Everything that can go wrong, as one tree.
+"""The exceptions of orch.
 
     OrchError
     ├── ConfigError
@@ -22,7 +22,8 @@
     │   ├── NoResultError
     │   ├── NoValueError
     │   ├── QueryTimeoutError
-    │   └── QueryCycleError
+    │   ├── QueryCycleError
+    │   └── WorktreeError
     ├── BackendError
     │   ├── RateLimitError
     │   ├── ContextOverflowError
@@ -38,7 +39,7 @@
         ├── VersionMismatchError
         └── MessageTooLargeError
 
-Every message says what happened, to which thing, and what to do. `exit_code` is what the CLI exits with.
+Every message states what failed, the offending value and what to do. `exit_code` is the exit status of the CLI.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ __all__ = [
     "TruncatedReplyError",
     "UnsupportedPlatformError",
     "VersionMismatchError",
+    "WorktreeError",
     "error_from",
     "error_info",
     "outcome_of",
@@ -94,23 +96,26 @@ __all__ = [
 
 
 Outcome: TypeAlias = Literal["done", "failed", "killed", "lost", "timeout", "oom", "budget"]
-"""How a query ended, once and for all. `lost`: its process ended and nobody knows why; `oom`: for want of memory."""
+"""How a query ended. `lost`: the process ended for an unknown reason; `oom`: the process ran out of memory."""
 
 
 class OrchError(Exception):
-    """The root of every error orch raises on purpose. `outcome` is how a query ended that ended with it."""
+    """Base class of all errors that orch raises on purpose.
+
+    If a query ends with the error, `outcome` is the outcome of the query.
+    """
 
     exit_code = 1
     outcome: Outcome = "failed"
 
     def as_outcome(self, outcome: Outcome) -> Self:
-        """Return this error, which ended a query with `outcome`."""
+        """Set `outcome` of this error, and return this error."""
         self.outcome = outcome
         return self
 
 
 class ConfigError(OrchError):
-    """A configuration file, variable or argument does not fit; the message names file, line and field."""
+    """A configuration file, variable or argument is invalid. The message names the file, line and field."""
 
     exit_code = 2
 
@@ -120,29 +125,29 @@ class SpawnError(OrchError):
 
 
 class DepthCapError(SpawnError):
-    """The agent that asked is already as deep as agents may be, or may not nest at all."""
+    """The caller is at the maximum depth, or the caller may not spawn agents at all."""
 
     exit_code = 5
 
 
 class ConcurrencyLimitError(SpawnError):
-    """As many agents are alive as may be at once."""
+    """The maximum number of agents is already running."""
 
     exit_code = 5
 
 
 class ToolNotGrantedError(SpawnError):
-    """A tool was asked for that does not exist or that the parent does not hold itself."""
+    """A requested tool does not exist, or the parent does not have it."""
 
     exit_code = 2
 
 
 class LaunchError(SpawnError):
-    """The process did not come up; the message carries the end of its log."""
+    """The process did not start. The message contains the end of the log of the process."""
 
 
 class SandboxError(SpawnError):
-    """This machine cannot keep tools from what they are required to be kept from; the message says what is missing."""
+    """This machine does not support the required sandbox. The message names the missing feature."""
 
 
 class UnsupportedPlatformError(SpawnError):
@@ -150,90 +155,97 @@ class UnsupportedPlatformError(SpawnError):
 
 
 class AgentError(OrchError):
-    """Something about one agent."""
+    """An operation on an agent failed."""
 
 
 class CredentialsError(AgentError):
-    """The agent waits for the key it was made with; nothing was asked."""
+    """The agent waits for the API key with which it was created. No request was sent."""
 
 
 class AgentNotFoundError(AgentError):
-    """No agent goes by that reference."""
+    """No agent matches the reference."""
 
     exit_code = 3
 
 
 class EntryNotFoundError(AgentError):
-    """The agent's session has no entry of that id, label or beginning of an id."""
+    """The session has no entry with that id, label or id prefix."""
 
     exit_code = 3
 
 
 class AmbiguousRefError(AgentError):
-    """Several agents' ids, or entries', begin like that; the message lists them."""
+    """Several agents or entries match the prefix. The message lists all matches."""
 
     exit_code = 3
 
 
 class AgentBusyError(AgentError):
-    """The agent is in the middle of a turn; one query at a time."""
+    """The agent is already working on a query."""
 
     exit_code = 4
 
 
 class AgentDiedError(AgentError):
-    """The agent's process ended before the turn did. The next query revives it."""
+    """The agent's process ended during the turn. The next query starts a new process."""
 
     outcome = "lost"
 
 
 class AgentGoneError(AgentError):
-    """The agent was killed on purpose; `orch resume` brings it back."""
+    """The agent was killed on purpose. `orch resume` restores the agent."""
 
     exit_code = 3
     outcome = "killed"
 
 
 class ArchiveDeletedError(AgentError):
-    """What an archive held was deleted for good; the message says when."""
+    """The content of the archive was permanently deleted. The message contains the time of the deletion."""
 
     exit_code = 3
 
 
 class SessionDeletedError(AgentError):
-    """What was said to an agent that was killed was deleted for good; the message says when."""
+    """The session of a killed agent was permanently deleted. The message contains the time of the deletion."""
 
     exit_code = 3
 
 
 class NoResultError(AgentError):
-    """There is nothing to collect: nothing was asked, or it was collected already."""
+    """There is no reply to collect: no query was submitted, or its reply was already collected."""
 
     exit_code = 3
 
 
 class NoValueError(AgentError):
-    """A value of an agent cannot be had: nothing goes by that name, or it is none that can leave its process."""
+    """The agent has no value of that name, or the value cannot be sent to another process."""
 
     exit_code = 3
 
 
 class QueryTimeoutError(AgentError):
-    """The waiter's time ran out. The agent works on; collect its answer later."""
+    """The caller's timeout expired. The agent continues its work, and its reply can be collected later."""
 
     exit_code = 4
 
 
 class QueryCycleError(AgentError):
-    """The query would wait for an agent that waits, directly or not, for the one that asks."""
+    """The query would cause a deadlock, because the queried agent already waits for the caller.
+
+    The queried agent waits for the caller directly or through other agents.
+    """
+
+
+class WorktreeError(AgentError):
+    """Git refused an operation on an agent's worktree. No work tree was changed."""
 
 
 class BackendError(OrchError):
-    """The model's side failed."""
+    """A request to a model failed."""
 
 
 class RateLimitError(BackendError):
-    """The provider said: too many requests."""
+    """The provider refused the request because of its rate limit."""
 
 
 class ContextOverflowError(BackendError):
@@ -241,7 +253,7 @@ class ContextOverflowError(BackendError):
 
 
 class BackendTimeoutError(BackendError):
-    """The provider went silent past a deadline."""
+    """The provider sent no data before the deadline."""
 
 
 class TruncatedReplyError(BackendError):
@@ -249,50 +261,50 @@ class TruncatedReplyError(BackendError):
 
 
 class BadReplyError(BackendError):
-    """The reply is not the value that was asked for, not after it was asked for again either."""
+    """The reply does not have the requested type, even after a second request."""
 
 
 class BudgetExceededError(OrchError):
-    """The budget does not cover the next request to a model; the message says whose it is and what raises it."""
+    """The budget does not cover the next request. The message names the budget and explains how to raise it."""
 
     exit_code = 5
     outcome = "budget"
 
 
 class StoreError(OrchError):
-    """A file could not be read or written as it must be."""
+    """A file could not be read or written as required."""
 
 
 class ForeignFileError(StoreError):
-    """The file is not one of ours; it was not touched."""
+    """The file was not written by orch. The file was not changed."""
 
 
 class LockedError(StoreError):
-    """Another process owns this folder."""
+    """Another process holds the lock of this folder."""
 
 
 class DamagedError(StoreError):
-    """The file is damaged beyond what loading may repair."""
+    """The file is damaged and cannot be repaired while loading."""
 
 
 class ProtocolError(OrchError):
-    """A frame or request does not fit the protocol."""
+    """A frame or request violates the protocol."""
 
     exit_code = 2
 
 
 class VersionMismatchError(ProtocolError):
-    """The two sides speak different versions."""
+    """The two processes use different protocol versions."""
 
 
 class MessageTooLargeError(ProtocolError):
-    """A message is larger than any road it could take."""
+    """A message exceeds every size limit of the protocol."""
 
 
 class ErrorInfo(Struct, frozen=True, omit_defaults=True):
-    """An error as data: the name of its class and its message. Crosses every boundary.
+    """An error as data: the name of its class and its message.
 
-    `outcome` is how the query ended that it ended, "" for the usual one of its class.
+    If the error ended a query, `outcome` is the outcome of the query; "" means the default of the class.
     """
 
     type: str
@@ -308,19 +320,19 @@ def _classes(base: type[OrchError]) -> dict[str, type[OrchError]]:
 
 
 def error_info(error: BaseException) -> ErrorInfo:
-    """Return `error` as data. An error that is not ours keeps its class name inside the message."""
+    """Return `error` as data. For an error that is not an OrchError, the message contains the class name."""
     if isinstance(error, OrchError):
         return ErrorInfo(type(error).__name__, str(error), vars(error).get("outcome", ""))
-    said = f"{type(error).__name__}: {error}".removesuffix(": ")
-    return ErrorInfo("OrchError", said, "oom" if isinstance(error, MemoryError) else "")
+    text = f"{type(error).__name__}: {error}".removesuffix(": ")
+    return ErrorInfo("OrchError", text, "oom" if isinstance(error, MemoryError) else "")
 
 
 def error_from(info: ErrorInfo) -> OrchError:
-    """Return the exception that `info` describes, for the caller to raise; unknown names become OrchError."""
+    """Return the exception described by `info`. An unknown class becomes OrchError."""
     error = _classes(OrchError).get(info.type, OrchError)(info.message)
     return error.as_outcome(info.outcome) if info.outcome else error
 
 
 def outcome_of(info: ErrorInfo) -> Outcome:
-    """Return how a query ended that ended with the error that `info` describes."""
+    """Return the outcome of a query that ended with the error `info`."""
     return info.outcome or _classes(OrchError).get(info.type, OrchError).outcome

@@ -1,4 +1,4 @@
-"""What a model is told besides the conversation, part by part, and by how much of it changes: a tier each."""
+"""Parts of a prompt besides the conversation. A tier contains the parts that change equally often."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ __all__ = [
     "PromptRules",
     "PromptShown",
     "PromptSpec",
-    "ShowPrompt",
     "Tier",
 ]
 
 Tier: TypeAlias = Literal["stable", "context", "volatile"]
-"""`stable`: the system text, the same in all requests. `context`: what stands before the first question, on record, and
-stays as it was then. `volatile`: what the end of a request says, and no conversation holds."""
+"""How often the parts of a tier change.
+
+- "stable": the system text, which is the same in all requests
+- "context": text recorded before the first prompt and unchanged afterwards
+- "volatile": the end of a request, which is not part of the conversation
+"""
 
 TIERS: Final[tuple[Tier, ...]] = ("stable", "context", "volatile")
 
@@ -32,9 +35,10 @@ Tokens = Annotated[int, Meta(ge=50, le=1_000_000)]
 
 
 class PromptPart(Struct, frozen=True, forbid_unknown_fields=True):
-    """One part of a prompt, by its name.
+    """One named part of a prompt.
 
-    `source` says where its text is from, `owner` who put it there: `orch`, `project`, `user`, or `hook NAME`.
+    `source` is the origin of the text, such as a file. `owner` is the party that added the part: `orch`, `project`,
+    `user`, or `hook NAME`.
     """
 
     name: str
@@ -45,17 +49,20 @@ class PromptPart(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def size(self) -> int:
-        """Return how many characters it has."""
+        """The number of characters of the text."""
         return len(self.text)
 
     @property
     def hash(self) -> str:
-        """Return the first twelve hexadecimal digits of the SHA-256 of its text."""
+        """The first twelve hexadecimal digits of the SHA-256 of the text."""
         return hashlib.sha256(self.text.encode("utf-8", "replace")).hexdigest()[:12]
 
 
 class PartRow(Struct, frozen=True):
-    """A part as it would be said in the next request: `tokens` are estimated, and `change` is since the last one."""
+    """A part of the next request. `tokens` is an estimate.
+
+    `change` is the difference from the same part of the last request.
+    """
 
     name: str
     tier: Tier
@@ -69,10 +76,10 @@ class PartRow(Struct, frozen=True):
 
 
 class PromptShown(Struct, frozen=True):
-    """The prompt of an agent, part by part, and each tier as one text, as the next request would say it.
+    """The prompt of an agent's next request: its parts, and each tier as one text.
 
-    `asked`: there was a request before, by the process that the agent has; then each part says whether it has changed
-    since, and `gone` names those that are said no more. `notes` tell what was cut, and what is not known.
+    If `asked` is True, the agent's process has already sent a request. In this case, each part shows whether the part
+    has changed since that request, and `gone` names the removed parts. `notes` lists truncated texts and unknown facts.
     """
 
     id: str
@@ -83,62 +90,56 @@ class PromptShown(Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
     def render(self, *tiers: Tier) -> str:
-        """Return what is said of `tiers`, of all of them unless some are named, as one text."""
+        """Return the text of the given tiers, or of all tiers if none is given."""
         return "\n\n".join(text for tier in tiers or TIERS if (text := self.texts.get(tier)))
 
 
-class ShowPrompt(Struct, frozen=True, forbid_unknown_fields=True):
-    """The prompt of one agent."""
-
-    ref: str
-
-
 class PromptResult(Struct, frozen=True, omit_defaults=True):
-    """The prompt as the agent's process has it; or `error` says why it cannot be told."""
+    """The prompt as the agent's process would send it, or `error`."""
 
     shown: PromptShown | None = None
     error: ErrorInfo | None = None
 
 
 class PromptRules(Struct, frozen=True, forbid_unknown_fields=True):
-    """What agents are told besides their task.
+    """Which facts orch adds to prompts, and the maximum size of each tier.
 
-    A bound is in estimated tokens, for all parts of a tier together; None is any number.
+    A limit is the maximum number of estimated tokens for all parts of a tier together. None means no limit.
     """
 
     time: bool = False
-    """Say at the end of each request which day it is."""
+    """Add today's date to the end of each request."""
     workspace: bool = False
-    """Say at the end of each request where the agent works, on which branch, and which files it has changed."""
+    """Add the working folder, git branch and changed files to the end of each request."""
     stable_tokens: Tokens | None = None
     context_tokens: Tokens | None = None
     volatile_tokens: Tokens | None = None
 
-    def most(self, tier: Tier) -> int | None:
-        """Return how many tokens the parts of `tier` may have together, None for any number."""
+    def token_limit(self, tier: Tier) -> int | None:
+        """Return the maximum size of `tier` in tokens. Return None if the tier has no limit."""
         return {"stable": self.stable_tokens, "context": self.context_tokens, "volatile": self.volatile_tokens}[tier]
 
 
 class PromptConfig(PromptRules, frozen=True, forbid_unknown_fields=True):
-    """What agents are told besides their task, and which template says who they are."""
+    """The prompt settings, and the template that describes the agent's role."""
 
     template: str | None = None
-    """The template that says who an agent is, when it is spawned without another."""
+    """The template for agents that are spawned without a template."""
     templates: tuple[str, ...] = ()
-    """Where templates are, besides `$ORCH_HOME/prompts`: folders of `*.md` files, such files, or `package:folder`."""
+    """Templates besides those in `$ORCH_HOME/prompts`: folders of `*.md` files, single files, or `package:folder`."""
     vars: dict[str, str] = {}
     """Values of variables in templates."""
 
     @property
     def rules(self) -> PromptRules:
-        """Return what of it an agent goes by."""
+        """The prompt rules without the templates."""
         return PromptRules(**{name: getattr(self, name) for name in PromptRules.__struct_fields__})
 
 
 class PromptSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """What one agent is told besides its task, and all agents below it go by the same rules.
+    """The prompt of one agent, and the prompt rules that also apply to its subagents.
 
-    `identity` says who it is, in place of what orch says of that; `source` where that is from.
+    `identity` replaces orch's description of the agent's role. `source` is the origin of this text.
     """
 
     identity: str | None = None

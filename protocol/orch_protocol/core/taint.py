@@ -1,4 +1,8 @@
-"""Three things that are dangerous together: untrusted content, sensitive data, and acting on the world. As data."""
+"""Taint labels for untrusted content, sensitive data and actions.
+
+A conversation that combines untrusted content, sensitive data and actions is dangerous. The combination of the three is
+called the lethal trifecta.
+"""
 
 from __future__ import annotations
 
@@ -22,72 +26,81 @@ __all__ = [
 ]
 
 Bit: TypeAlias = Literal["untrusted", "sensitive", "acts"]
-"""Content that somebody else wrote; what is not for everybody; changing something, or saying something outside."""
+"""The kinds of taint.
+
+- "untrusted": content written by other people
+- "sensitive": private data
+- "acts": a call that changes something or sends data out
+"""
 
 BITS: Final[tuple[Bit, ...]] = ("untrusted", "sensitive", "acts")
-MOST: Final = 8
-"""So many things that brought one bit are told of; more would say nothing new."""
+MAX_LABELS_PER_BIT: Final = 8
+"""Maximum number of labels for one bit. More labels would add no information."""
 WIDTH: Final = 160
 AGENT: Final = "agent "
-SHAPES: Final = str.maketrans("[]", "()")
+BRACKETS_TO_PARENTHESES: Final = str.maketrans("[]", "()")
 
 
 class TaintLabel(Struct, frozen=True, gc=False):
-    """A bit of a conversation, and what brought it: a call, an agent, an archive, on one line."""
+    """A taint bit of a conversation, and the cause of this bit in one line: a call, an agent or an archive."""
 
     bit: Bit
     by: str = ""
 
 
 class TaintConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """What counts as untrusted and as sensitive, and what becomes of a call that would bring all three together."""
+    """Which content is untrusted or sensitive, and what happens to a call that would combine all three bits."""
 
     mode: Literal["ask", "deny", "off"] = "ask"
     trusted_hosts: tuple[str, ...] = ()
-    """Hosts whose pages are trusted; `*.example.org` is all below that."""
+    """Hosts whose pages are trusted; `*.example.org` matches all subdomains."""
     untrusted_paths: tuple[str, ...] = ()
-    """Files that others wrote. `.` is the folder that an agent works in."""
+    """Files that other people wrote. `.` is the working folder of an agent."""
     sensitive_paths: tuple[str, ...] = ()
-    """Besides credentials and `personal_paths`."""
+    """Sensitive files besides credentials and `personal_paths`."""
     tools: dict[str, tuple[Bit, ...]] = {}
-    """By tool, in place of what it says itself: which of the three a call of it brings."""
+    """The taint bits of each tool's calls. These bits override the bits that the tool declares."""
 
 
 def taint_label(bit: Bit, by: str) -> TaintLabel:
-    """Return a mark; whatever is in `by` becomes a part of one line in which no label begins or ends."""
-    return TaintLabel(bit, plain_line(by.translate(SHAPES), WIDTH))
+    """Return a label for `bit`. The cause `by` becomes one plain line with parentheses instead of square brackets."""
+    return TaintLabel(bit, plain_line(by.translate(BRACKETS_TO_PARENTHESES), WIDTH))
 
 
-def bits_in(marks: Iterable[TaintLabel]) -> frozenset[Bit]:
-    """Return which bits `marks` are about."""
-    return frozenset(each.bit for each in marks)
+def bits_in(labels: Iterable[TaintLabel]) -> frozenset[Bit]:
+    """Return the bits of `labels`."""
+    return frozenset(each.bit for each in labels)
 
 
-def join_labels(known: tuple[TaintLabel, ...], marks: Iterable[TaintLabel]) -> tuple[TaintLabel, ...]:
-    """Return `known` with what of `marks` is new, as far as one bit needs no more than a few."""
-    if not (new := [each for each in marks if each not in known]):
+def join_labels(known: tuple[TaintLabel, ...], labels: Iterable[TaintLabel]) -> tuple[TaintLabel, ...]:
+    """Return `known` and the new labels of `labels`, at most MOST labels for each bit."""
+    if not (new := [each for each in labels if each not in known]):
         return known
     counts = {bit: sum(each.bit == bit for each in known) for bit in BITS}
     for each in new:
-        if each not in known and counts.get(each.bit, MOST) < MOST:
+        if each not in known and counts.get(each.bit, MAX_LABELS_PER_BIT) < MAX_LABELS_PER_BIT:
             counts[each.bit] += 1
             known = (*known, each)
     return known
 
 
-def without_sources(marks: Iterable[TaintLabel]) -> tuple[TaintLabel, ...]:
-    """Return `marks` without what brought them, which is not to be kept: that they are there counts all the same."""
-    bits = bits_in(marks)
+def without_sources(labels: Iterable[TaintLabel]) -> tuple[TaintLabel, ...]:
+    """Return one label without a cause for each bit of `labels`.
+
+    Use this function where the cause must not be stored.
+    """
+    bits = bits_in(labels)
     return tuple(TaintLabel(bit) for bit in BITS if bit in bits)
 
 
-def inherited_labels(marks: Iterable[TaintLabel], agent: str) -> tuple[TaintLabel, ...]:
-    """Return what of `marks`, those of `agent`, goes over to who is told something by it: content, not deeds.
+def inherited_labels(labels: Iterable[TaintLabel], agent: str) -> tuple[TaintLabel, ...]:
+    """Return the labels that a conversation inherits with content from `agent`: `labels` without the bit "acts".
 
-    Of a long way the first agent is named, so that what goes to and fro stays what it was.
+    A label that already names an agent stays unchanged. Therefore, labels do not grow when content passes through
+    several agents.
     """
     return tuple(
         each if each.by.startswith(AGENT) else taint_label(each.bit, f"{AGENT}{agent}: {each.by}")
-        for each in marks
+        for each in labels
         if each.bit != "acts"
     )

@@ -1,4 +1,7 @@
-"""Values that go from one agent to another, or to a program: as files of data, never through a model's words."""
+"""Values that pass from one agent to another, or to a program.
+
+Values pass as data files, not as text in a conversation.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,14 @@ from msgspec import Struct
 from .errors import ErrorInfo
 from .taint import TaintLabel
 
-__all__ = ["ExportResult", "ExportValue", "TakeValue", "TakenValue", "ValueInfo"]
+__all__ = ["ExportResult", "ExportValue", "ValueInfo"]
 
 
 class ValueInfo(Struct, frozen=True):
-    """A value under a handle of an agent: what it is, as in a marker, and the file of its stash that holds it.
+    """A value with a handle: its description, and the file in the agent's folder of values that contains it.
 
-    `kind` says what the file's bytes are, `digest` is the beginning of their SHA-256 in hex, `size` what the value took
-    in memory. `marks` is what it brings into a conversation.
+    `kind` is the file's format. `digest` is the beginning of the file's SHA-256 in hex. `size` is the value's size in
+    memory in bytes. `marks` are the taint labels that the value adds to a conversation.
     """
 
     handle: str
@@ -30,29 +33,13 @@ class ValueInfo(Struct, frozen=True):
 
 
 class ExportValue(Struct, frozen=True, gc=False):
-    """Let the value that `name` stands for, bound by code or a handle, be a file of data."""
+    """Write the value `name` (a Python variable or a handle) to a data file."""
 
     name: str
 
 
 class ExportResult(Struct, frozen=True, gc=False, omit_defaults=True):
-    """It is. Exactly one of `value` and `error` is set."""
+    """The exported value. Exactly one of `value` and `error` is set."""
 
     value: ValueInfo | None = None
     error: ErrorInfo | None = None
-
-
-class TakeValue(Struct, frozen=True, forbid_unknown_fields=True):
-    """Take the value of `name` in the Python of the agent `ref`: a name that its code has bound, or a handle."""
-
-    ref: str
-    name: str
-
-
-class TakenValue(Struct, frozen=True):
-    """A value of the agent `id`, in the file at `path`, which stays the agent's: who wants to keep it copies it."""
-
-    id: str
-    name: str
-    path: str
-    value: ValueInfo

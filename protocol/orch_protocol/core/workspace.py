@@ -1,6 +1,6 @@
-"""What an agent has at hand, as data: files it read, searches, pages, tables and values, each with where it is from.
+"""The workspace of an agent: the files, searches, pages, tables and values that the agent has used, with their origin.
 
-What happens to it is recorded as steps, in custom entries of the agent's session; the workspace is their fold.
+Each change is recorded as a step in a custom entry of the session. The workspace is the result of all steps.
 """
 
 from __future__ import annotations
@@ -12,24 +12,20 @@ from msgspec import Meta, Struct
 __all__ = [
     "WORKSPACE",
     "Artifact",
-    "ChangeWorkspace",
     "DropArtifacts",
     "FileState",
     "InvalidateArtifacts",
     "KeepArtifact",
     "PinArtifacts",
-    "ShowWorkspace",
     "Step",
     "TouchArtifacts",
-    "WorkspaceChanged",
     "WorkspaceConfig",
-    "WorkspaceShown",
     "WorkspaceSpec",
     "WorkspaceSteps",
 ]
 
 WORKSPACE: Final = "workspace"
-"""The type of the custom entries that tell of it."""
+"""The type of the custom entries that contain workspace steps."""
 
 Tokens = Annotated[int, Meta(ge=0, le=1_000_000)]
 Chars = Annotated[int, Meta(ge=40, le=100_000)]
@@ -38,9 +34,9 @@ Bytes = Annotated[int, Meta(ge=1, le=10**15)]
 
 
 class FileState(Struct, frozen=True, omit_defaults=True):
-    """A file as it was: by its time of change (`mtime`, in ns) and `size`, and `sha256` (its beginning) if it is small.
+    """The state of a file: `mtime` in ns and `size` in bytes. For a small file, `sha256` is the beginning of its hash.
 
-    `path` is relative to the agent's folder where it is below it.
+    If the file is in the agent's folder, `path` is relative to this folder.
     """
 
     path: str
@@ -50,13 +46,16 @@ class FileState(Struct, frozen=True, omit_defaults=True):
 
 
 class Artifact(Struct, frozen=True, omit_defaults=True):
-    """One thing that an agent has at hand, by its name: `file:PATH`, `value:NAME`, `search:...`, `page:URL`, ...
+    """One item of a workspace. `name` is `file:PATH`, `value:NAME`, `search:...`, `page:URL` and so on.
 
-    `kind` is the type of a value, else `file`, `search`, `page`, `table` or `result`. It came of the call `call` of
-    `tool` with `arguments` (as text, clipped), in the query `query`, which was the `turn`-th turn, at `at`, and was
-    `used` last in that turn. It was made from the artifacts `deps` and from `files` as they were then; `size` is how
-    many bytes it has, `handle` where the whole of it can be read. `stale` says why it is not to be relied on any more,
-    "" while it is. Of an `untrusted` one others wrote the text.
+    - `kind`: the type of a value, otherwise `file`, `search`, `page`, `table` or `result`.
+    - `tool`, `arguments` (shortened text), `call`, `query`, `turn` (number of the turn), `at`: the call that created
+      the artifact.
+    - `used`: the turn in which the artifact was last used.
+    - `deps`, `files`: the artifacts, and the states of the files, from which the artifact was made.
+    - `size`: the size in bytes. `handle`: the handle for reading the complete content.
+    - `untrusted`: other people wrote the content.
+    - `stale`: why the artifact is out of date; "" if the artifact is current.
     """
 
     name: str
@@ -79,9 +78,11 @@ class Artifact(Struct, frozen=True, omit_defaults=True):
 
 
 class KeepArtifact(Struct, frozen=True, tag="keep"):
-    """There is an artifact, in place of the one of its name; what was made from that one is stale then, and all below.
+    """Add an artifact, or replace the artifact of the same name.
 
-    One that is the `same` as before makes nothing stale.
+    Artifacts made from the replaced artifact become stale.
+
+    If `same` is True, the content has not changed, and no artifact becomes stale.
     """
 
     artifact: Artifact
@@ -89,28 +90,31 @@ class KeepArtifact(Struct, frozen=True, tag="keep"):
 
 
 class TouchArtifacts(Struct, frozen=True, tag="touch"):
-    """The artifacts called `names` were used in that turn."""
+    """The artifacts `names` were used in turn `turn`."""
 
     names: tuple[str, ...]
     turn: int
 
 
 class InvalidateArtifacts(Struct, frozen=True, tag="stale"):
-    """The artifacts called `names` are not to be relied on any more, and neither is what was made from them."""
+    """The artifacts `names`, and all artifacts that were made from them, are out of date."""
 
     names: tuple[str, ...]
     why: str
 
 
 class PinArtifacts(Struct, frozen=True, tag="pin"):
-    """The artifacts called `names` are told of first, and kept; not `pinned`: they are like others again."""
+    """Pin the artifacts `names`: list these artifacts first and never drop them.
+
+    If `pinned` is False, unpin these artifacts.
+    """
 
     names: tuple[str, ...]
     pinned: bool = True
 
 
 class DropArtifacts(Struct, frozen=True, tag="drop"):
-    """The artifacts called `names` are not kept any more."""
+    """Remove the artifacts `names`."""
 
     names: tuple[str, ...]
     why: str = ""
@@ -120,7 +124,10 @@ Step: TypeAlias = KeepArtifact | TouchArtifacts | InvalidateArtifacts | PinArtif
 
 
 class WorkspaceSteps(Struct, frozen=True, omit_defaults=True):
-    """What happened to a workspace in the query `query`, in order; `deleted` is when that was deleted for good."""
+    """The steps of the query `query`, in order.
+
+    `deleted` is the time at which the steps were permanently deleted, or "" if they were not deleted.
+    """
 
     query: str = ""
     steps: tuple[Step, ...] = ()
@@ -128,27 +135,30 @@ class WorkspaceSteps(Struct, frozen=True, omit_defaults=True):
 
 
 class WorkspaceConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Whether agents are told what they have at hand, and how much."""
+    """Settings of the workspace."""
 
     enabled: bool = False
     budget_tokens: Tokens = 1_000
-    """What of it each request is told at most, by relevance; 0: nothing, it is kept for people alone."""
+    """Maximum size of the workspace in each request. The most relevant artifacts come first.
+
+    0: requests contain no workspace.
+    """
     capture_results: bool = True
-    """Keep track of what tools answered."""
+    """Add the results of tools to the workspace."""
     capture_values: bool = True
-    """And of what run_python bound."""
+    """Add the variables that run_python sets to the workspace."""
     max_summary_chars: Chars = 300
-    """How much is said of each."""
+    """Maximum length of an artifact's summary."""
     prune_turns: Count = 50
-    """Out of use for so many turns, it is forgotten."""
+    """Drop an artifact that was not used during this number of turns."""
     prune_bytes: Bytes = 500_000_000
-    """When all of it together has more, the largest is forgotten first."""
+    """Drop the largest artifacts when the total size of all artifacts exceeds this number of bytes."""
     prune_count: Count = 500
-    """When it is more than so many, what was not used for longest."""
+    """Drop the least recently used artifacts when the number of artifacts exceeds this number."""
 
 
 class WorkspaceSpec(Struct, frozen=True):
-    """What one agent is told of what it has at hand, as its configuration says."""
+    """The workspace settings of one agent."""
 
     budget_tokens: int = 1_000
     capture_results: bool = True
@@ -157,47 +167,3 @@ class WorkspaceSpec(Struct, frozen=True):
     prune_turns: int = 50
     prune_bytes: int = 500_000_000
     prune_count: int = 500
-
-
-class ShowWorkspace(Struct, frozen=True, forbid_unknown_fields=True):
-    """The workspace of `ref`; those first that say most about `about`, None: the latest first."""
-
-    ref: str
-    about: str | None = None
-
-
-class WorkspaceShown(Struct, frozen=True):
-    """The workspace of the agent `id` after `turn` turns, its files compared with the disk just now.
-
-    `enabled`: the agent keeps one. `digest` says in a line what there is.
-    """
-
-    id: str
-    turn: int
-    artifacts: tuple[Artifact, ...] = ()
-    digest: str = ""
-    enabled: bool = True
-
-
-class ChangeWorkspace(Struct, frozen=True, forbid_unknown_fields=True):
-    """Change the workspace of `ref`: `pin`, `unpin` or `drop` artifacts, by name or its end behind the colon.
-
-    With `prune`, forget what the agent's rules would have it forget; `turns` and `bytes` are other bounds than theirs.
-    """
-
-    ref: str
-    pin: tuple[str, ...] = ()
-    unpin: tuple[str, ...] = ()
-    drop: tuple[str, ...] = ()
-    prune: bool = False
-    turns: Count | None = None
-    bytes: Bytes | None = None
-
-
-class WorkspaceChanged(Struct, frozen=True):
-    """What was asked for is on record: the full names of the artifacts that were pinned, unpinned and dropped."""
-
-    id: str
-    pinned: tuple[str, ...] = ()
-    unpinned: tuple[str, ...] = ()
-    dropped: tuple[str, ...] = ()

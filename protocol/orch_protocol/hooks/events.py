@@ -1,4 +1,4 @@
-"""What happens in an agent: one struct an event. What may be done about it is in `hook_patches`."""
+"""Hook events: one struct for each stage. The module `patches` defines the changes that hooks can make."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from .patches import (
     AssessmentPatch,
     CompactionPatch,
     ContextPatch,
+    CustomPatch,
     OutputPatch,
     Patch,
     PromptPatch,
@@ -40,6 +41,7 @@ __all__ = [
     "BeforeTurn",
     "Compacted",
     "Context",
+    "CustomEvent",
     "Event",
     "Failed",
     "MessageEnd",
@@ -64,13 +66,14 @@ __all__ = [
 
 
 class Event(Struct, frozen=True, kw_only=True, tag_field="stage"):
-    """Something that happens. `n` counts the events of one process of an agent from 1; `at` is Unix time in seconds.
+    """Base class of hook events.
 
-    `turn` is the query's id; `step` how many responses the turn has had so far.
+    `n` is the number of the event in this process of the agent, counted from 1. `at` is Unix time in seconds. `turn` is
+    the query id. `step` is the number of responses in the turn so far.
     """
 
-    takes: ClassVar[type[Patch] | None] = None
-    """What may be changed here, None: nothing."""
+    patch_type: ClassVar[type[Patch] | None] = None
+    """The patch type of the stage. None means that hooks cannot change anything at this stage."""
 
     n: int = 0
     at: float = 0.0
@@ -81,48 +84,63 @@ class Event(Struct, frozen=True, kw_only=True, tag_field="stage"):
 
     @property
     def stage(self) -> str:
-        """Return the name of the stage."""
+        """The name of the stage."""
         return str(type(self).__struct_config__.tag)
 
     def patch(self, **changes: Any) -> Patch:
-        """Return the stage's patch with `changes`. Raises TypeError for what cannot be changed here."""
-        if self.takes is None:
-            raise TypeError(f"{self.stage} is there to be observed: nothing can be changed")
-        return self.takes(**changes)
+        """Return a patch of the stage with `changes`.
+
+        Raise TypeError for fields that cannot be changed at this stage.
+        """
+        if self.patch_type is None:
+            raise TypeError(f"{self.stage} is a stage for observing hooks: no field can be changed")
+        return self.patch_type(**changes)
 
 
 class SessionStart(Event, frozen=True, tag="session_start"):
-    """A process of the agent takes its first query, with `messages` in the conversation."""
+    """A process of the agent starts its first query. `messages` is the length of the conversation."""
 
     messages: int = 0
 
 
 class SessionEnd(Event, frozen=True, tag="session_end"):
-    """The process ends, and was not killed."""
+    """The process ends normally. A process that is killed creates no such event."""
 
 
 class BeforeTurn(Event, frozen=True, tag="before_turn"):
-    """Somebody asks `prompt`, of an agent that may use `tools` and is `model`; nothing is on record yet."""
+    """A query arrived, and orch has not recorded anything yet. `tools` are the active tools.
 
-    takes = TurnPatch
+    `model` is the agent's model.
+    """
+
+    patch_type = TurnPatch
     prompt: str
     tools: tuple[str, ...] = ()
     model: str = ""
 
 
+class CustomEvent(Event, frozen=True, tag="custom_event"):
+    """An event that the user's program created with `emit_event`."""
+
+    patch_type = CustomPatch
+    name: str
+    data: dict[str, Any] = {}
+
+
 class TurnStart(Event, frozen=True, tag="turn_start"):
-    """A turn begins with `prompt`."""
+    """A turn begins."""
 
     prompt: str
 
 
 class AfterAssess(Event, frozen=True, tag="after_assess"):
-    """What the agent is told of `prompt` besides, which `tools` it may use and which `model` answers, "" for its own.
+    """The prompt was assessed.
 
-    `by` is who said so: `rule`, `model`, or "" when nobody was asked.
+    `note` is the text added for the agent. `tools` are the active tools of the turn. `model` is the model for the turn;
+    "" means the agent's own model. `by` is "rule", "model", or "" if no assessment took place.
     """
 
-    takes = AssessmentPatch
+    patch_type = AssessmentPatch
     prompt: str
     by: str = ""
     note: str = ""
@@ -131,27 +149,34 @@ class AfterAssess(Event, frozen=True, tag="after_assess"):
 
 
 class BeforeSystemPrompt(Event, frozen=True, tag="before_system_prompt"):
-    """The prompt of a turn is put together of `parts`. With `recorded` those of the context tier are on record already:
-    there they stay as they are, and none is added. `dropped` names those that hooks have dropped, there or not."""
+    """The prompt of a turn is assembled from `parts`.
 
-    takes = PromptPatch
+    If `recorded` is True, the parts of the context tier are already recorded, and hooks cannot change or extend this
+    tier. `dropped` contains all names that hooks dropped, even if no part has the name.
+    """
+
+    patch_type = PromptPatch
     parts: tuple[PromptPart, ...]
     dropped: tuple[str, ...] = ()
     recorded: bool = False
 
 
 class AfterSystemPrompt(Event, frozen=True, tag="after_system_prompt"):
-    """The stable parts came to the system text `text`."""
+    """The stable parts of the prompt were combined into the system text `text`."""
 
-    takes = SystemPatch
+    patch_type = SystemPatch
     text: str
 
 
 class StepStart(Event, frozen=True, tag="step_start"):
-    """The model is to be asked, with so many `messages` that are about so many `tokens`; its window has `limit`, 0:
-    nobody knows. `shorten` is how the conversation is to become shorter before that, "" for not at all."""
+    """The next request is about to be built.
 
-    takes = StepPatch
+    `messages` is the number of messages in the conversation, and `tokens` their approximate size in tokens. `limit` is
+    the size of the model's context window, or 0 if the size is unknown. `shorten` is "compact" or "archive" if the
+    conversation will be shortened before the request. Otherwise `shorten` is "".
+    """
+
+    patch_type = StepPatch
     messages: int = 0
     tokens: int = 0
     limit: int = 0
@@ -159,16 +184,20 @@ class StepStart(Event, frozen=True, tag="step_start"):
 
 
 class Context(Event, frozen=True, tag="context"):
-    """These `messages` are to be sent."""
+    """The `messages` of the next request."""
 
-    takes = ContextPatch
+    patch_type = ContextPatch
     messages: tuple[Message, ...]
 
 
 class ProviderRequest(Event, frozen=True, tag="before_provider_request"):
-    """This is to be sent. `tail` are last words that are in no conversation; `tools` the names of those on offer."""
+    """A request is about to be sent.
 
-    takes = RequestPatch
+    `tail` is text at the end of the request that is not part of the conversation. `tools` are the names of the tools in
+    the request.
+    """
+
+    patch_type = RequestPatch
     provider: str
     model: str
     system: str
@@ -178,9 +207,9 @@ class ProviderRequest(Event, frozen=True, tag="before_provider_request"):
 
 
 class ProviderResponse(Event, frozen=True, tag="after_provider_response"):
-    """The model answered `message`, whose text is `text`; nothing is on record yet."""
+    """The model returned `message` with the text `text`. The response is not recorded yet."""
 
-    takes = ResponsePatch
+    patch_type = ResponsePatch
     provider: str
     model: str
     text: str
@@ -190,7 +219,7 @@ class ProviderResponse(Event, frozen=True, tag="after_provider_response"):
 
 
 class MessageStart(Event, frozen=True, tag="message_start"):
-    """A response begins to arrive. One whose request is made again begins again: it is the `attempt`-th then."""
+    """A response begins to arrive. If orch retries a request, the response begins again with a higher `attempt`."""
 
     provider: str
     model: str
@@ -198,13 +227,13 @@ class MessageStart(Event, frozen=True, tag="message_start"):
 
 
 class MessageUpdate(Event, frozen=True, tag="message_update"):
-    """The response goes on with `text`, all of it that came since this was said last."""
+    """The next piece of the response has arrived. `text` is the text that arrived since the last update."""
 
     text: str
 
 
 class MessageEnd(Event, frozen=True, tag="message_end"):
-    """The response is on record, with `text` for its text and `calls` to the tools of these names."""
+    """The response is recorded. `calls` names the called tools."""
 
     text: str
     stop_reason: StopReason
@@ -213,21 +242,22 @@ class MessageEnd(Event, frozen=True, tag="message_end"):
 
 
 class ToolCall(Event, frozen=True, tag="tool_call"):
-    """Tool `name` is called. The arguments are the model's own, not checked yet."""
+    """The model calls the tool `name`. The arguments are not validated yet."""
 
-    takes = ToolCallPatch
+    patch_type = ToolCallPatch
     id: str
     name: str
     input: dict[str, Any]
 
 
 class ToolReturn(Event, frozen=True, tag="tool_result"):
-    """The call came to `text`, all of it that was captured; one that did not run (`ran`) to why not.
+    """A tool call ended. `text` is the complete captured result.
 
-    `most` is how many characters of it are to be shown, None: as many as of any.
+    If the call did not run (`ran` is False), `text` is the reason. `max_chars` is the maximum number of characters that
+    the model sees. None means the default.
     """
 
-    takes = ResultPatch
+    patch_type = ResultPatch
     id: str
     name: str
     input: dict[str, Any]
@@ -235,29 +265,30 @@ class ToolReturn(Event, frozen=True, tag="tool_result"):
     is_error: bool = False
     ran: bool = True
     files_changed: tuple[str, ...] = ()
-    most: int | None = None
+    max_chars: int | None = None
 
 
 class StepEnd(Event, frozen=True, tag="step_end"):
-    """The response is on record, and the results of its calls to the tools `calls`."""
+    """The response and the results of its calls are recorded. `calls` names the called tools."""
 
     calls: tuple[str, ...] = ()
 
 
 class SteeringReceived(Event, frozen=True, tag="steering_received"):
-    """`text` was said to the agent while it worked, and it is about to hear it."""
+    """The steering message `text` is about to be added to the conversation."""
 
-    takes = SteeringPatch
+    patch_type = SteeringPatch
     text: str
 
 
 class BeforeReflect(Event, frozen=True, tag="before_reflect"):
-    """The turn has come to `text`, with so many calls of which so many `failed`, and is to be reflected upon.
+    """The agent is about to reflect on the result of the turn.
 
-    Whoever does that is told `instructions`.
+    `tool_calls` is the number of tool calls, and `failed` the number of failed calls. `instructions` are additional
+    instructions for the reflecting model.
     """
 
-    takes = ReflectPatch
+    patch_type = ReflectPatch
     text: str
     stop_reason: StopReason
     tool_calls: int = 0
@@ -267,25 +298,28 @@ class BeforeReflect(Event, frozen=True, tag="before_reflect"):
 
 
 class AfterReflect(Event, frozen=True, tag="after_reflect"):
-    """What came of that: `note` is told to the agent, which goes on (`again`), or put behind the reply. `by` is who
-    said so: `rule` or `model`."""
+    """The result of a reflection.
 
-    takes = ReflectionPatch
+    `note` is added to the reply. If `again` is True, the note is sent to the agent instead, and the agent continues.
+    `by` is "rule" or "model".
+    """
+
+    patch_type = ReflectionPatch
     by: str
     note: str = ""
     again: bool = False
 
 
 class Output(Event, frozen=True, tag="before_output"):
-    """The turn comes to this reply."""
+    """The reply of the turn is about to be returned."""
 
-    takes = OutputPatch
+    patch_type = OutputPatch
     text: str
     stop_reason: StopReason
 
 
 class TurnEnd(Event, frozen=True, tag="turn_end"):
-    """The reply is on record."""
+    """The turn ended and its reply is recorded."""
 
     text: str
     stop_reason: StopReason
@@ -294,9 +328,11 @@ class TurnEnd(Event, frozen=True, tag="turn_end"):
 
 
 class BeforeArchive(Event, frozen=True, tag="before_archive"):
-    """The part `messages` of the conversation, about `task`, is to go to `holder`; `summary` is to stay of it."""
+    """orch is about to archive the part `messages` of the conversation to `holder`, and to replace this part by
+    `summary`.
+    """
 
-    takes = ArchivePatch
+    patch_type = ArchivePatch
 
     holder: str
     kind: ArchiveKind
@@ -306,7 +342,7 @@ class BeforeArchive(Event, frozen=True, tag="before_archive"):
 
 
 class PartArchived(Event, frozen=True, tag="archived"):
-    """What the conversation said of `task` is the holder's now."""
+    """A part of the conversation was archived."""
 
     holder: str
     kind: ArchiveKind
@@ -314,13 +350,14 @@ class PartArchived(Event, frozen=True, tag="archived"):
 
 
 class BeforeCompaction(Event, frozen=True, tag="before_compaction"):
-    """A summary is to stand for `messages`, the older part of a conversation of about `tokens` tokens.
+    """A summary is about to replace `messages`, the older part of a conversation of about `tokens` tokens.
 
-    `reason` is `size`, `asked` or `refused`: what the provider said of a request that was too long. `summary` is what
-    is to stand there, "" while nobody has said that; whoever writes it is told `instructions`.
+    `reason` is "size", "asked" (a user requested compaction), or "refused" (the provider refused a request as too
+    long). `summary` is the summary that a hook supplied, or "" if no hook supplied a summary. `instructions` are
+    additional instructions for the model that writes the summary.
     """
 
-    takes = CompactionPatch
+    patch_type = CompactionPatch
 
     reason: str
     messages: tuple[Message, ...]
@@ -330,9 +367,9 @@ class BeforeCompaction(Event, frozen=True, tag="before_compaction"):
 
 
 class Compacted(Event, frozen=True, tag="compaction"):
-    """`summary` stands for the older part of the conversation, which was `tokens_before` tokens and is `tokens_after`.
+    """`summary` replaced the older part of the conversation.
 
-    A `supplied` one is a hook's; no model was asked.
+    `supplied` is True if a hook, and not a model, wrote the summary.
     """
 
     reason: str
@@ -343,7 +380,7 @@ class Compacted(Event, frozen=True, tag="compaction"):
 
 
 class SubagentSpawned(Event, frozen=True, tag="subagent_spawned"):
-    """There is a new agent, `child`, with a `task`. `agent_id` is whose it is, "" for the user's own."""
+    """The agent `agent_id` spawned the agent `child`. If the user's program spawned the agent, `agent_id` is ""."""
 
     child: str
     name: str
@@ -352,7 +389,7 @@ class SubagentSpawned(Event, frozen=True, tag="subagent_spawned"):
 
 
 class SubagentFinished(Event, frozen=True, tag="subagent_finished"):
-    """The agent `child` has answered the query `query`, or failed: with an `error` of that name, for no stop reason."""
+    """The agent `child` answered the query `query`. If the query failed, `error` is the class of the error."""
 
     child: str
     name: str
@@ -365,7 +402,7 @@ class SubagentFinished(Event, frozen=True, tag="subagent_finished"):
 
 
 class Failed(Event, frozen=True, tag="error"):
-    """The turn ended without a reply."""
+    """The turn failed. The turn ended with an error of class `kind` instead of a reply."""
 
     kind: str
     message: str

@@ -1,4 +1,4 @@
-"""The settings of the hooks that are built in: one struct each, and all of them together; with those of phases."""
+"""Options of the built-in hooks and of the phases around a turn."""
 
 from __future__ import annotations
 
@@ -24,97 +24,102 @@ __all__ = [
 
 
 class LoopDetection(Struct, frozen=True, forbid_unknown_fields=True):
-    """When an agent goes in circles, within one turn."""
+    """Detect repeated calls and edits within one turn."""
 
     repeats: Annotated[int, Meta(ge=1, le=1000)] = 3
-    """So often the same call may give the same result; then it is blocked."""
-    edits: Annotated[int, Meta(ge=2, le=1000)] = 6
-    """So many changes of one file, and the agent is told to look at it."""
+    """Block a call that has returned the same result this number of times."""
+    edits: Annotated[int, Meta(ge=2, le=1000)] = 5
+    """Send the agent a note after this number of changes to one file."""
 
 
 class ContentSafety(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is taken out of tool results and replies."""
+    """Redact secrets and payment data in tool results and in replies."""
 
     kinds: tuple[str, ...] | None = None
-    """Names of what is looked for; None is all there is."""
+    """Names of the patterns to search for. None means all patterns."""
 
 
 class InjectionGuard(Struct, frozen=True, forbid_unknown_fields=True):
-    """From which score on results of tools that look like orders to the model are wrapped, and withheld."""
+    """Detect tool results that look like instructions to the model.
+
+    Depending on its score, a result is wrapped or withheld.
+    """
 
     wrap: Annotated[float, Meta(gt=0, le=100)] = 4.0
     block: Annotated[float, Meta(gt=0, le=100)] | None = 8.0
-    """None: nothing is withheld."""
+    """Score at which a result is withheld. None means that no result is withheld."""
     tools: tuple[str, ...] | None = None
-    """Whose results are looked at; None: those of all."""
+    """Tools whose results are checked. None means all tools."""
 
 
 class OutputSandbox(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which results are shown in part, and kept whole under a handle."""
+    """Show only the beginning of a long result, and store the complete result under a handle."""
 
     chars: Annotated[int, Meta(ge=1000, le=30_000)] = 6_000
-    """Longer ones, of which so much is shown."""
+    """Maximum number of characters of a result that the model sees."""
     tools: tuple[str, ...] | None = None
-    """Whose results; None: those of all tools."""
+    """Tools whose results are shortened. None means all tools."""
 
 
 class Summarization(Struct, frozen=True, forbid_unknown_fields=True):
-    """When a conversation becomes shorter before it has to: whichever of these bounds it passes first."""
+    """Shorten a conversation when it exceeds one of these limits."""
 
     mode: Literal["compact", "archive"] | None = None
-    """What was said first gives way to a summary, or what is finished goes to archives; unset: to archives where
-    archival is on."""
+    """"compact": replace older messages by a summary; "archive": archive finished turns.
+
+    None: "archive" if archival is enabled, otherwise "compact".
+    """
     pct: Annotated[int, Meta(ge=1, le=100)] | None = 60
-    """Percent of the model's window."""
-    tokens: Annotated[int, Meta(ge=1)] | None = None
+    """Percentage of the model's context window."""
+    tokens: Annotated[int, Meta(ge=1)] | None = 80_000
     messages: Annotated[int, Meta(ge=2)] | None = None
 
 
 class NarrationGuard(Struct, frozen=True, forbid_unknown_fields=True):
-    """When an agent that says nothing is reminded to."""
+    """Remind an agent to explain what it does."""
 
     steps: Annotated[int, Meta(ge=1, le=1000)] = 3
-    """After so many responses in a row that call tools and say nothing."""
+    """Number of consecutive responses that contain tool calls but no text."""
 
 
 class CompletionChecklist(Struct, frozen=True, forbid_unknown_fields=True):
-    """What an agent is asked when it stops after changing files."""
+    """Send the agent a checklist when the agent stops after changing files."""
 
     reminders: Annotated[int, Meta(ge=1, le=20)] = 2
-    """So often in a turn; then it may stop."""
+    """Maximum number of reminders in a turn."""
     ignore: tuple[str, ...] = ("*.md", "*.rst", "*.txt")
     """Patterns of files that need no check."""
 
 
 class ToolRouter(Struct, frozen=True, forbid_unknown_fields=True):
-    """When an agent is told which tools did well for questions like the one it is asked."""
+    """Tell the agent which tools worked well for similar prompts."""
 
     least: Annotated[float, Meta(gt=0, le=1000)] = 2.5
-    """So many turns with a tool, likeness and age taken into account, before anything is said of it."""
+    """A tool is mentioned only after this number of turns with the tool. Turns are weighted by similarity and age."""
     most: Annotated[int, Meta(ge=1, le=100)] = 3
-    """So many tools are named."""
+    """Maximum number of tools that are mentioned."""
     narrow: bool = False
-    """Tools that kept failing for such questions cannot be used in the turn."""
+    """For the current turn, disable tools that repeatedly failed for similar prompts."""
 
 
 class ModelRouter(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which models a turn may be answered by, the one that did best at such questions each time."""
+    """Choose the model of each turn. The choice depends on the results of the models for similar prompts."""
 
     models: tuple[str, ...] = ()
-    """Two or more, as `provider:name` or `local`."""
+    """The models to choose from: two or more, as `provider:name` or `local`."""
     thrift: Annotated[float, Meta(ge=0, le=10)] = 0.3
-    """How much chance of doing well the dearest one has to make up for."""
+    """How much higher a model's success rate must be to justify the most expensive model."""
 
 
 class CostTracker(Struct, frozen=True, forbid_unknown_fields=True):
-    """When agents are told what they have cost."""
+    """Warn agents about the cost of their requests."""
 
     warn_usd: Annotated[float, Meta(gt=0)] | None = None
-    """So many dollars of all agents in a day; unset: never."""
+    """Warn when all agents together cost this number of US dollars in one day. None means that the hook never warns."""
 
 
 class HookOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of the hooks that are built in, and of what is done around a turn."""
+    """The options of all built-in hooks and of the phases around a turn."""
 
     assess: Assess = Assess()
     reflect: Reflect = Reflect()
@@ -129,4 +134,7 @@ class HookOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     model_router: ModelRouter = ModelRouter()
     cost_tracker: CostTracker = CostTracker()
     evidence: str = ""
-    """The folder of what routers have measured; unset: `evidence` in $ORCH_HOME."""
+    """The folder with the measurements of the tool router and the model router.
+
+    "": the folder `evidence` in $ORCH_HOME.
+    """

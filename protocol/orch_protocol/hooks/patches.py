@@ -1,4 +1,4 @@
-"""What may be done about an event: one patch type for those at which something can be changed, three decisions."""
+"""The return values of hooks: a patch type for each stage with changeable fields, and three decisions."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ __all__ = [
     "Block",
     "CompactionPatch",
     "ContextPatch",
+    "CustomPatch",
     "Decision",
     "OutputPatch",
     "Patch",
@@ -33,27 +34,27 @@ __all__ = [
     "ToolCallPatch",
     "TurnPatch",
     "name_of",
-    "sound",
+    "with_valid_text",
 ]
 
-Words = Annotated[str, Meta(pattern=r"\S")]
-Texts = tuple[Words, ...]
+NonBlankText = Annotated[str, Meta(pattern=r"\S")]
+Texts = tuple[NonBlankText, ...]
 
 
 class Abort(Struct, frozen=True, tag="abort"):
-    """End the turn. `message` is the reply."""
+    """End the turn with `message` as the reply."""
 
     message: str = "A hook ended the turn."
 
 
 class Block(Struct, frozen=True, tag="block"):
-    """Let this one thing not happen: the call, the result, what was said. `reason` stands in its place."""
+    """Prevent the call, result or message. `reason` replaces the prevented content."""
 
     reason: str = "a hook does not allow it"
 
 
 class Approve(Struct, frozen=True, tag="approve"):
-    """Let the call run, with exactly these arguments, where a person would be asked. What is denied stays denied."""
+    """Run the call without asking an approver, but only with exactly these arguments. A denied call stays denied."""
 
     reason: str = ""
 
@@ -61,36 +62,42 @@ class Approve(Struct, frozen=True, tag="approve"):
 Decision: TypeAlias = Abort | Block | Approve
 
 
-def sound(said: Decision) -> Decision:
-    """Return `said` with a text that can be sent: one whose text is none says what it says without one."""
+def with_valid_text(decision: Decision) -> Decision:
+    """Return the decision `decision` with text that can be encoded as UTF-8.
+
+    Replace a text that is not a string by the default.
+    """
     kind = next(
-        each for each in (Abort, Block, Approve) if isinstance(said, each)
-    )  # it may be of a program's own class
+        each for each in (Abort, Block, Approve) if isinstance(decision, each)
+    )  # The program may pass a subclass.
     (text,) = kind.__struct_fields__
-    value = getattr(said, text)
+    value = getattr(decision, text)
     return kind(scrub(str.__str__(value))) if isinstance(value, str) else kind()
 
 
 class Patch(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a hook changes. Fields that are not given stay as they are."""
+    """Base class of patches. Unset fields are not changed."""
 
 
 class TurnPatch(Patch, frozen=True):
-    """Another prompt, and user messages after it. Both go on record in place of what was asked.
+    """Replace the prompt, and add user messages after the prompt.
 
-    Of the agent's tools those that are not among `tools` may not be used in this turn. `model`, `provider:name`,
-    answers it in place of the agent's own.
+    The session records the new texts instead of the original prompt.
+
+    `tools` limits the agent's tools for this turn. `model` (`provider:name`) is the model for this turn.
     """
 
-    prompt: Words | UnsetType = UNSET
-    model: Words | UnsetType = UNSET
+    prompt: NonBlankText | UnsetType = UNSET
+    model: NonBlankText | UnsetType = UNSET
     tools: tuple[str, ...] | UnsetType = UNSET
     inject: Texts | UnsetType = UNSET
 
 
 class AssessmentPatch(Patch, frozen=True):
-    """Another note to the agent, "" for none; fewer tools in this turn; another model that answers it, "" for its
-    own."""
+    """Replace the note, the active tools of this turn, or the model of this turn.
+
+    "" means no note, or the agent's own model.
+    """
 
     note: str | UnsetType = UNSET
     tools: tuple[str, ...] | UnsetType = UNSET
@@ -98,9 +105,9 @@ class AssessmentPatch(Patch, frozen=True):
 
 
 class PromptPatch(Patch, frozen=True):
-    """Parts of the prompt to be added, parts that take the place of those of their names, names of parts to be dropped.
+    """Add parts to the prompt, replace parts of the same name, or drop parts by name.
 
-    What is on record of the context tier stays. A volatile part that is replaced or dropped stays so for the turn.
+    Recorded parts of the context tier do not change. A change of a volatile part applies to this turn only.
     """
 
     add: tuple[PromptPart, ...] | UnsetType = UNSET
@@ -109,94 +116,110 @@ class PromptPatch(Patch, frozen=True):
 
 
 class SystemPatch(Patch, frozen=True):
-    """Another system text, for this turn."""
+    """Replace the system text during this turn."""
 
-    text: Words | UnsetType = UNSET
+    text: NonBlankText | UnsetType = UNSET
 
 
 class StepPatch(Patch, frozen=True):
-    """Whether the conversation is to become shorter for good before the request: what was said first gives way to a
-    summary, or what is finished goes to archives."""
+    """Shorten the conversation permanently before the request, by compaction or archiving."""
 
     shorten: Literal["compact", "archive"] | UnsetType = UNSET
 
 
 class ContextPatch(Patch, frozen=True):
-    """Other messages for this request, and user messages at their end. The conversation itself stays as it is."""
+    """Replace the messages of this request, and add user messages at the end. The conversation does not change."""
 
     messages: tuple[Message, ...] | UnsetType = UNSET
     inject: Texts | UnsetType = UNSET
 
 
+class CustomPatch(Patch, frozen=True):
+    """Replace the data of an event of the program."""
+
+    data: dict[str, Any] | UnsetType = UNSET
+
+
 class RequestPatch(Patch, frozen=True):
-    """Another system text and other last words, for this request."""
+    """Replace the system text of this request, and the text at the end of this request."""
 
     system: str | UnsetType = UNSET
     tail: str | UnsetType = UNSET
 
 
 class ResponsePatch(Patch, frozen=True):
-    """Another text of the response, in place of all of its text, before it goes on record. Its calls stay."""
+    """Replace all text of the response before it is recorded. The tool calls of the response do not change."""
 
     text: str | UnsetType = UNSET
 
 
 class ToolCallPatch(Patch, frozen=True):
-    """Other arguments, which are checked and judged like the model's own."""
+    """Replace the arguments of the call.
+
+    The new arguments are validated and checked by the policy like those of the model.
+    """
 
     input: dict[str, Any] | UnsetType = UNSET
 
 
 class ResultPatch(Patch, frozen=True):
-    """Another text of the result, before any of it is kept or shown; whether it is an error; and how many characters of
-    it are shown at `most`, where the agent can read the rest under a handle."""
+    """Replace the text of the result before it is stored or shown, the error status, or the number of shown characters.
+
+    If `max_chars` is set, the agent can read the rest of the text through a handle.
+    """
 
     text: str | UnsetType = UNSET
     is_error: bool | UnsetType = UNSET
-    most: Annotated[int, Meta(ge=1000)] | UnsetType = UNSET
+    max_chars: Annotated[int, Meta(ge=1000)] | UnsetType = UNSET
 
 
 class SteeringPatch(Patch, frozen=True):
-    """Other words, and user messages after them."""
+    """Replace the text of the steering message, and add user messages after the message."""
 
-    text: Words | UnsetType = UNSET
+    text: NonBlankText | UnsetType = UNSET
     inject: Texts | UnsetType = UNSET
 
 
 class ArchivePatch(Patch, frozen=True):
-    """Another text for what stays, so that no model is asked for one; and lines that are added to it."""
+    """Supply the text of the record, so that no model writes it, and add lines to the record."""
 
-    summary: Words | UnsetType = UNSET
+    summary: NonBlankText | UnsetType = UNSET
     inject: Texts | UnsetType = UNSET
 
 
 class CompactionPatch(Patch, frozen=True):
-    """The summary itself, so that no model is asked for one; what one is told besides; and lines that are added."""
+    """Supply the summary, so that no model writes a summary.
 
-    summary: Words | UnsetType = UNSET
+    Or add instructions for the model, or lines to the summary.
+    """
+
+    summary: NonBlankText | UnsetType = UNSET
     instructions: str | UnsetType = UNSET
     inject: Texts | UnsetType = UNSET
 
 
 class ReflectPatch(Patch, frozen=True):
-    """What a model that reflects is told besides."""
+    """Add instructions for the reflecting model."""
 
     instructions: str | UnsetType = UNSET
 
 
 class ReflectionPatch(Patch, frozen=True):
-    """Another note, "" for none; and whether the agent is told it and goes on, as often as it may."""
+    """Replace the note ("" means no note), and decide whether the agent continues with the note.
+
+    The configured maximum number of continuations still applies.
+    """
 
     note: str | UnsetType = UNSET
     again: bool | UnsetType = UNSET
 
 
 class OutputPatch(Patch, frozen=True):
-    """Another text of the reply. The conversation keeps what the model said."""
+    """Replace the text of the reply. The conversation keeps the model's text."""
 
     text: str | UnsetType = UNSET
 
 
 def name_of(decision: type[Decision]) -> str:
-    """Return the name of a decision as an action."""
+    """Return the name of a decision, as used in HookAction."""
     return str(decision.__struct_config__.tag)

@@ -1,7 +1,7 @@
-"""The stages at which hooks are called, one row each; hooks as data, and what they did.
+"""The stages at which hooks are called, descriptions of hooks, and records of their actions.
 
-A hook is called with an event and answers with nothing, with a patch of the stage, or with a decision. What a stage
-does not honour is in no row here, and is refused when a hook is registered.
+A hook is called with an event and returns None, a patch of the stage, or a decision. A hook cannot be registered for an
+action that its stage does not support.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from .events import (
     BeforeTurn,
     Compacted,
     Context,
+    CustomEvent,
     Event,
     Failed,
     MessageEnd,
@@ -53,29 +54,27 @@ __all__ = [
     "STAGES",
     "HookAction",
     "HookActions",
-    "HookReplies",
-    "HookReply",
     "HookRow",
     "HookTally",
     "HooksSpec",
     "Kind",
     "OnError",
-    "ReportHooks",
-    "RunHook",
-    "RunHooks",
     "Stage",
 ]
 
 Kind: TypeAlias = Literal["observe", "transform", "control"]
 OnError: TypeAlias = Literal["open", "closed"]
-"""What a hook that fails, or is late, leaves behind: everything as it was, or a decision against."""
+"""The effect of a hook that fails or times out. "open": the failure has no effect.
+
+"closed": the failure stops the action.
+"""
 
 
 class Stage(Struct, frozen=True):
-    """One place at which hooks are called: for which event, which patch it takes and which decisions it honours.
+    """A stage: its event type, its patch type, and the decisions that hooks may return.
 
-    `closed` is the decision that stands in for a guard that failed. `in_root` says that functions of the root's
-    program can be called here, `by_root` that the root tells of it, its own functions and the process of the agent.
+    `in_root`: functions of the user's program, which run in the root, can be called at this stage. `by_root`: the root
+    creates the event, calls these functions, and notifies the agent's process.
     """
 
     event: type[Event]
@@ -86,17 +85,17 @@ class Stage(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Return the stage's own name."""
+        """The name of the stage."""
         return str(self.event.__struct_config__.tag)
 
     @property
     def patch(self) -> type[Patch] | None:
-        """Return the type of what may be changed."""
-        return self.event.takes
+        """The patch type of the stage, or None."""
+        return self.event.patch_type
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """Return the kinds of hook there can be here, the weakest first."""
+        """The possible kinds of hooks at this stage, weakest first."""
         found: tuple[tuple[Kind, bool], ...] = (
             ("observe", True),
             ("transform", self.patch is not None),
@@ -106,16 +105,16 @@ class Stage(Struct, frozen=True):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Return the names of what a patch may change."""
+        """The names of the fields that a patch may change."""
         return self.patch.__struct_fields__ if self.patch is not None else ()
 
     @property
     def closed(self) -> type[Block] | type[Abort] | None:
-        """Return the decision that stands in for a guard that failed; the mildest one."""
+        """The decision that applies if a guard fails: Block if the stage allows it, otherwise Abort, otherwise None."""
         return Block if Block in self.decisions else Abort if Abort in self.decisions else None
 
     def actions(self, kind: Kind) -> tuple[str, ...]:
-        """Return what a hook of `kind` can do here: the names of fields, and of decisions."""
+        """Return the possible actions of a hook of `kind`: names of fields and of decisions."""
         if kind == "observe":
             return ()
         decisions = tuple(name_of(each) for each in self.decisions) if kind == "control" else ()
@@ -127,7 +126,7 @@ STAGES: Final[dict[str, Stage]] = {
     for stage in (
         Stage(SessionStart),
         Stage(SessionEnd, in_root=False),
-        Stage(BeforeTurn, (Abort,), ("pre-assess",)),
+        Stage(BeforeTurn, (Abort,), ("pre-assess", "before_agent_start")),
         Stage(TurnStart),
         Stage(AfterAssess, (Abort,), ("post-assess",)),
         Stage(BeforeSystemPrompt, (Abort,)),
@@ -153,20 +152,24 @@ STAGES: Final[dict[str, Stage]] = {
         Stage(Compacted),
         Stage(SubagentSpawned, by_root=True),
         Stage(SubagentFinished, by_root=True),
+        Stage(CustomEvent, by_root=True),
         Stage(Failed),
     )
 }
-"""Every stage, in the order in which a turn comes to it."""
+"""All stages, in the order of a turn."""
 
 ALIASES: Final[dict[str, str]] = {alias: stage.name for stage in STAGES.values() for alias in stage.aliases}
-"""The names of pipeline stages, and the stage that each one is."""
+"""Alternative names of stages."""
 
 EVERYTHING: Final = "*"
-"""Stands for all stages, for a hook that observes."""
+"""The name that stands for all stages, for a hook that only observes."""
 
 
 class HookRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A hook as data: what is known of it where its function is not. `does` names the actions it may take."""
+    """The description of a hook for processes that do not have its function.
+
+    `does` lists the actions that the hook can perform.
+    """
 
     name: str
     stages: tuple[str, ...]
@@ -180,10 +183,10 @@ class HookRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class HooksSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """The hooks that an agent runs with, and all agents below it.
+    """The hooks of an agent and of all its subagents.
 
-    `load` names those that its own process imports, `options` are those of built-in ones; `switches` is the path of the
-    file that says which are off.
+    `load` names the hooks that the agent's own process imports. `options` are the options of built-in hooks. `switches`
+    is the path of the file that lists the disabled hooks.
     """
 
     load: tuple[str, ...] = ()
@@ -191,41 +194,10 @@ class HooksSpec(Struct, frozen=True, forbid_unknown_fields=True):
     switches: str = ""
 
 
-class RunHook(Struct, frozen=True, forbid_unknown_fields=True):
-    """The hooks `names` of the root are to be called, in order, with an event of `stage`."""
-
-    names: tuple[str, ...]
-    stage: str
-    event: msgspec.Raw
-
-
-class RunHooks(Struct, frozen=True, forbid_unknown_fields=True):
-    """An agent asks the root to call some of its hooks: those of the first one first."""
-
-    asked: tuple[RunHook, ...]
-
-
-class HookReply(Struct, frozen=True, omit_defaults=True):
-    """What a hook said, within so many seconds: a patch, a decision, neither; or why it said nothing, and whether that
-    was the time."""
-
-    patch: msgspec.Raw = msgspec.Raw(b"\xc0")
-    decision: Abort | Block | Approve | None = None
-    error: str = ""
-    late: bool = False
-    seconds: float = 0.0
-
-
-class HookReplies(Struct, frozen=True):
-    """What hooks said, in the order in which they were asked for."""
-
-    rows: tuple[HookReply, ...]
-
-
 class HookTally(Struct, frozen=True):
-    """How often a hook was called, how long that took in all, how often nothing came of it, and why the last time.
+    """Statistics of a hook: number and total seconds of its calls, errors, timeouts, and the last error.
 
-    `metrics` are what it added up itself, by name.
+    `metrics` maps names to counters that the hook itself reports.
     """
 
     row: HookRow
@@ -238,12 +210,11 @@ class HookTally(Struct, frozen=True):
 
 
 ACTED: Final = "orch.hooks"
-"""The kind of entry of a session that says what hooks did."""
+"""The type of session entries that record the actions of hooks."""
 
 
 class HookAction(Struct, frozen=True, omit_defaults=True):
-    """What one hook did at a stage, in so many seconds: the names of fields that it changed, and decisions; or why
-    nothing came of it."""
+    """The actions of one hook at a stage: names of changed fields, decisions, or an error."""
 
     hook: str
     stage: str
@@ -253,8 +224,10 @@ class HookAction(Struct, frozen=True, omit_defaults=True):
 
 
 class HookActions(Struct, frozen=True, omit_defaults=True):
-    """What hooks did in the query `turn`, in order; `more` says how often something that is not here. When all that was
-    said in it was deleted, that was on `deleted`."""
+    """The actions of hooks in the query `turn`, in order. `more` is the number of actions that were left out.
+
+    `deleted` is the time at which the content of the turn was deleted, or "" if it was not deleted.
+    """
 
     turn: str
     acts: tuple[HookAction, ...] = ()
@@ -263,20 +236,17 @@ class HookActions(Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of(cls, data: Any) -> HookActions | None:
-        """Return what `data` of an entry says, None when that is somebody else's."""
+        """Return the actions in `data`, the content of a custom entry. Return None if `data` has another format."""
         try:
             return msgspec.convert(data, cls)
         except msgspec.ValidationError:
             return None
 
 
-class ReportHooks(Struct, frozen=True):
-    """What the hooks of one turn did."""
-
-    rows: tuple[HookTally, ...]
-
-
 def check_value(kind: type[Patch], name: str, value: Any) -> Any:
-    """Return `value` if it does for the field `name` of the patch `kind`. Raises msgspec.ValidationError."""
+    """Return `value` if the patch class `kind` allows it in the field `name`.
+
+    Otherwise raise msgspec.ValidationError.
+    """
     expected = next(field.type for field in msgspec.structs.fields(kind) if field.name == name)
     return msgspec.convert(value, expected)

@@ -1,11 +1,12 @@
-"""What may be used and what is: amounts by kind, limits on them, and what is put aside before anything is done.
+"""Budgets: amounts of each kind, limits, and changes of limits.
 
-One vector for all kinds: whoever puts something aside says how much of each, and whoever keeps a budget goes through
-the kinds that it bounds.
+One struct has a field for each kind. A reservation contains an amount for each kind. A budget checks only the kinds
+that have a limit.
 """
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -18,16 +19,10 @@ __all__ = [
     "Budget",
     "BudgetAmounts",
     "BudgetChange",
-    "BudgetReservationResult",
-    "BudgetSettled",
-    "BudgetShown",
-    "ChangeBudget",
-    "ReserveBudget",
-    "SettleBudget",
-    "SideSpending",
     "amounts_of",
     "apply_change",
     "budget_in",
+    "is_limited",
     "limit_of",
 ]
 
@@ -40,8 +35,14 @@ Amount = Annotated[float, Meta(ge=0, le=1e12)]
 
 
 class BudgetAmounts(Struct, frozen=True, gc=False, forbid_unknown_fields=True, kw_only=True):
-    """So much of each kind: US dollars, tokens that models read and wrote, seconds of work by the clock, seconds that
-    tools ran, responses of models, calls of tools, processes that were started."""
+    """Amounts of each kind.
+
+    - `usd`: US dollars
+    - `tokens`: tokens that models read and wrote
+    - `seconds`: elapsed seconds of turns; `tool_seconds`: seconds that tools ran
+    - `model_calls`, `tool_calls`: number of model responses and tool calls
+    - `processes`: number of started processes
+    """
 
     usd: Amount = 0.0
     tokens: Amount = 0.0
@@ -55,7 +56,7 @@ class BudgetAmounts(Struct, frozen=True, gc=False, forbid_unknown_fields=True, k
         return BudgetAmounts(**{kind: getattr(self, kind) + getattr(other, kind) for kind in KINDS})
 
     def only(self, kinds: frozenset[str]) -> BudgetAmounts:
-        """Return what of this is of `kinds`."""
+        """Return the amounts of `kinds`, with 0 for all other kinds."""
         return BudgetAmounts(**{kind: getattr(self, kind) for kind in kinds})
 
 
@@ -63,7 +64,7 @@ KINDS: Final = BudgetAmounts.__struct_fields__
 
 
 class Budget(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """The most of each kind that may be used in all; None is no limit. See Amounts."""
+    """The maximum amount of each kind. None means no limit. See BudgetAmounts."""
 
     max_cost_usd: Dollars | None = None
     max_tokens: Count | None = None
@@ -74,8 +75,16 @@ class Budget(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
     max_processes: Count | None = None
 
 
+def is_limited(budget: Budget) -> bool:
+    """Return whether `budget` has at least one limit. A limit is never 0."""
+    return any(_limits(budget))
+
+
+_limits = attrgetter(*Budget.__struct_fields__)
+
+
 class BudgetChange(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Limits that are set anew: None takes one away, what is left out stays."""
+    """A change of limits. None removes a limit. An unset field leaves its limit unchanged."""
 
     max_cost_usd: Dollars | UnsetType | None = UNSET
     max_tokens: Count | UnsetType | None = UNSET
@@ -86,62 +95,9 @@ class BudgetChange(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     max_processes: Count | UnsetType | None = UNSET
 
     def limits(self) -> dict[str, Any]:
-        """Return what is set, by the limit's name."""
-        said = ((name, getattr(self, name)) for name in Budget.__struct_fields__)
-        return {name: limit for name, limit in said if limit is not UNSET}
-
-
-class ReserveBudget(Struct, frozen=True, forbid_unknown_fields=True):
-    """Put something aside: the least that will do, what is enough nearly always, and the most that it can take.
-
-    For agents in a turn, or `beside` it: what that takes is told otherwise.
-    """
-
-    least: BudgetAmounts
-    enough: BudgetAmounts
-    most: BudgetAmounts
-    beside: bool = False
-
-
-class BudgetReservationResult(Struct, frozen=True):
-    """So much may be used, until `id` is settled. `why` tells of the budget when that is not all."""
-
-    id: str
-    amounts: BudgetAmounts
-    why: str = ""
-
-
-class SettleBudget(Struct, frozen=True, forbid_unknown_fields=True):
-    """Of what was put aside as `id` so much was used, which is on record; the rest is free again."""
-
-    id: str
-    amounts: BudgetAmounts
-
-
-class BudgetSettled(Struct, frozen=True):
-    """It is. `low` tells of the budgets that are nearly used up."""
-
-    low: str = ""
-
-
-class SideSpending(Struct, frozen=True, forbid_unknown_fields=True):
-    """The agent used so much beside its turns."""
-
-    usage: Usage
-
-
-class ChangeBudget(Struct, frozen=True, forbid_unknown_fields=True):
-    """Set limits anew for all agents of a root together; without any only say what there are."""
-
-    change: BudgetChange = BudgetChange()
-
-
-class BudgetShown(Struct, frozen=True):
-    """What all agents of a root may use together, what the configuration says of that, and what they have used."""
-
-    budget: Budget
-    configured: Budget
-    spent: BudgetAmounts
+        """Return the changed limits. Keys are the names of limits."""
+        given = ((name, getattr(self, name)) for name in Budget.__struct_fields__)
+        return {name: limit for name, limit in given if limit is not UNSET}
 
 
 def limit_of(kind: str) -> str:
@@ -150,7 +106,7 @@ def limit_of(kind: str) -> str:
 
 
 def amounts_of(usage: Usage) -> BudgetAmounts:
-    """Return what `usage` comes to of each kind that it tells of."""
+    """Return `usage` as budget amounts."""
     tokens = usage.input_tokens + usage.output_tokens + usage.cache_read_tokens + usage.cache_write_tokens
     return BudgetAmounts(
         usd=usage.cost_usd,
@@ -162,10 +118,13 @@ def amounts_of(usage: Usage) -> BudgetAmounts:
 
 
 def apply_change(budget: B, change: BudgetChange) -> B:
-    """Return `budget`, or what is one and more, with the limits that `change` sets."""
+    """Return `budget` with the limits of `change`.
+
+    The result has the class of `budget`, which may be a subclass of Budget.
+    """
     return msgspec.structs.replace(budget, **change.limits())
 
 
 def budget_in(budget: Budget) -> Budget:
-    """Return the budget alone of what is one and more."""
+    """Return the limits of `budget` as a plain Budget, without the additional fields of a subclass."""
     return Budget(**{name: getattr(budget, name) for name in Budget.__struct_fields__})

@@ -1,4 +1,4 @@
-"""What an agent may do without asking, as data: it is configured, travels in an agent's spec, and is inherited."""
+"""Policy rules: what an agent may do without approval. Subagents inherit these rules."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from msgspec import Meta, Struct, field
 
 from ..core.taint import TaintConfig, TaintLabel
+from .builtin_tools import CODE_TOOLS, FILE_WRITERS, Operation
 
 __all__ = [
     "DANGEROUS",
@@ -17,7 +18,6 @@ __all__ = [
     "Channel",
     "DataClass",
     "Model",
-    "Operation",
     "PolicyCall",
     "PolicyConfig",
     "PolicySpec",
@@ -25,27 +25,28 @@ __all__ = [
 ]
 
 Approval: TypeAlias = Literal["allow", "ask", "deny"]
-Operation: TypeAlias = Literal["read", "write", "exec"]
 DataClass: TypeAlias = Literal["random", "code", "personal"]
 Model: TypeAlias = Literal["any", "local"]
-Channel: TypeAlias = Literal["api", "cli"]
-"""How work comes in: from a Python program, or from the command line."""
+Channel: TypeAlias = Literal["api", "person", "cli"]
+"""The origin of requests: a Python program, a program whose calls a person approves, or the command line."""
 
 RANK: Final[dict[str, int]] = {"allow": 0, "ask": 1, "deny": 2}
-"""How restrictive an approval is."""
+"""The order of the approval modes. A higher number is more restrictive."""
 
-DANGEROUS: Final = ("bash", "run_python", "run_python_script", "write_file", "replace_in_file")
+DANGEROUS: Final = (*CODE_TOOLS, *FILE_WRITERS)
+"""The default of `dangerous_tools`: the tools that run code or write files."""
 
 EXIT_PLAN: Final = "exit_plan_mode"
-"""The tool that hands a plan in."""
+"""The tool that submits a plan for approval."""
 TASK_CREATE: Final = "task_create"
-"""The tool that makes a list of tasks."""
+"""The tool that creates a task list."""
 
 
 class Verdict(Struct, frozen=True):
-    """What a source says of a call, and why. `model` local: what the call brings is for a local model only.
+    """The verdict of one policy source on a call.
 
-    `data` is the class of what the call touches.
+    If `model` is "local", the call's data may be sent to local models only. `data` is the class of the data that the
+    call accesses.
     """
 
     approval: Approval = "allow"
@@ -55,10 +56,10 @@ class Verdict(Struct, frozen=True):
 
 
 class PolicyCall(Struct, frozen=True, forbid_unknown_fields=True):
-    """A call as a policy function sees it: what it does, the paths it names (resolved), who makes it and where.
+    """A tool call as a policy function sees it: the operation, the resolved paths, the caller and its folder.
 
-    `input` is a copy: what is done to it changes nothing. `data` is the class by the configured paths. `marks` are what
-    its conversation holds that is untrusted or sensitive, and what it has done.
+    `input` is a copy, so a change of `input` has no effect. `data` is the data class of the paths. `marks` are the
+    taint labels of the conversation.
     """
 
     tool: str
@@ -73,36 +74,45 @@ class PolicyCall(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PolicyConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """What may be done without asking. Paths may begin with `~`, and hold `*`; a bare name is meant in any folder."""
+    """Which calls need approval. Paths may begin with `~` and contain `*`.
+
+    A name without a folder matches in any folder.
+    """
 
     approval_mode: Approval | None = None
-    """For the `dangerous_tools`; None: `ask` on the command line, and `allow` for programs, which granted them."""
+    """The approval mode of the `dangerous_tools`.
+
+    None: `ask` on the command line. For programs, None means `allow`, because a program grants the tools itself.
+    """
     dangerous_tools: tuple[str, ...] = DANGEROUS
     permissions: dict[str, Approval] = {}
-    """By tool; what is said here counts for it instead of `approval_mode`."""
+    """The approval mode of single tools, which overrides `approval_mode`."""
     denied_paths: tuple[str, ...] = ()
     require_denied_paths: bool = False
-    """Refuse commands where denied paths cannot be made unreadable, instead of matching them by name only."""
+    """Refuse commands if denied paths cannot be made unreadable. If False, such paths are only matched by name."""
     usable_credentials: tuple[str, ...] = ()
     """Credential paths that commands can read without approval, such as `~/.ssh`."""
     allowed_paths: tuple[str, ...] | None = None
-    """When set, a call that names any other path is denied."""
+    """If set, a call that names a path outside these paths is denied."""
     personal_paths: tuple[str, ...] = ("~/Documents", "~/Downloads")
     code_paths: tuple[str, ...] = ("~/projects", "~/src")
     approval_seconds: Annotated[float, Meta(gt=0, le=1e6)] = 300.0
-    """How long a question waits for its answer; then the answer is no."""
+    """Time in seconds that a question waits for an answer. After this time, the call is denied."""
     dry_run: bool = False
-    """Run no tool: each call is judged, and told of."""
+    """Check and report each call, but run no call."""
     no_local_model: Literal["deny", "ask"] = field(default="deny", name="without_local")
-    """The decision about a call with data for local models only when there is no local model."""
+    """The decision about a call if no local model exists and the call's data may be sent to local models only."""
     function: str | None = None
-    """`package.module:name` of a function that judges each call too, in the agent's process; see Verdict."""
+    """`package.module:name` of a function that returns a Verdict for each call.
+
+    The function runs in the agent's process.
+    """
     taint: TaintConfig = field(default_factory=TaintConfig)
-    """What must not come together in one agent unasked."""
+    """Which combinations of content and actions need approval."""
 
 
 class PolicySpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """The rules that an agent is under, with all agents below it. `asks_root`: a function in the root judges too."""
+    """The policy of an agent and of all its subagents. `asks_root`: a policy function in the root is also called."""
 
     channel: Channel = "api"
     rules: PolicyConfig = field(default_factory=PolicyConfig)

@@ -1,4 +1,4 @@
-"""What tools' processes are kept from, as data: it is configured, travels in an agent's spec, and is inherited."""
+"""Sandbox settings of the processes that tools start. Subagents inherit these settings."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
+from .builtin_tools import BUILTIN_TOOLS
+
 __all__ = [
     "BY_NAME_ONLY",
-    "COMMANDS",
     "IN_WORKER",
     "LEVELS",
     "RUN_CODE",
@@ -20,7 +21,7 @@ __all__ = [
 ]
 
 Level: TypeAlias = Literal["L0", "L1", "L2", "L3"]
-"""How much a process is kept from. A higher one sorts after a lower one."""
+"""Strength of the isolation. A stricter level sorts after a weaker one."""
 LEVELS: Final[tuple[Level, ...]] = ("L0", "L1", "L2", "L3")
 
 WORDS: Final[dict[Level, str]] = {
@@ -29,57 +30,57 @@ WORDS: Final[dict[Level, str]] = {
     "L2": "files by Landlock, no network, no signals to others",
     "L3": "namespaces: files, network and processes of its own",
 }
-"""What each level adds, for people."""
-
-COMMANDS: Final = frozenset({"bash", "run_python_script", "py_help"})
-"""Tools that run commands or code of the agent's choice in processes of their own."""
+"""The isolation that each level adds, as text for people."""
 
 BY_NAME_ONLY: Final = "denied paths: by name only"
-"""What is reported where commands cannot run in a mount namespace of their own."""
+"""The status of a machine that cannot run commands in a separate mount namespace."""
 
 IN_WORKER: Final = "run_python"
-"""The tool that runs code in the worker itself, where no level can hold it: it is there at L0 alone."""
+"""The tool that runs code in the worker itself. No level isolates this tool, so it is available at L0 only."""
 
-RUN_CODE: Final = COMMANDS | {IN_WORKER}
-"""Tools that run commands or code of the agent's choice."""
+RUN_CODE: Final = frozenset(name for name, facts in BUILTIN_TOOLS.items() if facts.runs_code)
+"""Tools that run commands or code chosen by the agent. All but `IN_WORKER` run them in separate processes."""
 
 Limit = Annotated[int, Meta(ge=1, le=10**9)]
 
 
 class ToolLimits(Struct, frozen=True, forbid_unknown_fields=True):
-    """What each process of a tool may use; None leaves it as it is for orch itself. At every level."""
+    """Resource limits of each process of a tool, at every level. None means orch's own limit."""
 
     cpu_seconds: Limit | None = None
     memory_mb: Limit | None = None
-    """Of its own data; what it shares with others, such as programs and files, is not counted."""
+    """Maximum private memory. Shared memory, such as programs and mapped files, is not counted."""
     file_mb: Limit | None = None
-    """How long a file may become that it writes."""
+    """Maximum size of a file that the process writes."""
     open_files: Limit | None = None
     processes: Limit | None = None
-    """Of its user altogether, so not for the superuser, whom the system exempts."""
+    """Maximum number of processes of the user in total.
+
+    The limit has no effect for the user root, whom the kernel exempts.
+    """
 
 
 class SandboxConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """What tools' processes are to be kept from."""
+    """Settings of the sandbox for tools."""
 
     level: Level = "L0"
     require: bool = False
-    """Start no agent rather than let any tool of it run at less than `level`, whatever is said of presets and tools."""
+    """Refuse to start an agent if one of its tools would run below `level`, even if `presets` or `tools` allow that."""
     presets: dict[str, Level] = {}
-    """By preset; what is said here counts for it instead of `level`."""
+    """The sandbox level of single presets, which overrides `level`."""
     tools: dict[str, Level] = {}
-    """By tool; what is said here counts for it, whatever the preset."""
+    """The sandbox level of single tools, which overrides `level` and `presets`."""
     network: bool = False
-    """Whether the internet can be reached at L2 and L3."""
+    """Whether the internet is reachable at L2 and L3."""
     read: tuple[str, ...] = ()
-    """What may be read at L2 and L3, besides the agent's folder and what programs need to run."""
+    """Readable paths at L2 and L3. The agent's folder, and the files that programs need to run, are always readable."""
     write: tuple[str, ...] = ()
-    """What may be written too."""
+    """Writable paths at L2 and L3."""
     limits: ToolLimits = field(default_factory=ToolLimits)
 
 
 class SandboxSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """The levels at which an agent's tools run, as this machine has them, and what they may reach there."""
+    """The sandbox of an agent's tools: levels that this machine supports, and the accessible paths."""
 
     level: Level = "L0"
     tools: dict[str, Level] = {}
@@ -88,8 +89,11 @@ class SandboxSpec(Struct, frozen=True, forbid_unknown_fields=True):
     write: tuple[str, ...] = ()
     limits: ToolLimits = ToolLimits()
     covers_paths: bool | None = None
-    """Whether commands run in a mount namespace that hides denied paths, credentials and orch's own folders. False:
-    denied paths are matched by name only. None: the agent's process finds out with its first command."""
+    """Whether commands run in a mount namespace that hides denied paths, credentials and orch's own folders.
+
+    False means that denied paths are matched by name only. None means that the answer is unknown until the agent runs
+    its first command.
+    """
 
     def of(self, tool: str) -> Level:
         """Return the level at which `tool` runs."""

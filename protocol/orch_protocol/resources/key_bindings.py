@@ -1,14 +1,14 @@
-"""Names of keys, as front ends bind them: which there are, and which are nobody's to take."""
+"""Names of keys for front ends, and the keys that cannot be bound."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-__all__ = ["MOST", "RESERVED", "invalid_key_reason"]
+__all__ = ["MAX_KEYS", "RESERVED", "invalid_key_reason"]
 
-MOST: Final = 3
-"""Keys that are pressed one after the other."""
+MAX_KEYS: Final = 3
+"""Maximum number of keys in a sequence."""
 NAMED: Final = (
     "escape|tab|s-tab|enter|space|backspace|delete|s-delete|insert|s-insert|home|end|pageup|pagedown|up|down|left|right"
 )
@@ -21,20 +21,22 @@ RESERVED: Final = frozenset(
         *("c-c", "c-d", "c-h", "c-i", "c-j", "c-m", "c-r", "c-z", "escape enter", "c-\\"),
     }
 )
-"""Keys with which people write, send, leave and interrupt."""
+"""Keys that cannot be bound, because they are needed for typing, sending, leaving and interrupting."""
 
 
 def invalid_key_reason(key: str) -> str:
-    """Return why nobody can bind `key`, such as `c-t`, `f5`, `escape s` or `c-x c-t`; "" when it can be bound."""
+    """Return why `key` cannot be bound, or "" if `key` can be bound. Examples: `c-t`, `f5`, `escape s`, `c-x c-t`."""
     parts = key.split(" ")
-    if len(parts) > MOST:
-        return f"{key!r} is {len(parts)} keys: at most {MOST} one after the other"
+    if len(parts) > MAX_KEYS:
+        return f"{key!r} contains {len(parts)} keys: a sequence may contain at most {MAX_KEYS} keys"
     if unknown := [part for part in parts if KEY.fullmatch(part) is None]:
-        return f"{unknown[0]!r} is no key; keys are called c-t, f5, s-tab, pageup, or several: escape s, c-x c-t"
+        return (
+            f"{unknown[0]!r} is not a key; use names such as c-t, f5, s-tab, pageup, or a sequence: escape s, c-x c-t"
+        )
     if key in RESERVED:
-        return f"{key!r} is what people write, send, leave or interrupt with"
+        return f"{key!r} is reserved for typing, sending, leaving or interrupting"
     if len(parts[0]) == 1:
-        return f"{key!r} begins with a key that writes: begin with c-, escape or a function key"
+        return f"{key!r} begins with a key that types a character: begin with c-, escape or a function key"
     if parts[0] in RESERVED and parts[0] != "escape":
-        return f"{key!r} begins with {parts[0]!r}, which people write, send, leave or interrupt with"
+        return f"{key!r} begins with {parts[0]!r}, which is reserved for typing, sending, leaving or interrupting"
     return ""

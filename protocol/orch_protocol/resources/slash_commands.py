@@ -1,7 +1,7 @@
-"""Commands of a session as data: what can be typed behind a slash, what a line of it asks for, and what comes of that.
+"""Slash commands of a session: their definitions, their effects, and requests to the agent's process.
 
-They belong to the session and not to a terminal: a console, a program and a shell are told the same of them, let the
-root execute the same line, and show what comes back as they like.
+Commands belong to the session, not to a terminal. Every front end gets the same list of commands. The root executes a
+line, and the front end displays the result.
 """
 
 from __future__ import annotations
@@ -16,20 +16,18 @@ from ..hooks.stages import HookRow
 
 __all__ = [
     "BUILT_IN",
+    "AgentAction",
     "Argument",
     "CommandCatalog",
     "CommandRow",
-    "Deed",
     "Effect",
     "EffectKind",
-    "Execute",
-    "Executed",
     "Keybinding",
     "Kind",
     "ListCommands",
+    "RecordCommand",
     "RunCommand",
     "RunUserTool",
-    "ShowCommands",
     "UserAction",
     "UserActionResult",
     "Widget",
@@ -42,16 +40,17 @@ BUILT_IN = "built-in"
 Kind: TypeAlias = Literal[
     "text", "code", "number", "choice", "agent", "entry", "archive", "model", "tools", "template", "command", "pair"
 ]
-"""What an argument is, for completion: the name of a thing there is some of, one of its choices, or free text."""
+"""The kind of an argument, for completion: the name of an existing object, a choice, or free text."""
 EffectKind: TypeAlias = Literal["quit", "switch", "ask", "edit", "copy", "paste"]
 WidgetPlace: TypeAlias = Literal["status", "panel"]
 
 
 class Argument(Struct, frozen=True):
-    """Something that a command takes: by its place, or as `--name VALUE` when it is an `option`.
+    """A positional argument of a command, or `--name VALUE` if it is an `option`.
 
-    A `rest` takes the remainder of the line as it stands, but for quotes around all of it, and options in it; one of
-    kind `code` takes those too, since they are the code's own. `choices` are all that it may be, if any.
+    A `rest` argument takes the remainder of the line. orch removes only the options in the remainder, and quotes around
+    the whole remainder. If the argument's kind is `code`, orch removes nothing. If only certain values are allowed,
+    `choices` lists them.
     """
 
     name: str
@@ -63,27 +62,30 @@ class Argument(Struct, frozen=True):
 
 
 def is_flag(argument: Argument) -> bool:
-    """Return whether it is said, or not, and has no value."""
+    """Return whether `argument` is an option without a value."""
     return argument.option and argument.kind == "choice" and not argument.choices
 
 
 def usage(name: str, arguments: Iterable[Argument]) -> str:
-    """Return how a command is written."""
+    """Return the usage line of a command."""
     words = [f"/{name}"]
     for each in arguments:
-        said = "|".join(each.choices) or each.name.upper()
+        text = "|".join(each.choices) or each.name.upper()
         if each.option:
-            said = f"--{each.name}" if is_flag(each) else f"--{each.name} {said}"
+            text = f"--{each.name}" if is_flag(each) else f"--{each.name} {text}"
         elif each.rest:
-            said += "..."
-        words.append(said if each.required else f"[{said}]")
+            text += "..."
+        words.append(text if each.required else f"[{text}]")
     return " ".join(words)
 
 
 class CommandRow(Struct, frozen=True):
-    """A command. `usage` is how it is written, `group` what it is about; `source` is `built-in`, `template`, or
-    `extension NAME`. `key` is the binding that runs it, "" for none. With `moves` its effect may be to talk to another
-    agent: what is typed behind it is for that one."""
+    """A slash command.
+
+    `usage` is the usage line of the command, and `group` is its topic. `source` is `built-in`, `template`, or
+    `extension NAME`. `key` is the key that runs the command, or "". If `moves` is True, the command may switch to
+    another agent, which then receives the input.
+    """
 
     name: str
     summary: str
@@ -97,7 +99,10 @@ class CommandRow(Struct, frozen=True):
 
 
 class Keybinding(Struct, frozen=True):
-    """A key, such as `c-t`, `f5` or `escape s`, that runs the line `command`; `source` is who brings it."""
+    """A key, such as `c-t`, `f5` or `escape s`, that runs the line `command`.
+
+    `source` names the origin of this definition.
+    """
 
     key: str
     command: str
@@ -105,7 +110,7 @@ class Keybinding(Struct, frozen=True):
 
 
 class Widget(Struct, frozen=True):
-    """Something that a front end may show all the time: what the line `command` says, under `title`, at `place`."""
+    """A widget that a front end may show permanently: the output of the line `command`, with `title`, at `place`."""
 
     name: str
     command: str
@@ -115,9 +120,11 @@ class Widget(Struct, frozen=True):
 
 
 class CommandCatalog(Struct, frozen=True):
-    """All that can be executed in a session. `notes` say what was left out and why: names and keys that are taken.
+    """All commands of a session.
 
-    `digest` is another one when something of it is.
+    `notes` lists the commands that were left out, with the reason, such as a name that is taken.
+
+    If the content changes, `digest` changes.
     """
 
     commands: tuple[CommandRow, ...]
@@ -127,30 +134,15 @@ class CommandCatalog(Struct, frozen=True):
     digest: str = ""
 
 
-class ShowCommands(Struct, frozen=True, forbid_unknown_fields=True):
-    """What can be executed in the session of `ref`."""
-
-    ref: str
-
-
-class Execute(Struct, frozen=True, forbid_unknown_fields=True):
-    """Execute the line `text`, which begins with a slash, or with `!` for the shell, in the session of `ref`.
-
-    With `shows` nobody typed it: a front end shows what it says, as a widget, and it is not put on record. Only
-    commands of extensions are executed so.
-    """
-
-    ref: str
-    text: str
-    shows: bool = False
-
-
 class Effect(Struct, frozen=True):
-    """What is to be done by whoever had a command executed: a root cannot, and it is theirs to leave.
+    """An action that the front end must perform after a command, because the root cannot.
 
-    `quit`: leave. `switch`: talk to `agent` from now on, and ask it `text` if there is some. `ask`: ask `text`. `edit`:
-    put `text` where the next prompt is written. `copy`: put `text` on the clipboard. `paste`: take many lines as one
-    prompt, which begins with `text`.
+    - "quit": leave
+    - "switch": continue with `agent`, and send the prompt `text` to this agent unless `text` is empty
+    - "ask": send the prompt `text`
+    - "edit": put `text` into the input field
+    - "copy": put `text` on the clipboard
+    - "paste": read several lines as one prompt that begins with `text`
     """
 
     kind: EffectKind
@@ -158,25 +150,11 @@ class Effect(Struct, frozen=True):
     text: str = ""
 
 
-class Executed(Struct, frozen=True):
-    """What came of a command of a session.
-
-    `text` is for people, `data` the same for programs (rows or an object, as the verb of the command line prints it
-    with `--json`), `effect` what is to be done, if anything is. `is_error`: what was run has failed.
-    """
-
-    command: str
-    text: str = ""
-    data: Any = None
-    effect: Effect | None = None
-    is_error: bool = False
-
-
 class RunUserTool(Struct, frozen=True, tag="tool"):
-    """Let the tool `name` run with `input`, asked for by a person who typed `line`; no model has a say in it.
+    """Run the tool `name` with `input` for a person who typed `line`. The model is not involved.
 
-    `heard`: the model is told of it, and it stands in the conversation; else it is on record alone. With `looks` it
-    changes nothing, and is not even that.
+    `heard`: the result becomes part of the conversation; otherwise the result is only recorded. `looks`: the tool only
+    reads, and the result is not recorded.
     """
 
     name: str
@@ -187,30 +165,42 @@ class RunUserTool(Struct, frozen=True, tag="tool"):
 
 
 class RunCommand(Struct, frozen=True, tag="command"):
-    """Let the command `name` of an extension run with these arguments; without `line` it is not put on record."""
+    """Run the command `name` of an extension with these arguments. If `line` is "", the command is not recorded."""
 
     name: str
-    said: dict[str, str]
+    arguments: dict[str, str]
     line: str = ""
 
 
+class RecordCommand(Struct, frozen=True, tag="record"):
+    """Record a command that the root ran: the typed line `line`, and the result of the command."""
+
+    line: str
+    text: str
+    is_error: bool = False
+
+
 class ListCommands(Struct, frozen=True, tag="commands"):
-    """Say which commands, keys and widgets the agent's extensions have brought."""
+    """List the commands, keys and widgets of the agent's extensions."""
 
 
-Deed: TypeAlias = RunUserTool | RunCommand | ListCommands
+AgentAction: TypeAlias = RunUserTool | RunCommand | RecordCommand | ListCommands
 
 
 class UserAction(Struct, frozen=True):
-    """Something that the agent's process is to do for a person, without a model; the frame's id names it. For `hooks`
-    see Query."""
+    """An action that the agent's process performs for a person, without the model.
 
-    deed: Deed
+    The frame's id identifies the action.
+
+    `hooks` has the same meaning as in Query.
+    """
+
+    action: AgentAction
     hooks: tuple[HookRow, ...] = ()
 
 
 class UserActionResult(Struct, frozen=True, omit_defaults=True):
-    """What came of it, or `error` says why nothing did. `catalog` is the answer to ListCommands."""
+    """The result of a UserAction, or `error`. `catalog` is the result of ListCommands."""
 
     text: str = ""
     data: Any = None

@@ -1,7 +1,11 @@
-"""The definition of a service: its name on the wire, its parameters and result, and who may call it.
+"""The definition of a service: its name on the wire, its parameters and result, and its permitted callers.
 
-Definitions stand beside their parameter structs in the other modules of this folder. `registry.SERVICES` finds a
-definition by its name. The root binds each to a handler in `orch.services`.
+The definitions are in the folders beside this module, next to their parameters and results. `dispatch/registry.py` maps
+names to definitions. The handler of a service is in the module of `orch.services` with the same path: the root handles
+the services of `services/agents/query.py` in `orch/services/agents/query.py`.
+
+The caller is never a parameter, because the root knows the caller. Workers (through RootCall), the CLI and all other
+clients use the same services.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ __all__ = [
     "ROOT_TOOL_AGENTS",
     "USERS_ONLY",
     "AgentAccess",
+    "AgentRef",
     "Empty",
     "Service",
     "StreamingService",
@@ -32,11 +37,18 @@ class Empty(Struct, frozen=True, forbid_unknown_fields=True):
     """No parameters, or no result."""
 
 
+class AgentRef(Struct, frozen=True, forbid_unknown_fields=True):
+    """A reference to one agent: a sequence number, an id, a unique prefix of an id, a name, or `latest`."""
+
+    ref: str
+
+
 class AgentAccess(Struct, frozen=True):
     """Which agents may call a service. Users may call every service.
 
-    An agent may call it when it holds one of `tools`. `workers` names agents whose process calls it by itself, whatever
-    tools the agent has: `all`, those that archive their conversation, or those with tools of the user's program.
+    An agent with at least one of the tools `tools` may call the service. `workers` selects agents whose process may
+    call the service without such a tool. "all" selects all agents, "archiving" agents with archival, and "root tools"
+    agents with tools of the user's program.
     """
 
     tools: frozenset[str] = frozenset()
@@ -50,14 +62,14 @@ ROOT_TOOL_AGENTS: Final = AgentAccess(workers="root tools")
 
 
 def agents_with(*tools: str) -> AgentAccess:
-    """Return the access of agents that hold at least one of `tools`."""
+    """Return the access rule for agents that have at least one of `tools`."""
     return AgentAccess(tools=frozenset(tools))
 
 
 class Service(Struct, Generic[P, R], frozen=True):
     """A service of the root: `call(service, params: P) -> R`.
 
-    `name` is what the control socket and RootCall carry; `summary` is one line of help.
+    `name` identifies the service on the control socket and in RootCall. `summary` is one line of help.
     """
 
     name: str
@@ -68,7 +80,7 @@ class Service(Struct, Generic[P, R], frozen=True):
 
     @property
     def verbs(self) -> tuple[Verb, ...]:
-        """The CLI verbs and slash commands that only pass arguments to this service."""
+        """The CLI verbs and slash commands that only pass their arguments to this service."""
         return VERBS.get(self.name, ())
 
 

@@ -1,7 +1,7 @@
-"""CLI verbs and slash commands that pass their arguments to a service and print its result.
+"""CLI verbs and slash commands that pass their arguments to a service and print the service's result.
 
-They are part of the service's definition, `Service.verbs`, but stand apart from it: `orch` loads this module each time
-it starts, so it imports nothing. The defaults of options are those of the service's parameters.
+Verbs belong to the definition of the service (`Service.verbs`). This module has no imports, because `orch` loads it at
+each start. An option that is not given has the default of the service's parameter.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ __all__ = ["VERBS", "Slash", "Verb", "VerbArgument", "flag", "nested", "option"]
 
 
 class VerbArgument:
-    """An argument of a verb: by its place, or as `--name` when it is an `option`.
+    """An argument of a verb. The argument is positional, or `--name` if `option` is True.
 
-    - `field`: the field of the service's parameters that it sets; "change.label" is a field of a field.
-    - `kind`: `text` and `json` may be `-` on the command line, for standard input; `tools` are names separated by
-      commas; a `flag` sets the field to `default`, which is True.
-    - `many`: it may be repeated, and sets a tuple. A slash command takes one.
-    - `default`: the value of an option that was not given; None: that of the field.
+    - `field`: the field of the service's parameters that the argument sets. "change.label" is the field `label` in
+      `change`.
+    - `kind`: the type of the value. `text` and `json` may be `-` on the command line, which means standard input.
+      `tools` are names separated by commas. A `flag` sets the field to `default`, which is True.
+    - `many`: the argument may be repeated, and sets a tuple. A slash command takes one value.
+    - `default`: the value if the option is not given. None means the field's default.
     """
 
     def __init__(
@@ -51,25 +52,25 @@ class VerbArgument:
 
 
 class Slash:
-    """The slash command of a verb. `done` is what it says, with fields of the result in braces.
+    """The slash command of a verb. Braces in `output_template` contain fields of the result.
 
-    With `own` the agent is the one of the session; otherwise it is an argument.
+    If `acts_on_session` is True, the command acts on the agent of the session. Otherwise the agent is an argument.
     """
 
-    def __init__(self, name: str, group: str, done: str, *, own: bool = False) -> None:
+    def __init__(self, name: str, group: str, output_template: str, *, acts_on_session: bool = False) -> None:
         self.name = name
         self.group = group
-        self.done = done
-        self.own = own
+        self.output_template = output_template
+        self.acts_on_session = acts_on_session
 
 
 class Verb:
-    """A CLI verb, `orch WORDS`, and perhaps a slash command.
+    """A CLI verb, `orch WORDS`, and optionally a slash command.
 
     - `fixed`: fields of the parameters that the verb itself sets.
     - `any_of`: fields of which at least one must be given.
-    - `prints`: fields of the result that are printed: each item of a list on a line. Of a list of results they are the
-      columns of a table. With `--json` the whole result is printed.
+    - `prints`: fields of the result to print. Items of a list are printed on separate lines. For a list of results, the
+      fields are the columns of a table. With `--json`, the whole result is printed.
     """
 
     def __init__(
@@ -108,7 +109,10 @@ def option(
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return parameters with the values of `values`, whose keys are fields: "change.label" is a field of a field."""
+    """Return parameters from `values`, which maps field names to values.
+
+    The key "change.label" is the field `label` in `change`.
+    """
     params: dict[str, Any] = {}
     for field, value in values.items():
         *above, last = field.split(".")
@@ -153,7 +157,11 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
             'orch steer 1 "Leave the tests alone"',
             REF,
             VerbArgument("text", "the message; - reads it from stdin", "text"),
-            flag("follow_up", "deliver it when the agent would stop; to an idle agent it is a query", slash=False),
+            flag(
+                "follow_up",
+                "deliver the message when the agent would stop; an idle agent receives it as a query",
+                slash=False,
+            ),
             description="Send a message to a running agent, which reads it before its next step. Prints the id.",
             prints=("steer_id", "query_id"),
             slash=Slash("steer", "agents", "sent"),
@@ -165,10 +173,24 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
             "revoke tools of an agent and of all agents below it, for good",
             "orch revoke-tools 1 --keep read_file,git",
             REF,
-            option("keep", "names or categories of the tools that it keeps; '' for none", "tools", required=True),
-            description="Revoke all tools of an agent, and of all agents below it, but some. Prints those it keeps.",
+            option(
+                "keep", "names or categories of the tools that the agent keeps; '' for none", "tools", required=True
+            ),
+            description="Revoke all tools of an agent and its subagents, except some. Prints the remaining tools.",
             prints=("tools",),
-            slash=Slash("revoke-tools", "agent", "tools: {tools}", own=True),
+            slash=Slash("revoke-tools", "agent", "tools: {tools}", acts_on_session=True),
+        ),
+    ),
+    "merge": (
+        Verb(
+            "merge",
+            "merge the worktree of an agent into the branch that it was spawned from",
+            "orch merge 1 --dry-run",
+            REF,
+            flag("dry_run", "report files, commits and conflicts, and merge nothing"),
+            description="Merge the worktree of an agent. Conflicts and uncommitted changes are refused.",
+            prints=("text",),
+            slash=Slash("merge", "agents", "{text}"),
         ),
     ),
     "change_session": (
@@ -181,11 +203,11 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
             SUMMARY,
             SUMMARIZE,
             fixed={"change.type": "move"},
-            slash=Slash("checkout", "session", "the conversation continues there", own=True),
+            slash=Slash("checkout", "session", "the conversation continues there", acts_on_session=True),
         ),
         Verb(
             "session branch",
-            "go back before a prompt, and print it, to ask it in other words",
+            "return to the position before a prompt, and print the prompt, so that you can change it and ask again",
             "orch session branch reader 1f22a6cc",
             KEY,
             _entry("change.to", "the prompt to ask again"),
@@ -202,7 +224,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
             _entry("change.target", "the entry to label"),
             VerbArgument("change.label", "the label; without one the label is removed", required=False),
             fixed={"change.type": "label"},
-            slash=Slash("label", "session", "label changed", own=True),
+            slash=Slash("label", "session", "label changed", acts_on_session=True),
         ),
         Verb(
             "session title",
@@ -211,7 +233,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
             KEY,
             VerbArgument("change.name", "the title; without one the title is removed", name="title", required=False),
             fixed={"change.type": "name"},
-            slash=Slash("title", "session", "title changed", own=True),
+            slash=Slash("title", "session", "title changed", acts_on_session=True),
         ),
         Verb(
             "session model",
@@ -298,4 +320,4 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         ),
     ),
 }
-"""The verbs of each service, by the service's name."""
+"""The verbs of each service. Keys are names of services."""

@@ -1,16 +1,16 @@
-"""Entries of a session file: one JSON object a line, in pi v3's shape (`type`, `id`, `parentId`, `timestamp`).
+"""Entries of a session file: one JSON object per line, in the format of pi v3 (`type`, `id`, `parentId`, `timestamp`).
 
-The store adds `s` (sequence) and, last, `c` (checksum) to each line; neither is part of an entry. The first line of a
-file is the `SessionHeader`. An entry's parent is the entry it follows, so a file is a tree and a conversation a path
-through it: the one that ends with the last line. Going back to an earlier entry is itself an entry, which follows that
-one. Field names are camelCase on disk.
+To each line, the store adds `s` (sequence number) and, at the end, `c` (checksum). `s` and `c` are not part of the
+entry. The first line of a file is the `SessionHeader`. The parent of an entry is the entry that it follows, so a file
+is a tree. The conversation is the path from the root of the tree to the entry on the last line. To return to an earlier
+entry, orch adds a new entry. The parent of the new entry is the earlier entry. Field names are camelCase on disk.
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from ..agent.plan import Task
 from ..core.archives import Collapse, RecordUpgrade
@@ -20,17 +20,18 @@ from ..core.taint import TaintLabel
 
 __all__ = [
     "SESSION_VERSION",
+    "AnyMessageEntry",
     "ArchiveEntry",
     "BranchSummary",
     "Checkout",
     "CompactionEntry",
     "CompactionReason",
     "CompactionWriter",
+    "ConversationEntry",
     "Custom",
     "CustomMessage",
     "Entry",
     "Label",
-    "MarksEntry",
     "MessageEntry",
     "ModelChange",
     "Origin",
@@ -38,8 +39,8 @@ __all__ = [
     "PlanApproved",
     "SessionHeader",
     "SessionInfo",
+    "TaintEntry",
     "TasksEntry",
-    "Telling",
     "ThinkingLevelChange",
     "TranscriptPosition",
     "TurnEndEntry",
@@ -49,24 +50,29 @@ __all__ = [
 
 SESSION_VERSION = 3
 CompactionReason: TypeAlias = Literal["size", "refused", "asked", "hook"]
-"""Why a conversation was compacted: it had grown past its share of the model's window, was refused as too long, or
-somebody asked for it."""
+"""The cause of a compaction.
+
+- "size": the size of the conversation
+- "refused": the provider refused a request as too long
+- "asked": a user requested the compaction
+- "hook": a hook requested the compaction
+"""
 CompactionWriter: TypeAlias = Literal["model", "extract", "hook"]
 LEFT_BRANCH = "[What came of a branch of this conversation that was left:]"
 
 
 class TranscriptPosition(Struct, frozen=True, gc=False, array_like=True):
-    """One line of a session file: its sequence number (`s`) and its checksum (`c`) as an integer."""
+    """The position of a line in a session file: its sequence number (`s`), and its checksum (`c`) as an integer."""
 
     seq: int
     checksum: int
 
 
 class SessionHeader(Struct, frozen=True, gc=False, tag="session", tag_field="type", rename="camel"):
-    """The first line of a session file. `agent` is the id of the agent whose transcript this is.
+    """The first line of a session file. `agent` is the id of the agent that owns the transcript.
 
-    `parent_session` is the file that the conversation was taken over from, or the agent whose it is a copy of; None
-    when it began here.
+    `parent_session` is the file or the agent from which the conversation was copied. For a new conversation,
+    `parent_session` is None.
     """
 
     id: str
@@ -84,9 +90,9 @@ class _Entry(Struct, frozen=True, gc=False, kw_only=True, tag_field="type", rena
 
 
 class Origin(Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
-    """What the file that a message was taken over from says about it: who gave it, why it ended, what it took.
+    """The model, stop reason and usage of an imported message, as the imported file gives them.
 
-    None of it happened here: no budget and no estimate knows of it.
+    No budget or estimate counts this usage.
     """
 
     api: str = ""
@@ -97,12 +103,12 @@ class Origin(Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
 
 
 class MessageEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="message"):
-    """A message of the conversation. `turn` is the query id of the turn it belongs to ("" for seeded history).
+    """A message of the conversation. `turn` is the query id, or "" for history that was given at the start.
 
-    `usage` is what the request took whose response this is, or what models used for the results of tools in it.
-    `said` is the id of what somebody said to the agent while it worked, when this is that.
-    `deleted` is when what it said was deleted for good, "" while it is there. `origin` is there when the message was
-    taken over from elsewhere and more was known of it.
+    - `usage`: for a response, the usage of its request. For tool results, the usage of models that the tools called.
+    - `steer_id`: the id of the steering message that the entry contains, otherwise "".
+    - `deleted`: the time at which its content was permanently deleted, otherwise "".
+    - `origin`: more about an imported message.
     """
 
     message: Message
@@ -110,18 +116,17 @@ class MessageEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="message"):
     usage: Usage | None = None
     deleted: str = ""
     origin: Origin | None = None
-    said: str = ""
+    steer_id: str = field(default="", name="said")
 
 
 class CompactionEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="compaction"):
-    """`summary` stands in place of what was said before the message `first_kept_entry_id`.
+    """`summary` replaces the messages before the message `first_kept_entry_id`.
 
-    When that is none of the messages before this entry, it stands in place of all of them. What the agent was told of
-    its project in front stays, and so do the ids of archives.
-
-    It was made in the query `turn` ("" between turns), for `reason`, and `usage` is what models took for it; `writer`
-    says who wrote it: a model, or a `hook`, or nobody (`extract`): then it is taken from what was said. `details` are
-    what the next summary goes on from, as JSON data. `deleted` is when what it said was deleted for good.
+    If no earlier entry has this id, `summary` replaces all messages before this entry. The project context at the
+    beginning and the ids of archives stay. `turn` is the query in which the summary was written, or "" between turns.
+    `writer` is "model", "hook", or "extract" for a summary computed without a model. `usage` is the usage of the models
+    that wrote the summary. `details` is JSON data for the next summary. `deleted` is the time at which the content was
+    permanently deleted, otherwise "".
     """
 
     summary: str
@@ -136,16 +141,16 @@ class CompactionEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="compacti
 
 
 class TurnStartEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="turn_start"):
-    """A query was accepted. Written only when the turn before it was cut short, to say so."""
+    """A query was accepted. This entry is written only after an interrupted turn, to record the interruption."""
 
     turn: str
     interrupted: str
 
 
 class TurnEndEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="turn_end"):
-    """A turn is over. This line is what makes a reply true: without it the turn was interrupted.
+    """A turn ended. Without this line, the turn counts as interrupted and has no reply.
 
-    `deleted` is when what the reply said was deleted.
+    `deleted` is the time at which the reply's text was deleted, otherwise "".
     """
 
     turn: str
@@ -154,9 +159,9 @@ class TurnEndEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="turn_end"):
 
 
 class ArchiveEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="archive"):
-    """A part of the conversation left it for a holder. This line is what commits that.
+    """A part of the conversation was archived. The archive exists as soon as this line is written.
 
-    `deleted` is when what the holder held was deleted.
+    `deleted` is the time at which the archive was deleted, otherwise "".
     """
 
     collapse: Collapse
@@ -164,21 +169,23 @@ class ArchiveEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="archive"):
 
 
 class UpgradeEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="archive_summary"):
-    """What stands in a holder's place reads better now."""
+    """A better text replaced the record of an archive."""
 
     upgrade: RecordUpgrade
 
 
 class Checkout(_Entry, frozen=True, gc=False, kw_only=True, tag="checkout"):
-    """The conversation goes on behind the entry that this one follows, or anew; `from_id` is where it had come to."""
+    """The conversation continues after the parent of this entry. `from_id` is the leaf before this change."""
 
     from_id: str | None = None
 
 
 class BranchSummary(_Entry, frozen=True, gc=False, kw_only=True, tag="branch_summary"):
-    """The conversation goes on behind the entry that this one follows, and the model is told what came of a branch.
+    """The conversation continues after the parent of this entry.
 
-    `from_id` is where that had come to; `details` are for people and programs, as JSON data.
+    `summary` describes the branch that the conversation left.
+
+    `from_id` is the leaf of the left branch. `details` is JSON data for people and programs.
     """
 
     from_id: str | None
@@ -187,22 +194,22 @@ class BranchSummary(_Entry, frozen=True, gc=False, kw_only=True, tag="branch_sum
 
     @property
     def message(self) -> Message:
-        """What the model reads."""
+        """The message that the model sees."""
         return user(f"{LEFT_BRANCH}\n\n{self.summary}")
 
 
 class Label(_Entry, frozen=True, gc=False, kw_only=True, tag="label"):
-    """A name for the entry `target_id`, in place of the one it had; without `label` it has none any more."""
+    """Set the label of the entry `target_id`; None removes it."""
 
     target_id: str
     label: str | None = None
 
 
 class PlanApproved(_Entry, frozen=True, gc=False, kw_only=True, tag="plan_approved"):
-    """Somebody approved the plan of `agent`, the last one it handed in: from here on it is not in plan mode.
+    """The last plan of `agent` was approved, which ends its plan mode.
 
-    In the session of another agent, which goes on with that conversation, it says nothing. `plan` is the id of the plan
-    mode that it ends, "" for the one that the agent began in.
+    If another agent continues the session, the entry has no effect on that agent. `plan` is the id of the plan mode
+    that ends. "" means the plan mode in which the agent started.
     """
 
     agent: str
@@ -210,9 +217,9 @@ class PlanApproved(_Entry, frozen=True, gc=False, kw_only=True, tag="plan_approv
 
 
 class TasksEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="tasks"):
-    """What the agent means to do from here on, in place of what it meant before; said in the query `turn`.
+    """The agent's task list from this entry on. The agent wrote the list in the query `turn`.
 
-    `deleted` is when that was deleted for good, "" when it was not.
+    `deleted` is the time at which the list was permanently deleted, otherwise "".
     """
 
     turn: str
@@ -220,10 +227,10 @@ class TasksEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="tasks"):
     deleted: str = ""
 
 
-class MarksEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="marks"):
-    """What came into the conversation, or was done, from here on, that matters for what may be done next.
+class TaintEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="marks"):
+    """New taint labels of the conversation, from the query `turn`.
 
-    It was in the query `turn`. `deleted` is when it was deleted what brought it, "" when that was not.
+    `deleted` is the time at which the content that caused the labels was deleted, otherwise "".
     """
 
     turn: str
@@ -232,10 +239,10 @@ class MarksEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="marks"):
 
 
 class PhaseEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="phase"):
-    """In the query `turn` its prompt was assessed, or its outcome reflected upon: by rules, or by `model`.
+    """Rules or the model `model` assessed the prompt of the query `turn`, or reflected on the outcome of this query.
 
-    `note` is what was said, `did` what came of it, `error` why nothing did; `usage` is what the model took. `deleted`
-    is when what it said was deleted for good.
+    `note` is the resulting note. `actions` lists the actions. `error` is the reason why there are no actions. `usage`
+    is the usage of the model. `deleted` is the time at which the note was permanently deleted, otherwise "".
     """
 
     turn: str
@@ -243,23 +250,25 @@ class PhaseEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="phase"):
     by: By
     model: str = ""
     note: str = ""
-    did: tuple[str, ...] = ()
+    actions: tuple[str, ...] = field(default=(), name="did")
     error: str = ""
     usage: Usage | None = None
     deleted: str = ""
 
 
 class Custom(_Entry, frozen=True, gc=False, kw_only=True, tag="custom"):
-    """State of an extension; never in the model's context."""
+    """The state of an extension. The model never receives this state."""
 
     custom_type: str
     data: Any = None
 
 
 class CustomMessage(_Entry, frozen=True, gc=False, kw_only=True, tag="custom_message"):
-    """Something a program tells the model, as a user would. People are shown it with `display` alone.
+    """A message from a program to the model, sent as a user message.
 
-    `details` are for people and programs, as JSON data.
+    Front ends show the message only if `display` is True.
+
+    `details` is JSON data for people and programs.
     """
 
     custom_type: str
@@ -269,18 +278,21 @@ class CustomMessage(_Entry, frozen=True, gc=False, kw_only=True, tag="custom_mes
 
     @property
     def message(self) -> Message:
-        """What the model reads."""
+        """The message that the model sees."""
         return Message("user", self.content)
 
 
 class SessionInfo(_Entry, frozen=True, gc=False, kw_only=True, tag="session_info"):
-    """A name for the session."""
+    """The title of the session."""
 
     name: str | None = None
 
 
 class ModelChange(_Entry, frozen=True, gc=False, kw_only=True, tag="model_change"):
-    """From here on another model answers: as the agent's `own`, or for a turn."""
+    """From this entry on, another model answers.
+
+    If `own` is True, the model becomes the agent's own model. Otherwise the model answers for one turn only.
+    """
 
     provider: str
     model_id: str
@@ -288,17 +300,16 @@ class ModelChange(_Entry, frozen=True, gc=False, kw_only=True, tag="model_change
 
 
 class ThinkingLevelChange(_Entry, frozen=True, gc=False, kw_only=True, tag="thinking_level_change"):
-    """From here on the model thinks this much."""
+    """The reasoning effort from this entry on."""
 
     thinking_level: str
 
 
-Telling: TypeAlias = MessageEntry | CustomMessage | BranchSummary
-"""An entry with a `message` of the conversation."""
+AnyMessageEntry: TypeAlias = MessageEntry | CustomMessage | BranchSummary
+"""An entry that contains a message of the conversation."""
 
-Entry: TypeAlias = (
-    SessionHeader
-    | MessageEntry
+ConversationEntry: TypeAlias = (
+    AnyMessageEntry
     | CompactionEntry
     | TurnStartEntry
     | TurnEndEntry
@@ -306,14 +317,15 @@ Entry: TypeAlias = (
     | UpgradeEntry
     | PlanApproved
     | TasksEntry
-    | MarksEntry
+    | TaintEntry
     | PhaseEntry
     | Custom
     | SessionInfo
     | Checkout
-    | BranchSummary
     | Label
-    | CustomMessage
     | ModelChange
     | ThinkingLevelChange
 )
+"""An entry of any type except the header."""
+
+Entry: TypeAlias = SessionHeader | ConversationEntry

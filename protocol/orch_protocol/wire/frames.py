@@ -1,12 +1,13 @@
-"""Frames between root and worker: one msgpack array a message, sequenced, acknowledged, re-sent. No I/O here.
+"""Frames between root and worker: one msgpack array per message. Frames are numbered, acknowledged and re-sent.
 
-A `FrameChannel` is one end of the conversation with one incarnation of a worker. Frames with a sequence number are kept
-until the peer acknowledges them and handed out again by `overdue`; the receiving end delivers each number once, in
-order. So a lost frame costs a delay and never runs a task twice. Frames without a number (`seq` 0: hello, ping, pong,
-progress, ack) may be lost.
+A `FrameChannel` is one end of the connection with one incarnation of a worker. A `FrameChannel` sends and receives
+nothing itself. The sender keeps a frame with a sequence number until the peer acknowledges the frame, and `overdue`
+returns the frame for sending again. The receiver delivers each number once and in order. Therefore, a lost frame causes
+a delay, and no task runs twice. Frames without a number (`seq` 0: hello, ping, pong, progress, ack) may be lost.
 
-A body over `MAX_BODY` bytes never enters the socket, where it would take the queue behind it along: the sender writes
-it to `spool` and sends a `FileRef`; the receiver checks length and SHA-256, reads it and removes it.
+A body larger than `MAX_BODY` bytes would block the frames behind it, so the sender does not send it through the socket.
+The sender writes the body to `spool` and sends a `FileRef`. The receiver checks length and SHA-256, reads the file and
+removes the file.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import os
 import stat
 from collections import deque
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -28,21 +29,20 @@ from ..core.ids import new_id
 from ..core.text import scrub
 from .worker_messages import BODIES
 
-__all__ = ["MAX_BODY", "MAX_SPILL", "VERSION", "FileRef", "Frame", "FrameChannel", "decode_body", "encode_body"]
+__all__ = ["MAX_BODY", "MAX_SPILL", "VERSION", "FileRef", "Frame", "FrameChannel", "encode_body"]
 
 VERSION: Final = 1
 MAX_BODY: Final = 1 << 20
 MAX_SPILL: Final = 256 << 20
 RESEND_SECONDS: Final = 1.0
 
-T = TypeVar("T", bound=Struct)
 
-# The four families of error that hostile bytes raise in msgspec, and the memory they may ask for.
+# The exceptions that msgspec raises for hostile bytes. Such bytes may also make msgspec allocate too much memory.
 DECODE_ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeError, OverflowError, MemoryError)
 
 
 class Frame(Struct, frozen=True, array_like=True, gc=False):
-    """Header and body. `id` correlates an answer with its question; `ack` is the last number received in order."""
+    """A message with its header. `id` links a reply to its request. `ack` is the last number received in order."""
 
     kind: str
     id: str
@@ -54,7 +54,10 @@ class Frame(Struct, frozen=True, array_like=True, gc=False):
 
 
 class FileRef(Struct, frozen=True, array_like=True):
-    """A body too large for the socket: `name` in the spool folder, its length in bytes and its SHA-256 in hex."""
+    """A reference to a body that is too large for the socket.
+
+    `name` is a file in the spool folder, `size` its length in bytes, and `sha256` its hash in hex.
+    """
 
     name: str
     size: int
@@ -68,26 +71,23 @@ _body_decoders = {kind: msgspec.msgpack.Decoder(body) for kind, body in BODIES.i
 
 
 def encode_body(body: Any) -> bytes:
-    """Return `body` (structs, lists) as msgpack. Lone surrogates, which no encoding carries, become U+FFFD."""
+    """Return `body` (structs, lists) as msgpack. Replace lone surrogates, which cannot be encoded, by U+FFFD."""
     try:
         return _encoder.encode(body)
     except UnicodeEncodeError:
         plain = msgspec.to_builtins(body, builtin_types=(bytes, msgspec.Raw))
         return _encoder.encode(scrub(plain))
     except OverflowError as error:
-        raise ProtocolError(f"{type(body).__name__} holds an integer beyond 64 bits: send it as text") from error
-
-
-def decode_body(body: bytes | msgspec.Raw, type: type[T]) -> T:
-    """Return `body` decoded as `type`; ProtocolError if it is not one."""
-    try:
-        return msgspec.msgpack.decode(body, type=type)
-    except DECODE_ERRORS as error:
-        raise ProtocolError(f"not a {type.__name__}: {error}") from error
+        raise ProtocolError(
+            f"{type(body).__name__} contains an integer of more than 64 bits: send the integer as text"
+        ) from error
 
 
 class FrameChannel:
-    """One end of the conversation with `incarnation` of a worker. Large bodies pass through the folder `spool`."""
+    """One end of the connection with `incarnation` of a worker.
+
+    Large bodies are passed as files in the folder `spool`.
+    """
 
     def __init__(self, incarnation: int, spool: Path) -> None:
         self.incarnation = incarnation
@@ -99,19 +99,20 @@ class FrameChannel:
 
     @property
     def owes_ack(self) -> bool:
-        """Whether frames have arrived that no frame of ours has acknowledged yet."""
+        """Whether there are received frames without an acknowledgment."""
         return self._acked_to_peer < self._received
 
     @property
     def unacked(self) -> int:
-        """How many of our frames the peer has not acknowledged."""
+        """The number of sent frames that the peer has not acknowledged."""
         return len(self._waiting)
 
     def encode(self, kind: str, body: Struct, id: str = "", *, now: float | None = None) -> bytes:
-        """Return the frame that carries `body`. With `now` (monotonic s) it is kept until acked.
+        """Return the frame that contains `body`.
 
-        Raises MessageTooLargeError or ProtocolError for a body that cannot travel, StoreError when the file for a large
-        one cannot be written.
+        If `now` (monotonic seconds) is given, the channel keeps the frame until the peer acknowledges it. Raise
+        MessageTooLargeError or ProtocolError for a body that cannot be sent. Raise StoreError if the file for a large
+        body cannot be written.
         """
         data, spilled = encode_body(body), False
         if len(data) > MAX_BODY:
@@ -127,11 +128,13 @@ class FrameChannel:
         return encoded
 
     def decode(self, data: bytes) -> tuple[Frame, Struct] | None:
-        """Return the frame and its typed body, or None when there is nothing to deliver (an ack, a repeat, a gap).
+        """Return the frame and the decoded body.
 
-        In place of a body that cannot be read stands an ErrorInfo: the frame counts as received and will not come
-        again, so whoever waits for it must be told. Raises ProtocolError for bytes that are no frame, an unknown kind,
-        or another incarnation's frame.
+        Return None for an acknowledgment, a repeated frame, or a frame after a gap.
+
+        If a body cannot be read, an ErrorInfo replaces it. The frame counts as received and the peer does not send it
+        again, so the waiting caller must be notified. Raise ProtocolError for bytes that are not a frame, for an
+        unknown kind, or for a frame of another incarnation.
         """
         try:
             frame = _frame_decoder.decode(data)
@@ -147,7 +150,7 @@ class FrameChannel:
             return None
         if frame.seq:
             if frame.seq != self._received + 1:
-                # A repeat is acknowledged again; after a gap the peer's re-send brings the missing ones in order.
+                # Acknowledge a repeated frame again. After a gap, the peer sends the missing frames again in order.
                 self._acked_to_peer = min(self._acked_to_peer, self._received - 1)
                 return None
             self._received = frame.seq
@@ -160,7 +163,10 @@ class FrameChannel:
             return frame, ErrorInfo("ProtocolError", f"not a body of kind {frame.kind!r}: {error}")
 
     def overdue(self, now: float) -> list[bytes]:
-        """Return the frames, in order, that have waited RESEND_SECONDS for their ack, and start their wait anew."""
+        """Return the frames that have waited RESEND_SECONDS for their acknowledgment, in order.
+
+        Restart the waiting time.
+        """
         if not self._waiting or now - self._waiting[0][1] < RESEND_SECONDS:
             return []
         self._waiting = deque((seq, now, data) for seq, _, data in self._waiting)
@@ -168,7 +174,9 @@ class FrameChannel:
 
     def _spill(self, kind: str, data: bytes) -> FileRef:
         if len(data) > MAX_SPILL:
-            raise MessageTooLargeError(f"a {kind} of {len(data)} bytes, the most is {MAX_SPILL}: pass a path instead")
+            raise MessageTooLargeError(
+                f"the message {kind!r} has {len(data)} bytes, but the maximum is {MAX_SPILL}: pass a path instead"
+            )
         name = f"{new_id()}.spill"
         path = self._spool / name
         try:
@@ -179,7 +187,9 @@ class FrameChannel:
         except OSError as error:
             with contextlib.suppress(OSError):
                 path.unlink()
-            raise StoreError(f"a {kind} of {len(data)} bytes cannot be spilled to {path}: {error.strerror}") from error
+            raise StoreError(
+                f"cannot write the message {kind!r} ({len(data)} bytes) to {path}: {error.strerror}"
+            ) from error
         return FileRef(name, len(data), hashlib.sha256(data).hexdigest())
 
     def _fetch(self, frame: Frame) -> bytes:
@@ -188,26 +198,26 @@ class FrameChannel:
         except DECODE_ERRORS as error:
             raise ProtocolError(f"not a file reference: {error}") from error
         if "/" in ref.name or "\0" in ref.name or ref.name.startswith("."):
-            raise ProtocolError(f"file reference {ref.name!r} leaves the spool folder")
+            raise ProtocolError(f"file reference {ref.name!r} is outside the spool folder")
         if not 0 <= ref.size <= MAX_SPILL:
-            raise ProtocolError(f"file reference {ref.name!r} is for {ref.size} bytes, the most is {MAX_SPILL}")
+            raise ProtocolError(f"file reference {ref.name!r} is for {ref.size} bytes, but the maximum is {MAX_SPILL}")
         path = self._spool / ref.name
         try:
             data = _taken(path, ref.size)
         except OSError as error:
-            raise ProtocolError(f"spilled body {ref.name!r} cannot be read: {error}") from error
+            raise ProtocolError(f"cannot read the message in file {ref.name!r}: {error}") from error
         if len(data) != ref.size or hashlib.sha256(data).hexdigest() != ref.sha256:
-            raise ProtocolError(f"spilled body {ref.name!r} is not the one that was sent")
+            raise ProtocolError(f"the message in file {ref.name!r} differs from the sent message")
         return data
 
 
 def _taken(path: Path, size: int) -> bytes:
-    """Return what is in the file at `path`, as far as it is not longer than `size` bytes, and remove it."""
-    # The peer names the file: it may be a FIFO that nobody writes to, or a link to what is not the peer's.
+    """Return at most `size` + 1 bytes of the file at `path`, and remove the file."""
+    # The peer chose the path, which may be a FIFO without a writer, or a link to another user's file.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file")
+            raise OSError(errno.EINVAL, "it is not a regular file")
         with open(descriptor, "rb", closefd=False) as file:
             data = file.read(size + 1)
     finally:

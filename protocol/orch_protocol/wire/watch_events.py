@@ -1,4 +1,4 @@
-"""What somebody who watches an agent is told of its turns, whoever asks it."""
+"""Events for a client that watches an agent's turns, including turns that other clients started."""
 
 from __future__ import annotations
 
@@ -9,26 +9,14 @@ from msgspec import Struct
 from ..core.errors import ErrorInfo
 from ..core.messages import Message, Reply
 
-__all__ = ["QuestionClosed", "RecentMessages", "TurnEnded", "TurnStarted", "WatchAgent"]
-
-
-class WatchAgent(Struct, frozen=True, forbid_unknown_fields=True):
-    """Tell of each turn of `ref`, whoever asks it, until the watcher is gone: TurnStarted, each TurnEvent, TurnEnded.
-
-    With `messages` first RecentMessages: so many before the turn under way. Of that a TurnStarted, then, as soon as its
-    process says so, a TurnSoFar, and the events after it. With `approve` the watcher is asked what needs approval of
-    the agent and of those below it, also what was asked before and waits, and told of each QuestionClosed; with
-    `progress` it is told of each of their calls.
-    """
-
-    ref: str
-    approve: bool = False
-    progress: bool = False
-    messages: int = 0
+__all__ = ["QuestionClosed", "RecentMessages", "TurnEnded", "TurnStarted"]
 
 
 class RecentMessages(Struct, frozen=True):
-    """The last messages of the conversation before the turn under way, and how many there are before these."""
+    """The last messages of the conversation before the current turn.
+
+    `before` is the number of messages before those.
+    """
 
     messages: tuple[Message, ...]
     before: int = 0
@@ -36,10 +24,10 @@ class RecentMessages(Struct, frozen=True):
 
 
 class TurnStarted(Struct, frozen=True):
-    """A turn begins, or (`met`) had begun when the watching did: then `prompt` may be its head alone.
+    """A turn began. If `met` is True, the turn began before the client connected, and `prompt` may be shortened.
 
-    `asker` is the agent that asks, None for the user; with `from_inbox` it is what the agent was told by those below
-    it. `request_id` is that of the request it came by.
+    `asker` is the agent that sent the query. None means that the user sent it. If `from_inbox` is True, the prompt is a
+    notification about subagents. `request_id` is the id that the client gave its request.
     """
 
     query_id: str
@@ -52,7 +40,7 @@ class TurnStarted(Struct, frozen=True):
 
 
 class TurnEnded(Struct, frozen=True):
-    """A turn is over. Exactly one of `reply` and `error` is set."""
+    """A turn ended. Exactly one of `reply` and `error` is set."""
 
     query_id: str
     reply: Reply | None = None
@@ -61,7 +49,7 @@ class TurnEnded(Struct, frozen=True):
 
 
 class QuestionClosed(Struct, frozen=True):
-    """The question `id` waits for no answer any more: somebody gave one, or the time for it is over."""
+    """The approval question `id` was answered, or its timeout has passed."""
 
     id: str
     kind: Literal["question_over"] = "question_over"

@@ -1,10 +1,8 @@
 """Bodies of the frames between root and worker. The frame's `kind` names the type of its body.
 
 Root to worker: `init ping query watch steer unsay hearing sum_up compact edit export prompt do cancel revoke_tools stop
-root_reply limit happened`.
-Worker to root: `hello ready pong finished progress event so_far called steered unsaid summed compacted edited exported
-prompted did root_call cancel`.
-`ack` goes both ways and has no body.
+root_reply limit happened`. Worker to root: `hello ready pong finished progress event so_far called steered unsaid
+summed compacted edited exported prompted did root_call cancel`. `ack` goes both ways and has no body.
 """
 
 from __future__ import annotations
@@ -12,11 +10,11 @@ from __future__ import annotations
 from typing import Final, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
-from ..agent.spec import AgentSpec, QueueMode
+from ..agent.spec import AgentSpec, QueueMode, ToolSpec
 from ..core.errors import ErrorInfo
-from ..core.messages import Reply, Usage
+from ..core.messages import Image, Reply, Usage
 from ..core.prompts import PromptResult
 from ..core.taint import TaintLabel
 from ..core.values import ExportResult, ExportValue
@@ -45,7 +43,7 @@ __all__ = [
     "RootReply",
     "SetSteeringModes",
     "SteerTurn",
-    "SteeringHeard",
+    "SteeringDelivered",
     "SteeringRetractedReply",
     "StopWorker",
     "SummarizeBranch",
@@ -61,7 +59,7 @@ class EmptyBody(Struct, frozen=True, gc=False):
 
 
 class Hello(Struct, frozen=True, gc=False):
-    """A worker's first word. The root answers Init only when token, version, incarnation, pid and uid all match."""
+    """The first message of a worker. The root sends Init if token, version, incarnation, pid and uid all match."""
 
     token: bytes
     version: int
@@ -69,22 +67,25 @@ class Hello(Struct, frozen=True, gc=False):
 
 
 class Init(Struct, frozen=True, gc=False):
-    """The worker's agent. `crowded` names models that refuse requests for being too many just now; see Limit.
+    """The agent of the worker. `rate_limited_models` names the models that are currently rate-limited. See RateLimited.
 
-    `transcript` is the last acknowledged line of its transcript, None when none is known. `orch_folders` are absolute
-    paths of folders that belong to orch: its homes, the run, all sessions, and folders of sockets elsewhere.
+    `transcript` is the last acknowledged line of the agent's transcript, or None if this line is unknown.
+    `orch_folders` are absolute paths of folders that belong to orch: its homes, the run, all sessions, and folders of
+    sockets elsewhere.
     """
 
     spec: AgentSpec
-    crowded: tuple[str, ...] = ()
+    rate_limited_models: tuple[str, ...] = field(default=(), name="crowded")
     transcript: TranscriptPosition | None = None
     orch_folders: tuple[str, ...] = ()
 
 
 class Ready(Struct, frozen=True, gc=False):
-    """The worker has opened its transcript. `interrupted` names the query that a death cut short, if one was.
+    """The worker has opened its transcript.
 
-    `transcript` is the last line of the transcript.
+    `interrupted` is the query that was interrupted when a process died. None means no query. `transcript` is the last
+    line of the transcript. `executor_tools` are the tools that the agent's executor lists. None means that the root
+    knows the tools.
     """
 
     entries: int = 0
@@ -94,24 +95,28 @@ class Ready(Struct, frozen=True, gc=False):
     model: str = ""
     repaired: str = ""
     transcript: TranscriptPosition | None = None
+    executor_tools: tuple[ToolSpec, ...] | None = None
 
 
 class Ping(Struct, frozen=True, gc=False):
-    """Are you there? `payload` comes back in the pong only as its length."""
+    """Check that the worker responds. The pong contains only the length of `payload`."""
 
     payload: bytes = b""
 
 
 class Query(Struct, frozen=True, gc=False):
-    """Run a turn. The frame's id is the query id; `seconds` is what is left of its deadline.
+    """Run a turn. The frame's id is the query id. `seconds` is the time left before the deadline of the query.
 
-    With `stream` the worker sends a TurnEvent for whatever happens in it; without, from a `watch` of that frame id on,
-    which it answers with a TurnSoFar. `budgeted` are the kinds of Amounts that have a limit.
-    `ended` says that the user ended the turn before it together with the agent's process, `died` how that process ended
-    when it did so by itself.
-    What is said in a `local` one is for models of this machine alone, and so is the conversation from then on. With
-    `observed` the worker tells of each call, as Called. `hooks` are those of the root's program.
-    `marks` are those of the agents that it was asked by so far.
+    - `stream`: send a TurnEvent for each event. If False, the worker sends TurnEvents only after a `watch` frame with
+      the same id, and first sends a TurnSoFar.
+    - `budgeted`: the kinds of BudgetAmounts that have a limit.
+    - `ended`: the user ended the previous turn together with the agent's process. `died`: how that process died, if the
+      user did not end it.
+    - `local`: the prompt may be sent to local models only. From then on, the same applies to the conversation.
+    - `observed`: send a CallReport for each tool call.
+    - `hooks`: hooks of the user's program, which run in the root.
+    - `marks`: taint labels of the agents that have sent queries so far.
+    - `images`: the images of the prompt; see `place_images`.
     """
 
     prompt: str
@@ -124,51 +129,55 @@ class Query(Struct, frozen=True, gc=False):
     observed: bool = False
     hooks: tuple[HookRow, ...] = ()
     marks: tuple[TaintLabel, ...] = ()
+    images: tuple[Image, ...] = ()
 
 
 class WithdrawTools(Struct, frozen=True, gc=False):
-    """All of its tools that the agent may not use any more."""
+    """All tools that were revoked for the agent."""
 
     withdrawn: tuple[str, ...]
 
 
 class SteerTurn(Struct, frozen=True, gc=False):
-    """Something said to the agent while it works; the frame's id names it.
+    """A message to a running agent. The frame's id is the id of the message.
 
-    It becomes a user message before the next model request; a follow-up does so when the agent would stop.
+    A steering message becomes a user message before the next model request. A follow-up becomes a user message when the
+    agent would otherwise stop.
     """
 
     text: str
     follow_up: bool = False
 
 
-class SteeringHeard(Struct, frozen=True, gc=False):
-    """What the frame's id names is in the conversation now."""
+class SteeringDelivered(Struct, frozen=True, gc=False):
+    """The message that the frame's id names is now part of the conversation."""
 
 
 class RetractSteering(Struct, frozen=True, gc=False):
-    """What these ids name is not to be heard any more."""
+    """Remove the messages `ids` from the queue."""
 
     ids: tuple[str, ...]
 
 
 class SteeringRetractedReply(Struct, frozen=True, gc=False):
-    """Of what the Unsay of that frame id names this much had not been heard, and is not going to be."""
+    """The messages that were removed: the reply to the RetractSteering with the same frame id."""
 
     ids: tuple[str, ...]
 
 
 class SetSteeringModes(Struct, frozen=True, gc=False):
-    """How many of the things said to the agent it hears at once from now on."""
+    """How many queued messages of each kind the agent takes at once, from now on."""
 
     steering: QueueMode
     follow_up: QueueMode
 
 
 class SummarizeBranch(Struct, frozen=True, gc=False):
-    """Say what came of what the conversation would leave if it went back to the entry `to`, None: to its beginning.
+    """Summarize the branch that the conversation would leave by returning to the entry `to`.
 
-    `budgeted` are the kinds of Amounts that have a limit.
+    None means the beginning of the conversation.
+
+    `budgeted` are the kinds of BudgetAmounts that have a limit.
     """
 
     to: str | None = None
@@ -176,7 +185,10 @@ class SummarizeBranch(Struct, frozen=True, gc=False):
 
 
 class BranchSummarized(Struct, frozen=True, gc=False, omit_defaults=True):
-    """What is to be said of it, "" for nothing: it leaves nothing; whether a model wrote that, and what it took."""
+    """The summary in `text`, or "" if there is no branch to leave.
+
+    `by_model` is True if a model wrote the summary. `usage` is the usage of this model.
+    """
 
     text: str = ""
     by_model: bool = False
@@ -185,15 +197,21 @@ class BranchSummarized(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class TurnEvent(Struct, frozen=True, gc=False, omit_defaults=True):
-    """Something happened in the turn that the frame's id names; events may be lost, `n` counts them from 1.
+    """An event of the turn that the frame's id names. Events may be lost.
 
-    `text`: a piece of the response. `tool_call`: tool `name` is called with `text`, JSON. `tool_result`: it returned
-    `text`, cut short; `is_error` if so. `message`: a response is complete. `steered`: `text` was said to the agent.
-    `continued`: it has reached its limit of responses and goes on, which `text` told the agent.
-    `budget`: it is nearly used up, which `text` tells the agent too. `retry`: a request failed and is made again, all
-    text of the response so far is void. `hook`: hook `name` changed or decided something, or failed (`is_error`), as
-    `text` says. `compacted`: the conversation is shorter now, as `text` says. `assess` and
-    `reflect`: the prompt was assessed, the outcome reflected upon, by `name`, with what `text` says came of it.
+    `n` is the number of the event, counted from 1.
+
+    - "text": a piece of the response
+    - "tool_call": the tool `name` is called; `text` contains the arguments as JSON
+    - "tool_result": a tool returned `text`, which may be shortened
+    - "message": a response is complete
+    - "steered": the steering message `text` was delivered
+    - "continued": the turn continues after its limit of responses; `text` is the message to the agent
+    - "budget": the budget is nearly used up; `text` is the message to the agent
+    - "retry": a request is retried; discard the text of the response so far
+    - "hook": the hook `name` made a change or a decision, or failed (`is_error`)
+    - "compacted": the conversation was shortened
+    - "assess", "reflect": `name` assessed the prompt or reflected on the outcome; `text` is the result
     """
 
     n: int
@@ -218,10 +236,10 @@ class TurnEvent(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class TurnSoFar(Struct, frozen=True, gc=False):
-    """What has happened so far in the turn of query `query_id`, for somebody who comes in the middle of it.
+    """The events of the query `query_id` so far, for a client that connects during the turn.
 
-    The pieces of the response under way are one `text`, the last event; those of responses that are complete are left
-    out. `n` is the number of the last event so far, `lost` how many before `events` are kept no more.
+    The last event contains all text of the current response so far. The text pieces of complete responses are left out.
+    `n` is the number of the last event. `lost` is the number of events before `events` that are no longer stored.
     """
 
     query_id: str
@@ -232,9 +250,9 @@ class TurnSoFar(Struct, frozen=True, gc=False):
 
 
 class TurnFinished(Struct, frozen=True, gc=False, omit_defaults=True):
-    """A turn is over and durable in the transcript. Exactly one of `reply` and `error` is set.
+    """A turn has ended and is recorded in the transcript. Exactly one of `reply` and `error` is set.
 
-    `usage` is what a failed turn used before it failed; a reply carries its own. `transcript` is the last line of the
+    `usage` is the usage of a failed turn. A reply contains its own usage. `transcript` is the last line of the
     transcript.
     """
 
@@ -246,27 +264,27 @@ class TurnFinished(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class CancelCurrentTurn(Struct, frozen=True, gc=False):
-    """End the running turn at the next safe point; it finishes with stop reason `cancelled`, or `budget` when that is
-    used up, as `short` tells.
+    """End the current turn at the next safe point.
 
-    From a worker: it does not wait any more for the answer to the RootCall of that frame id.
+    The stop reason of the turn is `cancelled`, or `budget` if `exceeded_budget` is not empty. A worker that sends this
+    frame no longer waits for the reply to the RootCall with the same frame id.
     """
 
-    short: str = ""
+    exceeded_budget: str = field(default="", name="short")
 
 
 class RateLimited(Struct, frozen=True, gc=False):
-    """The model `lane`, `provider:model`, refuses requests for being too many: ask the root before the next one."""
+    """The model `lane` (`provider:model`) is rate-limited: the worker must ask the root before the next request."""
 
     lane: str
 
 
 class StopWorker(Struct, frozen=True, gc=False):
-    """Leave: finish nothing new, close the transcript, exit 0."""
+    """Stop: start no new work, close the transcript, and exit with status 0."""
 
 
 class Progress(Struct, frozen=True, gc=False):
-    """What the agent does just now, for people (`phase` is `model`, `tool` or `idle`; `detail` one line)."""
+    """The agent's current activity, for people. `phase` is `model`, `tool` or `idle`. `detail` is one line of text."""
 
     phase: str
     detail: str = ""
@@ -274,21 +292,21 @@ class Progress(Struct, frozen=True, gc=False):
 
 
 class RootCall(Struct, frozen=True, gc=False):
-    """Something a worker asks of the root. `payload` is the service's own parameter struct, as msgpack."""
+    """A service call of a worker. `payload` is the service's parameter struct, as msgpack."""
 
     service: str
     payload: msgspec.Raw
 
 
 class RootReply(Struct, frozen=True, gc=False, omit_defaults=True):
-    """The answer to the RootCall with the same frame id. Exactly one of `payload` and `error` is set."""
+    """The reply to the RootCall with the same frame id. Exactly one of `payload` and `error` is set."""
 
     payload: msgspec.Raw = msgspec.Raw(b"\xc0")
     error: ErrorInfo | None = None
 
 
 class AgentEvent(Struct, frozen=True, gc=False):
-    """Something happened that the agent's hooks at `stage` are to be told of: `event`, as msgpack."""
+    """An event for the agent's hooks at `stage`. `event` is the event as msgpack."""
 
     stage: str
     event: msgspec.Raw
@@ -307,7 +325,7 @@ BODIES: Final[dict[str, type[Struct]]] = {
     "revoke_tools": WithdrawTools,
     "happened": AgentEvent,
     "steer": SteerTurn,
-    "steered": SteeringHeard,
+    "steered": SteeringDelivered,
     "sum_up": SummarizeBranch,
     "summed": BranchSummarized,
     "unsay": RetractSteering,
@@ -336,4 +354,7 @@ BODIES: Final[dict[str, type[Struct]]] = {
 }
 
 ANSWERS: Final = frozenset({"summed", "compacted", "edited", "exported", "prompted", "did"})
-"""Frames of workers that each answer one of the root's, named by the same id; their bodies have an `error` or not."""
+"""Kinds of frames that reply to a frame of the root with the same id.
+
+The bodies of these frames may have an `error`.
+"""

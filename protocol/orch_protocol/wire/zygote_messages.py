@@ -1,8 +1,8 @@
-"""What a root and its zygote say to each other, one msgpack array a packet, and what goes through a birth pipe.
+"""Messages between a root and its zygote, one msgpack array per packet, and the content of a birth pipe.
 
-Root to zygote: `ForkWorker`, with the read end of the worker's birth pipe beside it.
-Zygote to root: `ZygoteReady` or `ZygoteFailed` once; then `WorkerForked` (with a pidfd) or `ForkFailed` for each
-`ForkWorker`, and one `WorkerProcessExited` for each worker that came up. `req` is the root's number for the worker.
+Root to zygote: `ForkWorker`, with the read end of the worker's birth pipe. Zygote to root: first `ZygoteReady` or
+`ZygoteFailed`. After that, `WorkerForked` (with a pidfd) or `ForkFailed` for each `ForkWorker`, and
+`WorkerProcessExited` for each worker that ended. `req` is the root's number for the worker.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ __all__ = [
     "encode_birth",
 ]
 
-# A pipe takes this much before a writer has to wait for a reader, and nobody reads yet when the root writes.
+# A pipe holds at least this number of bytes before a write blocks. The pipe has no reader yet when the root writes.
 MAX_BIRTH: Final = 60_000
 LENGTH_BYTES: Final = 4
 
 
 class ForkWorker(Struct, frozen=True, array_like=True, tag=True):
-    """Fork a worker: the arguments of its `main`, and the file its descriptors 1 and 2 are bound to."""
+    """Fork a worker: the arguments of its `main`, and the file for its stdout and stderr."""
 
     req: int
     agent_id: str
@@ -48,34 +48,34 @@ class ForkWorker(Struct, frozen=True, array_like=True, tag=True):
 
 
 class ZygoteReady(Struct, frozen=True, array_like=True, tag=True):
-    """The template is warm. `fds` is how many descriptors the zygote holds."""
+    """The template is loaded. `fds` is the number of open descriptors of the zygote."""
 
     pid: int
     fds: int
 
 
 class ZygoteFailed(Struct, frozen=True, array_like=True, tag=True):
-    """The template could not be loaded; `text` is the end of the traceback."""
+    """The template could not be loaded. `text` is the end of the traceback."""
 
     text: str
 
 
 class WorkerForked(Struct, frozen=True, array_like=True, tag=True):
-    """The worker exists."""
+    """The worker's process exists."""
 
     req: int
     pid: int
 
 
 class ForkFailed(Struct, frozen=True, array_like=True, tag=True):
-    """The system refused to fork."""
+    """The system call failed. `text` is the error message."""
 
     req: int
     text: str
 
 
 class WorkerProcessExited(Struct, frozen=True, array_like=True, tag=True):
-    """The worker is gone and reaped: its exit code, or minus the signal's number."""
+    """The worker's process ended and was reaped. `code` is its exit status, or the negative number of the signal."""
 
     req: int
     code: int
@@ -90,11 +90,11 @@ decode_birth = msgspec.msgpack.Decoder(WorkerBirth).decode
 
 
 def encode_birth(birth: WorkerBirth) -> bytes:
-    """Return `birth` as a birth pipe carries it: four bytes of length (big endian), then msgpack.
+    """Return `birth` as the content of a birth pipe: four bytes of length (big endian), then msgpack.
 
-    Raises ValueError past MAX_BIRTH bytes, which a pipe would not take at once.
+    Raise ValueError for more than MAX_BIRTH bytes, because a pipe would not hold more.
     """
     body = encode(birth)
     if len(body) > MAX_BIRTH:
-        raise ValueError(f"a birth of {len(body)} bytes, the most is {MAX_BIRTH}: fewer or shorter keys")
+        raise ValueError(f"the start data of a worker has {len(body)} bytes; maximum {MAX_BIRTH}: use fewer API keys")
     return len(body).to_bytes(LENGTH_BYTES) + body

@@ -1,4 +1,4 @@
-"""The archiver on whole conversations: nothing is lost, nothing is broken, and it stays small."""
+"""The archiver on whole conversations: content is preserved, requests are valid, and contexts stay small."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def shape(request: pytest.FixtureRequest) -> Shape:
 
 @st.composite
 def conversations(draw: st.DrawFn, shape: Shape) -> list[dict[str, Any]]:
-    """Draw a conversation that a provider would take, with everything that may be in one."""
+    """Draw a conversation that a provider would accept, with every kind of content."""
     messages: list[dict[str, Any]] = []
     if draw(st.booleans()) and shape.name == "openai":
         messages.append({"role": draw(st.sampled_from(["system", "developer"])), "content": draw(WORDS)})
@@ -66,7 +66,7 @@ def conversations(draw: st.DrawFn, shape: Shape) -> list[dict[str, Any]]:
 
 
 def open_calls(messages: Sequence[dict[str, Any]]) -> list[str]:
-    """Return what a provider would refuse about `messages`: a call without result, a result without call."""
+    """Return what a provider would refuse in `messages`: calls without a result, and results without a call."""
     wrong: list[str] = []
     waiting: set[str] = set()
     for message in messages:
@@ -87,10 +87,10 @@ def open_calls(messages: Sequence[dict[str, Any]]) -> list[str]:
 
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
-def test_unfolding_gives_everything_back(profile: str, shape: Shape, data: st.DataObject) -> None:
-    """Folded before every request, a conversation stays valid, and unfolds to what it was, to the last key."""
+def test_unfold_restores_the_folded_conversation(profile: str, shape: Shape, data: st.DataObject) -> None:
+    """A conversation that is folded before each request stays valid and unfolds to the original, with unknown keys."""
     whole = data.draw(conversations(shape))
     copy = json.loads(json.dumps(whole))
     live: list[dict[str, Any]] = []
@@ -108,7 +108,7 @@ def test_unfolding_gives_everything_back(profile: str, shape: Shape, data: st.Da
 
 
 def test_prefix_stays_byte_identical(shape: Shape, tmp_path: Path) -> None:
-    """Whatever stands before an archived turn is the very same bytes in the next request."""
+    """All messages before an archived turn are unchanged in the next request."""
     with Archiver(tmp_path, shape.name, "balanced", config=ArchivalConfig(rollup_tokens=0)) as archiver:
         live: list[dict[str, Any]] = []
         for number in range(12):
@@ -123,8 +123,8 @@ def test_prefix_stays_byte_identical(shape: Shape, tmp_path: Path) -> None:
             live = folded
 
 
-def test_request_ends_with_the_block(shape: Shape, tmp_path: Path) -> None:
-    """The block is the end of a request; without it the request is the one before plus what was appended."""
+def test_request_ends_with_the_archive_block(shape: Shape, tmp_path: Path) -> None:
+    """The block is in the last message of the request, and not in the conversation."""
     with Archiver(tmp_path, shape.name, "seed") as archiver:
         live = archiver.fold(work(shape, 1, steps=6))
         live.append(shape.user("and then?"))
@@ -137,8 +137,8 @@ def test_request_ends_with_the_block(shape: Shape, tmp_path: Path) -> None:
         assert HEADING not in json.dumps(live)
 
 
-def test_request_after_results_stays_valid(shape: Shape, tmp_path: Path) -> None:
-    """In the middle of a turn the block follows the results, and no call loses one."""
+def test_archive_block_follows_tool_results_in_mid_turn(shape: Shape, tmp_path: Path) -> None:
+    """In the middle of a turn, the archive block does not separate a call from its result."""
     with Archiver(tmp_path, shape.name, "seed") as archiver:
         live = archiver.fold(work(shape, 1, steps=6))
         live += [shape.user("more"), shape.calls(("c", "bash", {})), *shape.results(("c", "ok"))]
@@ -146,15 +146,15 @@ def test_request_after_results_stays_valid(shape: Shape, tmp_path: Path) -> None
         assert archiver.request(live)[-1] != live[-1]
 
 
-def test_request_without_archives_is_untouched(shape: Shape, tmp_path: Path) -> None:
-    """As long as nothing was archived, not one byte of a request changes."""
+def test_request_without_archives_is_unchanged(shape: Shape, tmp_path: Path) -> None:
+    """If there are no archives, `fold` and `request` return the given messages."""
     messages = [shape.user("hi"), shape.assistant("hello"), shape.user("bye")]
     with Archiver(tmp_path, shape.name) as archiver:
         assert archiver.request(archiver.fold(messages)) == messages
 
 
-def test_block_in_the_system_prompt_is_the_callers(shape: Shape, tmp_path: Path) -> None:
-    """With placement "system" a request is left alone, and `block` gives the text."""
+def test_placement_system_leaves_the_block_to_the_caller(shape: Shape, tmp_path: Path) -> None:
+    """With `placement="system"`, the request is unchanged, and `block` returns the text of the block."""
     config = ArchivalConfig(profile="seed", placement="system")
     with Archiver(tmp_path, shape.name, config=config) as archiver:
         live = archiver.fold(work(shape, 1, steps=6))
@@ -162,8 +162,8 @@ def test_block_in_the_system_prompt_is_the_callers(shape: Shape, tmp_path: Path)
         assert archiver.block(live).startswith(HEADING)
 
 
-def test_long_turn_is_cut_while_it_runs(shape: Shape, tmp_path: Path) -> None:
-    """A turn that outgrows the high water loses its oldest steps to a phase, in a block of its own prompt."""
+def test_long_running_turn_is_archived_in_phases(shape: Shape, tmp_path: Path) -> None:
+    """Above `high_tokens`, the oldest steps are archived, and their record is added to the prompt of the turn."""
     config = ArchivalConfig(profile="balanced", high_tokens=4000, low_tokens=1000, gate=False)
     with Archiver(tmp_path, shape.name, config=config) as archiver:
         whole = [shape.user("Read it all")]
@@ -189,8 +189,8 @@ def test_long_turn_is_cut_while_it_runs(shape: Shape, tmp_path: Path) -> None:
         assert archiver.unfold(live) == whole
 
 
-def test_many_turns_stay_small(shape: Shape, tmp_path: Path) -> None:
-    """A thousand turns fit in a few thousand tokens, every fact of theirs is found, and all of it comes back."""
+def test_three_hundred_turns_fit_in_ten_thousand_tokens(shape: Shape, tmp_path: Path) -> None:
+    """A search finds facts of archived turns, and the whole conversation can be unfolded."""
     with Archiver(tmp_path, shape.name, "economy") as archiver:
         live: list[dict[str, Any]] = []
         whole: list[dict[str, Any]] = []
@@ -211,8 +211,8 @@ def test_many_turns_stay_small(shape: Shape, tmp_path: Path) -> None:
         assert archiver.unfold(live) == whole
 
 
-def test_small_turns_are_left_alone_or_pay(shape: Shape, tmp_path: Path) -> None:
-    """A short dialogue is not archived: its record would be as large as it is."""
+def test_small_turns_are_not_archived(shape: Shape, tmp_path: Path) -> None:
+    """The record of a short dialogue would be as large as the dialogue."""
     messages = [shape.user("Hi"), shape.assistant("Hello."), shape.user("Bye"), shape.assistant("Bye.")]
     with Archiver(tmp_path, shape.name) as archiver:
         assert archiver.fold(messages) == messages
@@ -220,7 +220,7 @@ def test_small_turns_are_left_alone_or_pay(shape: Shape, tmp_path: Path) -> None
 
 
 def test_huge_prompt_keeps_head_and_tail(shape: Shape, tmp_path: Path) -> None:
-    """A pasted book leaves with its turn; head, tail and a note stay."""
+    """A huge prompt is archived with its turn, and its beginning and end stay in the conversation."""
     prompt = "BEGIN " + "chapter after chapter, " * 4000 + " END"
     messages = [shape.user(prompt), shape.assistant("Read."), shape.user("next")]
     with Archiver(tmp_path, shape.name) as archiver:
@@ -232,8 +232,8 @@ def test_huge_prompt_keeps_head_and_tail(shape: Shape, tmp_path: Path) -> None:
         assert archiver.unfold(folded) == messages
 
 
-def test_max_turns_archives_a_turn_without_answer(shape: Shape, tmp_path: Path) -> None:
-    """A turn that ran into its limit ends in results; told so, it is archived, and the conversation can go on."""
+def test_turn_ended_by_max_turns_is_archived(shape: Shape, tmp_path: Path) -> None:
+    """A turn that ends in tool results is archived when the caller passes the stop reason."""
     messages = work(shape, 1, steps=2)[:-1]
     with Archiver(tmp_path, shape.name, "seed") as archiver:
         assert archiver.fold(messages) == messages
@@ -243,8 +243,8 @@ def test_max_turns_archives_a_turn_without_answer(shape: Shape, tmp_path: Path) 
         assert archiver.unfold(folded) == messages
 
 
-def test_folding_the_same_twice_is_one_archive(shape: Shape, tmp_path: Path) -> None:
-    """A turn that was archived before, in this process or the last, gets the id it had."""
+def test_archiving_the_same_turn_twice_gives_one_archive(shape: Shape, tmp_path: Path) -> None:
+    """A second archiver for the same folder also gives the archive the same id."""
     turn = work(shape, 1, steps=6)
     with Archiver(tmp_path, shape.name, "seed") as archiver:
         first = archiver.fold(turn)
@@ -255,8 +255,8 @@ def test_folding_the_same_twice_is_one_archive(shape: Shape, tmp_path: Path) -> 
         assert archiver.unfold(first) == turn
 
 
-def test_usage_corrects_the_estimate(shape: Shape, tmp_path: Path) -> None:
-    """When requests are reported to be larger than thought, a turn weighs more than before."""
+def test_reported_usage_corrects_the_estimate(shape: Shape, tmp_path: Path) -> None:
+    """If the provider reports more tokens than estimated, later estimates are larger."""
     turn = work(shape, 1)
     with Archiver(tmp_path / "a", shape.name) as archiver:
         archiver.fold(turn[:1])
@@ -268,8 +268,8 @@ def test_usage_corrects_the_estimate(shape: Shape, tmp_path: Path) -> None:
         assert estimator.messages(map(read, turn)) > 1.1 * light
 
 
-def test_objects_of_an_sdk_are_taken_for_data(shape: Shape, tmp_path: Path) -> None:
-    """What can dump itself is read like the plain data it dumps."""
+def test_sdk_objects_are_read_as_data(shape: Shape, tmp_path: Path) -> None:
+    """Objects with the method `model_dump` are accepted as messages."""
     turn = work(shape, 1, steps=6)
     dumps = [SimpleNamespace(model_dump=lambda data=message, **_: data) for message in turn]
     with Archiver(tmp_path, shape.name, "seed") as archiver:
@@ -284,20 +284,20 @@ def test_objects_of_an_sdk_are_taken_for_data(shape: Shape, tmp_path: Path) -> N
         ([{"role": "nobody", "content": "x"}], "message 0: .*role"),
         ([{"role": "user", "content": "x"}, 7], "message 1"),
         ([{"role": "user", "content": b"x"}], "message.content is a bytes"),
-        ([{"role": "user", "content": 7}], "content is text or a list"),
-        ([{"role": "user", "content": [7]}], "not 7"),
+        ([{"role": "user", "content": 7}], "content of a message must be text or a list"),
+        ([{"role": "user", "content": [7]}], "got 7"),
         ([{"role": "user", "content": [{"type": "text", "text": "x", "n": float("nan")}]}], "nan"),
         ([{"role": "user", "content": [{"type": "text", "text": "x", "n": 1 << 80}]}], "64 bits"),
     ],
 )
-def test_what_is_no_message_is_named(shape: Shape, tmp_path: Path, messages: list[Any], complaint: str) -> None:
-    """Bad input is an error that says which message and what about it."""
+def test_invalid_message_is_named(shape: Shape, tmp_path: Path, messages: list[Any], complaint: str) -> None:
+    """The error states the problem and, for a wrong message, its position."""
     with Archiver(tmp_path, shape.name) as archiver, pytest.raises(ConfigError, match=complaint):
         archiver.fold(messages)
 
 
-def test_archives_are_found_by_the_beginning_of_their_id(shape: Shape, tmp_path: Path) -> None:
-    """A unique beginning is enough; none and several are errors that say so."""
+def test_archive_is_found_by_a_unique_id_prefix(shape: Shape, tmp_path: Path) -> None:
+    """A prefix without a match and a prefix with several matches are errors."""
     with Archiver(tmp_path, shape.name, "seed") as archiver:
         archiver.fold([message for number in range(20) for message in work(shape, number, steps=6)])
         id = archiver.archives()[0].id
@@ -305,19 +305,19 @@ def test_archives_are_found_by_the_beginning_of_their_id(shape: Shape, tmp_path:
         with pytest.raises(AgentNotFoundError, match="no archive 'zz'"):
             archiver.read_archive("zz")
         letters = [record.id[0] for record in archiver.archives()]
-        with pytest.raises(AmbiguousRefError, match="several archives begin with"):
+        with pytest.raises(AmbiguousRefError, match="several archives start with"):
             archiver.read_archive(max(letters, key=letters.count))
 
 
-def test_one_owner_a_folder(tmp_path: Path) -> None:
-    """Two archivers never write the same folder, and a closed one gives it up."""
+def test_folder_has_one_archiver(tmp_path: Path) -> None:
+    """A second archiver for a folder raises LockedError until the first one is closed."""
     with Archiver(tmp_path, "openai"), pytest.raises(LockedError):
         Archiver(tmp_path, "openai")
     Archiver(tmp_path, "openai").close()
 
 
-def test_archive_reads_in_the_other_shape(tmp_path: Path) -> None:
-    """A folder made from messages of one shape is read in the other, as valid messages of that."""
+def test_archive_is_readable_in_the_other_message_format(tmp_path: Path) -> None:
+    """An archive in one format is read as valid messages of the other format."""
     blocks, chat = SHAPES
     with Archiver(tmp_path, blocks.name, "seed") as archiver:
         archiver.fold(work(blocks, 1, steps=6))
@@ -328,13 +328,13 @@ def test_archive_reads_in_the_other_shape(tmp_path: Path) -> None:
 
 
 def test_archiver_is_public() -> None:
-    """`orch.Archiver` and its configuration are part of what orch offers."""
+    """`orch` exports the archiver and its configuration class."""
     assert orch.Archiver is Archiver
     assert orch.ArchivalConfig is ArchivalConfig
 
 
-def test_items_fold_like_messages(tmp_path: Path) -> None:
-    """Items keep reasoning with its call, in turns and in phases, and come back as they were."""
+def test_response_items_are_archived_like_messages(tmp_path: Path) -> None:
+    """Reasoning items stay with their calls, and all items can be unfolded."""
     config = ArchivalConfig(profile="economy", high_tokens=2000, low_tokens=500, rollup_tokens=600)
     items = Items()
     with Archiver(tmp_path, "responses", config=config) as archiver:
@@ -356,8 +356,10 @@ def test_items_fold_like_messages(tmp_path: Path) -> None:
         assert archiver.request([*live, items.user("more")])[-1]["content"][-1]["type"] == "input_text"
 
 
-def test_full_disk_leaves_the_conversation(shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the archive cannot be written it is said, and the conversation is what it was; later it goes through."""
+def test_full_disk_leaves_the_conversation_unchanged(
+    shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk, `fold` raises StoreError; it succeeds when there is space again."""
     whole = [*work(shape, 1, steps=6), *work(shape, 2, steps=6)]
     live, copy = list(whole), json.loads(json.dumps(whole))
     with Archiver(tmp_path, shape.name, "seed") as archiver:
@@ -375,11 +377,11 @@ def test_full_disk_leaves_the_conversation(shape: Shape, tmp_path: Path, monkeyp
         assert archiver.unfold(archiver.fold(live)) == whole
 
 
-@pytest.mark.parametrize("step", ["add", "summarise"])
-def test_interrupt_leaves_a_whole_state(
+@pytest.mark.parametrize("step", ["add", "summarize"])
+def test_interrupt_between_archives_leaves_a_consistent_state(
     shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """Ctrl-C between any two archives leaves the conversation as it was; later it is folded, with nothing twice."""
+    """The conversation is unchanged, and a later `fold` archives each turn once."""
     whole = [message for number in range(3) for message in work(shape, number, steps=6)]
     live, copy = list(whole), json.loads(json.dumps(whole))
     real, done = getattr(ArchiveStore, step), iter([False, True])
@@ -404,23 +406,23 @@ def test_interrupt_leaves_a_whole_state(
         assert archiver.unfold(folded) == whole
 
 
-def test_calls_count_once(shape: Shape, tmp_path: Path) -> None:
-    """However a conversation was archived, in turns, phases and eras, each of its model calls and turns counts once."""
+def test_model_calls_and_turns_are_counted_once(shape: Shape, tmp_path: Path) -> None:
+    """Counts stay correct when turns are archived in phases and combined to eras."""
     config = ArchivalConfig(profile="economy", high_tokens=3000, low_tokens=800, rollup_tokens=700)
     with Archiver(tmp_path, shape.name, config=config) as archiver:
         live: list[dict[str, Any]] = []
         for number in range(15):
             for message in work(shape, number, steps=7, size=1500):
                 live = archiver.fold([*live, message])
-        pieces = [archiver._pieces.piece(raw) for raw in live]
-        assert archiver._pieces.view(pieces, None, beside=0, summaries=False).calls == 15 * 8
+        pieces = [archiver._pieces.make_item(raw) for raw in live]
+        assert archiver._pieces.view(pieces, None, other_tokens=0, summaries=False).calls == 15 * 8
         eras = [record for record in archiver.archives() if record.kind == "era"]
         assert eras
         assert [record.number for record in archiver.archives()] == list(range(1, len(archiver.archives()) + 1))
 
 
-def test_a_closed_archiver_archives_nothing(shape: Shape, tmp_path: Path) -> None:
-    """Its folder may be somebody else's by now; the conversation is what it was."""
+def test_closed_archiver_archives_nothing(shape: Shape, tmp_path: Path) -> None:
+    """After `close`, `fold`, `search` and `query` raise StoreError."""
     archiver = Archiver(tmp_path, shape.name, config=PROFILES["seed"])
     archiver.close()
     for attempt in (

@@ -1,4 +1,4 @@
-"""What an orchestrator is given wrongly is refused with a reason, before anything is made."""
+"""Invalid arguments of an orchestrator: they are refused with a reason, before anything is created."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from orch.testing import fake_world
         ({"keys": "k"}, "keys must be a mapping of variable names to API keys; got a str$"),
         ({"keys": {"OPENAI_API_KEY": b"secret"}}, "got 'OPENAI_API_KEY': bytes"),
         ({"home": ""}, "home must not be empty"),
-        ({"home": "a\0b"}, r"home is a path, as text or a Path, not 'a\\x00b'"),
-        ({"home": "a\ud800"}, r"home is a path, as text or a Path, not 'a\\ud800'"),
+        ({"home": "a\0b"}, r"home must be a path \(string or Path\); got 'a\\x00b'"),
+        ({"home": "a\ud800"}, r"home must be a path \(string or Path\); got 'a\\ud800'"),
         ({"home": b"a"}, "home must be a string or a Path; got b'a'"),
         ({"model": object()}, "model must be a string, `provider:model`; got <object"),
         ({"model": Config()}, "got a Config. Pass a configuration as config=$"),
@@ -42,19 +42,19 @@ from orch.testing import fake_world
     ],
     ids=lambda value: str(value)[:24],
 )
-def test_bad_arguments_are_refused(tmp_path: Path, given: dict[str, Any], match: str) -> None:
-    """The error names the argument and what to do; nothing is created."""
+def test_invalid_arguments_are_refused(tmp_path: Path, given: dict[str, Any], match: str) -> None:
+    """The error names the argument and what it must be; the home folder is not created."""
     with pytest.raises(ConfigError, match=match):
         AsyncOrchestrator(**({"home": tmp_path / "home"} | given))
     assert not (tmp_path / "home").exists()
 
 
-def test_a_program_whose_folder_is_gone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stands nowhere: no folder's configuration is its own, and no agent can work where it is."""
+def test_deleted_working_directory_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, neither the project's configuration nor the folder of an agent can be determined."""
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    with pytest.raises(ConfigError, match="the folder that this program is in is gone: change to one"):
+    with pytest.raises(ConfigError, match="the current folder no longer exists; change to"):
         AsyncOrchestrator(home=tmp_path / "home")
 
 
@@ -66,14 +66,14 @@ def test_a_program_whose_folder_is_gone_is_told(tmp_path: Path, monkeypatch: pyt
         ({"backend": "x"}, r"backend must be an object such as ScriptedBackend.*'x'"),
         ({"env": 3}, "env=3"),
         ({"task": b"x"}, r"task must be a string.*b'x'"),
-        ({"cwd": 5}, "cwd is a path, as text or a Path, not 5"),
-        ({"cwd": "a\0b"}, r"cwd is a path, as text or a Path, not 'a\\x00b'"),
-        ({"cwd": "\ud800"}, "cwd is a path, as text or a Path"),
+        ({"cwd": 5}, r"cwd must be a path \(string or Path\); got 5"),
+        ({"cwd": "a\0b"}, r"cwd must be a path \(string or Path\); got 'a\\x00b'"),
+        ({"cwd": "\ud800"}, "cwd must be a path"),
         ({"tools": 5}, "tools must be a list; got 5"),
         ({"skills": 5}, "skills must be a list; got 5"),
         ({"history": None}, "history must be a list; got None"),
         ({"max_cost": "\ud800"}, "a number of dollars above 0"),
-        ({"prompt_template": 5}, "prompt_template is a template, its name or its file, not 5"),
+        ({"prompt_template": 5}, "prompt_template must be a template, its name or its file; got 5"),
         (
             {"limits": {"max_turns": 3}},
             r"budget must be an orch.Budget or orch.Limits; got {'max_turns': 3}",
@@ -84,8 +84,8 @@ def test_a_program_whose_folder_is_gone_is_told(tmp_path: Path, monkeypatch: pyt
     ],
     ids=lambda value: str(value)[:24],
 )
-async def test_bad_spawns_are_refused(tmp_path: Path, given: dict[str, Any], match: str) -> None:
-    """No agent comes of what is no task, tool, backend or environment."""
+async def test_invalid_spawns_are_refused(tmp_path: Path, given: dict[str, Any], match: str) -> None:
+    """The arguments of `spawn` are checked before an agent is created."""
     async with AsyncOrchestrator(home=tmp_path, env={}, **fake_world()) as o:
         options = {"task": "t", "backend": ScriptedBackend(["x"])} | given
         with pytest.raises(ConfigError, match=match):
@@ -93,8 +93,8 @@ async def test_bad_spawns_are_refused(tmp_path: Path, given: dict[str, Any], mat
         assert await o.agents(all=True) == []
 
 
-def test_whatever_can_be_gone_through_is_a_list() -> None:
-    """Generators, keys, and what only has places."""
+def test_any_iterable_is_accepted_as_a_list() -> None:
+    """Generators, dictionary keys and sequences are converted to lists."""
 
     class Places:
         def __getitem__(self, place: int) -> str:
@@ -104,8 +104,8 @@ def test_whatever_can_be_gone_through_is_a_list() -> None:
     assert [as_list("tools", each) for each in given] == [["a", "b"]] * 3
 
 
-def test_a_folder_may_be_said_from_where_the_user_is_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As ORCH_HOME may: nobody wants a folder that is called ~."""
+def test_tilde_in_a_folder_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`home=` accepts `~`, like the variable ORCH_HOME."""
     monkeypatch.setenv("HOME", str(tmp_path))
     assert AsyncOrchestrator(home="~/agents", env={}).home == tmp_path / "agents"
 
@@ -128,35 +128,38 @@ Deed = Callable[[AsyncSubagent, Any], Awaitable[Any]]
         (lambda agent, _: agent.show(messages="all"), r"invalid parameters for show: .*`\$.messages`"),
         (lambda agent, _: agent.execute(None), r"invalid parameters for execute: .*`\$.text`"),
         (lambda agent, _: agent.session.compact(object()), "Encoding objects of type object is unsupported"),  # type: ignore
-        (lambda agent, _: agent.show(messages=10**30), "an integer beyond 64 bits"),
+        (lambda agent, _: agent.show(messages=10**30), "an integer of more than 64 bits"),
         (lambda agent, _: agent.revoke_tools(keep=None), r"invalid parameters for revoke tools: .*`\$.keep`"),
         (lambda agent, _: agent.ping("x"), "ping needs bytes"),
         (lambda agent, _: agent.ping(timeout=None), "ping needs bytes and a number of seconds"),
-        (lambda agent, _: agent.query("x", returns=5), "returns is a type that JSON can be"),
-        (lambda agent, _: agent.query("x", on_event=5), "on_event is a plain function that takes a TurnEvent, not 5"),
-        (lambda agent, _: agent.query("x", on_event=asyncio.sleep), "on_event is a plain function"),
+        (lambda agent, _: agent.query("x", returns=5), "a type that JSON can be"),
+        (
+            lambda agent, _: agent.query("x", on_event=5),
+            "on_event must be a plain function.*got 5",
+        ),
+        (lambda agent, _: agent.query("x", on_event=asyncio.sleep), "on_event must be a plain function"),
         (lambda agent, _: agent.resume(budget=5), r"budget must be an orch.Budget; got 5"),
         (lambda _, o: o.events(ref=5), r"invalid parameters for events: .*`\$.ref`"),
-        (lambda _, o: o.sessions.import_(5), "path is a path, as text or a Path, not 5"),
+        (lambda _, o: o.sessions.import_(5), r"path must be a path \(string or Path\); got 5"),
         (
             lambda _, o: o.sessions.import_("x", tools="read_file"),
             r"tools must be a list of names.*Write \['read_file'\]",
         ),
         (lambda _, o: o.ask_all("a", "x"), "agents must be a list; got 'a'"),
         (lambda _, o: o.session(system=5), "system must be a string; got 5"),
-        (lambda agent, o: o.sessions.export(agent.id, output=5), "output is a path, as text or a Path, not 5"),
+        (lambda agent, o: o.sessions.export(agent.id, output=5), r"output must be a path \(string or Path\); got 5"),
     ],
 )
-async def test_what_fits_no_parameter_is_refused_at_once(tmp_path: Path, deed: Deed, match: str) -> None:
-    """The agent's process would leave it unread, and whoever asked would wait for its answer."""
+async def test_invalid_method_arguments_are_refused_at_once(tmp_path: Path, deed: Deed, match: str) -> None:
+    """The error names the method or the parameter, and is raised by the call itself."""
     async with AsyncOrchestrator(home=tmp_path, env={}, **fake_world()) as o:
         agent = await o.spawn("t", backend=ScriptedBackend(["x"]))
         with pytest.raises(ConfigError, match=match):
             await deed(agent, o)
 
 
-async def test_half_characters_of_what_an_agent_is_told_are_replaced(tmp_path: Path) -> None:
-    """As those of a prompt are: no encoding carries them."""
+async def test_lone_surrogates_in_texts_are_replaced(tmp_path: Path) -> None:
+    """A steering text is normalized like a prompt."""
     async with AsyncOrchestrator(home=tmp_path, env={}, **fake_world()) as o:
         agent = await o.spawn("t", backend=ScriptedBackend(["x"]))
         await agent.steer("a\ud800b")

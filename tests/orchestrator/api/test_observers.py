@@ -1,4 +1,4 @@
-"""Observers: told of every call at any depth, beside the run, which they can neither break nor hold up."""
+"""Observers: they receive every call at any depth, and can neither stop nor delay a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from orch.policy.caller import USER, AgentCaller
 from orch.render.progress import progress_line
 from orch.services import call
 from orch.testing import FakeLauncher
-from orch_protocol.services.requests import QUERY, SPAWN, QueryAgent, Spawn
+from orch_protocol.services.agents.query import QUERY, QueryAgent
+from orch_protocol.services.agents.spawn import SPAWN, Spawn
 from orchestrator.root_double import NEST, opened
 from virtual_clock import virtual
 
@@ -28,14 +29,14 @@ LOOK = {"tool": "list_files", "input": {}}
 
 
 def event(**changes: Any) -> CallEvent:
-    """Return an event of a call of bash."""
+    """Return an event of a call of bash, with `changes`."""
     fields: dict[str, Any] = {"agent_id": "a", "agent": "tidy", "depth": 1, "query_id": "q", "tool": "bash"}
     fields |= {"input": {"command": "rm x"}, "outcome": "start"}
     return CallEvent(**(fields | changes))
 
 
 async def tree(world: Any, folder: Path) -> Any:
-    """Return the first of three agents, one below the other, of which each looks, asks the next, or is denied."""
+    """Spawn three agents, each below the previous one, and return the second, which queries the third."""
     agent = await world.scripted("-", tools=["bash", "list_files", *NEST], cwd=folder, name="one")
     ask = {"tool": "query_subagent", "input": {"id": "three", "prompt": "go"}}
     tools = ("bash", "list_files", *NEST)
@@ -49,8 +50,8 @@ async def tree(world: Any, folder: Path) -> Any:
 
 
 @virtual
-async def test_every_call_at_any_depth_is_told_of_in_order(tmp_path: Path) -> None:
-    """An observer hears of the calls of children and grandchildren, each agent's in order, with who makes them."""
+async def test_observer_sees_calls_of_all_descendants_in_order(tmp_path: Path) -> None:
+    """Each event names the calling agent and its depth; a denied call has no start event."""
     seen: list[CallEvent] = []
 
     async def observe(event: CallEvent) -> None:
@@ -60,8 +61,8 @@ async def test_every_call_at_any_depth_is_told_of_in_order(tmp_path: Path) -> No
         world.add_observer(observe)
         two = await tree(world, tmp_path)
         assert (await (await world.get(two.id)).query("go")).text == "2"
-    told = [(each.agent, each.depth, each.tool, each.outcome) for each in seen]
-    assert told == [
+    listed = [(each.agent, each.depth, each.tool, each.outcome) for each in seen]
+    assert listed == [
         ("two", 2, "list_files", "start"),
         ("two", 2, "list_files", "ran"),
         ("two", 2, "query_subagent", "start"),
@@ -74,8 +75,8 @@ async def test_every_call_at_any_depth_is_told_of_in_order(tmp_path: Path) -> No
 
 
 @virtual
-async def test_a_client_follows_one_branch(tmp_path: Path) -> None:
-    """A query with `progress` is told of the calls of its agent and of those below it, and of no others."""
+async def test_progress_of_a_query_covers_its_subtree_only(tmp_path: Path) -> None:
+    """Calls of other agents are not reported."""
     seen: list[CallEvent] = []
     async with opened(tmp_path / "home", config=CONFIG) as world:
         two = await tree(world, tmp_path)
@@ -88,8 +89,8 @@ async def test_a_client_follows_one_branch(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_nobody_who_fails_or_hangs_breaks_a_run(tmp_path: Path) -> None:
-    """What an observer raises is complained of; one that never returns is left behind; others hear everything."""
+async def test_failing_or_hanging_observer_does_not_affect_the_run(tmp_path: Path) -> None:
+    """The error is reported, the hanging observer is abandoned, and the third observer gets every event."""
     seen: list[str] = []
     complaints: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
@@ -109,15 +110,15 @@ async def test_nobody_who_fails_or_hangs_breaks_a_run(tmp_path: Path) -> None:
         agent = await world.scripted(LOOK, "done", tools=["list_files"], cwd=tmp_path)
         assert (await agent.query("go")).text == "done"
     assert seen == ["start", "ran"]
-    assert [complaint.partition("the run goes on: ")[2] for complaint in complaints] == [
+    assert [complaint.partition("the run continues: ")[2] for complaint in complaints] == [
         "KeyError: 'start'",
         "KeyError: 'ran'",
     ]
 
 
 @virtual
-async def test_an_observer_that_is_cancelled_from_within_hears_the_next_event(tmp_path: Path) -> None:
-    """As by awaiting what somebody has cancelled: that is complained of, and nothing waits for ever or is lost."""
+async def test_observer_awaiting_a_cancelled_task_gets_the_next_event(tmp_path: Path) -> None:
+    """A CancelledError in an observer is reported, and the observer gets the next event."""
     seen: list[str] = []
     complaints: list[str] = []
     go = asyncio.Event()
@@ -134,13 +135,13 @@ async def test_an_observer_that_is_cancelled_from_within_hears_the_next_event(tm
         assert (await agent.query("go")).text == "done"
         go.set()
     assert seen == ["start", "ran"]
-    assert [complaint.endswith("the run goes on: CancelledError: ") for complaint in complaints] == [True, True]
+    assert [complaint.endswith("the run continues: CancelledError: ") for complaint in complaints] == [True, True]
 
 
 @pytest.mark.parametrize(("allow", "outcome"), [(True, "task"), (False, "declined")])
 @virtual
-async def test_what_becomes_of_tasks_is_told(tmp_path: Path, allow: bool, outcome: str) -> None:
-    """A call about the agent's tasks is one event, with what the list is then, or that it was declined."""
+async def test_task_list_changes_are_events(tmp_path: Path, allow: bool, outcome: str) -> None:
+    """The event contains the new list, or states that the change was declined."""
     seen: list[CallEvent] = []
 
     async def approve(_: Question) -> bool:
@@ -155,8 +156,8 @@ async def test_what_becomes_of_tasks_is_told(tmp_path: Path, allow: bool, outcom
     assert ("sweep" in event.result) is allow
 
 
-async def test_a_function_runs_beside_the_loop(tmp_path: Path) -> None:
-    """An observer that is not async runs in a thread, one event at a time; removed, it hears no more."""
+async def test_sync_observer_runs_in_a_thread(tmp_path: Path) -> None:
+    """A synchronous observer runs outside the main thread, and gets no more events after its removal."""
     seen: list[tuple[str, bool]] = []
 
     def observe(event: CallEvent) -> None:
@@ -171,12 +172,12 @@ async def test_a_function_runs_beside_the_loop(tmp_path: Path) -> None:
         world.remove_observer(observe)
         await agent.query("go")
         assert len(seen) == 2
-        with pytest.raises(ConfigError, match="an observer is a function"):
+        with pytest.raises(ConfigError, match="an observer must be a function"):
             world.add_observer(3)  # type: ignore[arg-type]
 
 
-def test_a_program_without_a_loop_has_observers_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sync API takes them, and has told them everything when it is closed."""
+def test_sync_api_delivers_all_events_before_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When `close` of the synchronous API returns, the observers have received all events."""
     seen: list[CallEvent] = []
     stream = io.StringIO()
     launcher = FakeLauncher()
@@ -212,18 +213,18 @@ def test_a_program_without_a_loop_has_observers_too(tmp_path: Path, monkeypatch:
         ({"input": {"names": ["a"], "n": 2}}, "tidy: -> bash names=['a'], n=2"),
     ],
 )
-def test_each_outcome_is_a_line(changes: dict[str, Any], line: str) -> None:
-    """Every event is told in one plain line, further in the deeper the agent stands."""
+def test_each_outcome_is_formatted_as_one_line(changes: dict[str, Any], line: str) -> None:
+    """The line of an event is indented by the depth of the agent."""
     stream = io.StringIO()
     progress(stream)(event(**changes))
     assert stream.getvalue() == f"{line}\n"
 
 
 @given(st.text(), st.sampled_from(["start", "ran", "deny", "declined", "dry_run", "task"]))
-def test_no_text_forges_a_line(text: str, outcome: Any) -> None:
-    """Whatever a model writes, a line stays one, and holds nothing that a terminal would obey."""
+def test_model_text_cannot_forge_a_line(text: str, outcome: Any) -> None:
+    """Line breaks and terminal sequences are escaped."""
     import msgspec
 
-    told = event(outcome=outcome, agent=text, tool=text, input={"command": text}, reason=text, result=text)
-    line = progress_line(msgspec.structs.asdict(told))
+    found = event(outcome=outcome, agent=text, tool=text, input={"command": text}, reason=text, result=text)
+    line = progress_line(msgspec.structs.asdict(found))
     assert line.isprintable()

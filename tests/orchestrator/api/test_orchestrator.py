@@ -1,4 +1,4 @@
-"""Opening and closing a root, and what is left behind when either goes wrong."""
+"""A root and its agents: start, close, failures of both, and queued and submitted queries."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ import pytest
 
 from orch import AsyncOrchestrator
 from orch.testing import FakeLauncher, fake_world
-from orch_protocol.core.errors import AgentBusyError, AgentDiedError, ConfigError, LaunchError
+from orch_protocol.core.errors import AgentBusyError, AgentDiedError, AgentGoneError, ConfigError, LaunchError
+from orch_protocol.core.messages import text_of
 from orchestrator.root_double import Gate, World, opened
 from virtual_clock import passed, until, virtual
 
 
 class Stubborn(FakeLauncher):
-    """A launcher that fails to start, or that ends when it may."""
+    """A launcher that can fail to start, and that stops only when `may_stop` is set."""
 
     def __init__(self, fails: bool = False) -> None:
         super().__init__()
@@ -31,12 +32,12 @@ class Stubborn(FakeLauncher):
         self.may_stop.set()
 
     async def start(self) -> None:
-        """Raise if told to."""
+        """Raise LaunchError if `fails` is set."""
         if self.fails:
             raise LaunchError("no shim")
 
     async def stop(self) -> None:
-        """End every agent, when `may_stop`."""
+        """Wait for `may_stop`, then end every agent."""
         self.stops += 1
         self.stopping.set()
         await self.may_stop.wait()
@@ -44,8 +45,8 @@ class Stubborn(FakeLauncher):
 
 
 @virtual
-async def test_a_root_that_cannot_start_leaves_nothing(tmp_path: Path) -> None:
-    """The run is free for another try, processes are ended, an unnamed run's folder is gone."""
+async def test_failed_start_leaves_nothing_behind(tmp_path: Path) -> None:
+    """The processes have ended, the folder of the unnamed run is removed, and a second start succeeds."""
     launcher = Stubborn(fails=True)
     world = World(tmp_path, launcher)
     with pytest.raises(LaunchError, match="no shim"):
@@ -58,8 +59,8 @@ async def test_a_root_that_cannot_start_leaves_nothing(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_a_root_without_its_socket_leaves_nothing(tmp_path: Path) -> None:
-    """What had been opened before is closed."""
+async def test_failed_socket_start_closes_opened_resources(tmp_path: Path) -> None:
+    """If the socket cannot be opened, the launcher is stopped, and the run can be opened again."""
 
     def refuse(*_: Any) -> Any:
         raise OSError("too many open files")
@@ -74,8 +75,8 @@ async def test_a_root_without_its_socket_leaves_nothing(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_closing_goes_on_when_it_is_cancelled(tmp_path: Path) -> None:
-    """Who was interrupted is gone, the processes as well; who closes again waits for that."""
+async def test_cancelled_close_completes_in_the_background(tmp_path: Path) -> None:
+    """After a cancelled `close`, the processes still end, and a second `close` waits for that."""
     launcher = Stubborn()
     launcher.may_stop.clear()
     world = World(tmp_path, launcher, run="r")
@@ -98,8 +99,8 @@ async def test_closing_goes_on_when_it_is_cancelled(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_what_is_asked_of_a_root_that_closes_is_refused(tmp_path: Path) -> None:
-    """By whoever still holds its inside, as a server's connections do."""
+async def test_requests_during_close_are_refused(tmp_path: Path) -> None:
+    """During a close, the supervisor also refuses a query that does not come through the API."""
     launcher = Stubborn()
     launcher.may_stop.clear()
     world = World(tmp_path, launcher)
@@ -113,8 +114,8 @@ async def test_what_is_asked_of_a_root_that_closes_is_refused(tmp_path: Path) ->
     await closing
 
 
-async def test_functions_that_never_return_hold_up_nothing_of_ours(tmp_path: Path) -> None:
-    """They may take every thread of the program's: transcripts are read, the journal is synced, closing ends."""
+async def test_blocked_default_executor_does_not_block_the_root(tmp_path: Path) -> None:
+    """The root reads transcripts, syncs its journal and closes without the loop's default executor."""
     loop, go = asyncio.get_running_loop(), threading.Event()
     loop.set_default_executor(ThreadPoolExecutor(1))
     stuck = loop.run_in_executor(None, go.wait)
@@ -134,8 +135,8 @@ async def test_functions_that_never_return_hold_up_nothing_of_ours(tmp_path: Pat
 
 
 @virtual
-async def test_closing_twice_or_never_opened_does_nothing(tmp_path: Path) -> None:
-    """And a closed one can be started again."""
+async def test_close_is_idempotent_and_allows_a_restart(tmp_path: Path) -> None:
+    """`close` can be called twice and before the first start, and the root can then be started."""
     world = World(tmp_path)
     await world.close()
     for _ in range(2):
@@ -147,8 +148,8 @@ async def test_closing_twice_or_never_opened_does_nothing(tmp_path: Path) -> Non
 
 
 @virtual
-async def test_a_fork_closes_nothing(tmp_path: Path) -> None:
-    """The processes are its parent's; everything else is refused there."""
+async def test_forked_child_closes_nothing(tmp_path: Path) -> None:
+    """The processes belong to the parent; other calls in the child are refused."""
     async with opened(tmp_path) as world:
         agent = await world.scripted("fine")
         own, world._pid = world._pid, -1
@@ -160,8 +161,8 @@ async def test_a_fork_closes_nothing(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_another_event_loop_closes_nothing_either(tmp_path: Path) -> None:
-    """What is awaited there would never be woken up: it is told at once, and here all goes on."""
+async def test_use_from_another_event_loop_is_refused(tmp_path: Path) -> None:
+    """A call from another event loop raises ConfigError, and the root continues in its own loop."""
     async with opened(tmp_path) as world:
         agent = await world.scripted("fine")
         with ThreadPoolExecutor(1) as elsewhere:
@@ -172,7 +173,7 @@ async def test_another_event_loop_closes_nothing_either(tmp_path: Path) -> None:
 
 
 class Full(io.StringIO):
-    """A stream of which the disk is full."""
+    """A stream to a full disk."""
 
     def write(self, _: str) -> int:
         raise OSError(28, "No space left on device")
@@ -180,10 +181,10 @@ class Full(io.StringIO):
 
 @pytest.mark.parametrize("stream", [None, Full()], ids=["closed", "full"])
 @virtual
-async def test_what_nobody_can_be_told_is_no_failure(
+async def test_missing_stderr_is_no_failure(
     tmp_path: Path, stream: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """That no model is configured is said on stderr, where that is: never on stdout, and the agent is there."""
+    """The notice about the offline backend is written to stderr if possible, and never to stdout."""
     async with AsyncOrchestrator(home=tmp_path, env={}, **fake_world()) as o:
         with monkeypatch.context() as quiet:
             quiet.setattr(sys, "stderr", stream)
@@ -193,8 +194,8 @@ async def test_what_nobody_can_be_told_is_no_failure(
 
 
 @virtual
-async def test_what_a_killed_root_left_in_the_spool_is_removed(tmp_path: Path) -> None:
-    """A named run does not grow with every death of its root."""
+async def test_spool_files_of_a_killed_root_are_removed(tmp_path: Path) -> None:
+    """The next root removes the spool files, so that the folder of a run does not grow with each crash."""
     spool = tmp_path / "runs" / "r" / "spool"
     spool.mkdir(parents=True, mode=0o700)
     (spool / "old.spill").touch()
@@ -204,8 +205,36 @@ async def test_what_a_killed_root_left_in_the_spool_is_removed(tmp_path: Path) -
 
 
 @virtual
-async def test_a_submitted_query_is_under_way_at_once(tmp_path: Path) -> None:
-    """Whoever looks, collects or asks right after it finds the agent at work."""
+async def test_queued_queries_run_one_after_the_other(tmp_path: Path) -> None:
+    """A query that is cancelled while it waits is skipped, and the other replies arrive."""
+    async with opened(tmp_path) as o:
+        agent = await o.scripted({"text": "first", "sleep": 0.01}, "second", "third")
+        replies = [agent.submit("1"), *(agent.submit(str(n), queue=True) for n in (2, 3, 4))]
+        with pytest.raises(AgentBusyError):
+            agent.submit("5")
+        replies[2].cancel()
+        listed = [(await each).text for each in (replies[0], replies[1], replies[3])]
+        assert listed == ["first", "second", "third"]
+        prompts = [text_of(each)[-1:] for each in (await agent.show()).messages if each.role == "user"]
+        assert prompts == ["1", "2", "4"]
+        assert o.queued == {}
+
+
+async def test_queued_query_fails_with_the_agent(tmp_path: Path) -> None:
+    """After a kill, the queued query raises AgentGoneError; an empty prompt raises an error at the call."""
+    async with opened(tmp_path) as o:
+        agent = await o.scripted({"text": "late", "sleep": 60}, "never")
+        running, queued = agent.submit("1"), agent.submit("2", queue=True)
+        with pytest.raises(ConfigError, match="is empty"):
+            agent.submit(" ", queue=True)
+        await agent.kill()
+        for reply in (running, queued):
+            with pytest.raises(AgentGoneError):
+                await reply
+
+
+async def test_submitted_query_is_visible_at_once(tmp_path: Path) -> None:
+    """The status, `collect` and a second query see the agent as busy."""
     gate = Gate()
     async with opened(tmp_path) as world:
         agent = await world.scripted({"tool": "gate"}, "done", "more", tools=[gate.tool()])
@@ -222,11 +251,11 @@ async def test_a_submitted_query_is_under_way_at_once(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_nobody_has_to_look_at_a_future(tmp_path: Path) -> None:
-    """A failure that nobody waits for is not news to the event loop."""
-    told: list[Any] = []
+async def test_unawaited_query_failure_is_not_logged_by_the_loop(tmp_path: Path) -> None:
+    """The loop's exception handler gets no report about an exception that was never retrieved."""
+    collected: list[Any] = []
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _, context: told.append(context))
+    loop.set_exception_handler(lambda _, context: collected.append(context))
     gate = Gate()
     async with opened(tmp_path) as world:
         agent = await world.scripted({"tool": "gate"}, tools=[gate.tool()])
@@ -235,19 +264,19 @@ async def test_nobody_has_to_look_at_a_future(tmp_path: Path) -> None:
         world.launcher.worker(agent.id).die(-9)
         with pytest.raises(AgentDiedError):
             await agent.collect()
-    assert told == []
+    assert collected == []
 
 
 @virtual
-async def test_a_handle_shows_itself_always(tmp_path: Path) -> None:
-    """With its name while there is somebody to ask for it."""
+async def test_repr_of_an_agent_handle_always_works(tmp_path: Path) -> None:
+    """The representation contains the agent's name while the root is open."""
     async with opened(tmp_path) as world:
         agent = await world.scripted(name="scout")
         assert repr(agent) == f"<AsyncSubagent {agent.id} 'scout'>"
     assert repr(agent) == f"<AsyncSubagent {agent.id}>"
 
 
-def test_an_orchestrator_needs_no_loop_to_be_made(tmp_path: Path) -> None:
-    """It opens nothing until it is started."""
+def test_orchestrator_can_be_created_without_a_loop(tmp_path: Path) -> None:
+    """The constructor needs no event loop and creates no folder."""
     AsyncOrchestrator(home=tmp_path / "home", env={})
     assert not (tmp_path / "home").exists()

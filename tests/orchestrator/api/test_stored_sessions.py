@@ -1,4 +1,4 @@
-"""`o.sessions`: sessions that no agent of the run has, and sessions of its agents."""
+"""`o.sessions`: sessions without an agent in the run, and sessions of the run's agents."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from orchestrator.root_double import opened
 
 
 async def session_of_another_run(home: Path) -> str:
-    """Return the id of an agent, of a run that is closed, that was asked twice."""
+    """Return the id of an agent that has answered two queries in a run that is closed."""
     async with opened(home) as o:
         agent = await o.scripted("one", "two", name="old")
         await agent.query("first")
@@ -33,7 +33,7 @@ def words(messages: list[Message]) -> list[str]:
 
 
 async def test_stored_session_is_listed_opened_and_read_without_an_agent(tmp_path: Path) -> None:
-    """By its id, a prefix of it, its folder or its file; no agent is made for it."""
+    """A session is given by its id, an id prefix, its folder or its file, and no agent is created."""
     id = await session_of_another_run(tmp_path)
     async with opened(tmp_path) as o:
         (stored,) = await o.sessions.list()
@@ -48,8 +48,8 @@ async def test_stored_session_is_listed_opened_and_read_without_an_agent(tmp_pat
         assert await o.agents(all=True) == []
 
 
-async def test_label_of_a_stored_session_is_found_by_others(tmp_path: Path) -> None:
-    """It is an entry of the file. Another label for it replaces it, None removes it."""
+async def test_label_of_a_stored_session_is_an_entry(tmp_path: Path) -> None:
+    """`read` accepts the label, None removes it, and `root` is reserved."""
     id = await session_of_another_run(tmp_path)
     async with opened(tmp_path) as o:
         await o.sessions.label(id, 1, "start")
@@ -61,8 +61,8 @@ async def test_label_of_a_stored_session_is_found_by_others(tmp_path: Path) -> N
             await o.sessions.label(id, 1, "root")
 
 
-async def test_session_that_another_process_writes_is_not_labelled(tmp_path: Path) -> None:
-    """It can be read meanwhile."""
+async def test_session_written_by_another_process_cannot_be_labeled(tmp_path: Path) -> None:
+    """A session that another process has locked can still be read."""
     id = await session_of_another_run(tmp_path)
     async with opened(tmp_path) as o:
         folder = (await o.sessions.open(id)).folder
@@ -76,7 +76,7 @@ async def test_session_that_another_process_writes_is_not_labelled(tmp_path: Pat
 
 
 async def test_fork_of_a_stored_session_copies_a_path_or_all_branches(tmp_path: Path) -> None:
-    """The copy has no process, its entries have the same ids, and with `all` no branch is left out."""
+    """The copy has no process, and its entries have the same ids as in the source."""
     id = await session_of_another_run(tmp_path)
     async with opened(tmp_path) as o:
         path = await o.sessions.fork(id, 1, name="path")
@@ -92,7 +92,7 @@ async def test_fork_of_a_stored_session_copies_a_path_or_all_branches(tmp_path: 
 
 
 async def test_sessions_of_agents_are_changed_by_their_owner(tmp_path: Path) -> None:
-    """An agent of the run is named as everywhere, also by the path of its folder; its process writes the label."""
+    """The path of an agent's folder names the agent, whose process writes the label."""
     async with opened(tmp_path) as o:
         agent = await o.scripted("one", "two", name="now")
         await agent.query("first")
@@ -105,8 +105,8 @@ async def test_sessions_of_agents_are_changed_by_their_owner(tmp_path: Path) -> 
         assert (await copy.query("again")).text == "two"
 
 
-async def test_what_names_no_session_is_refused(tmp_path: Path) -> None:
-    """An unknown id, a folder without a session, and a turn or entry that does not exist."""
+async def test_unknown_sessions_turns_and_entries_are_refused(tmp_path: Path) -> None:
+    """Unknown ids, folders without a session, and missing turns and entries raise errors."""
     id = await session_of_another_run(tmp_path)
     async with opened(tmp_path) as o:
         with pytest.raises(AgentNotFoundError, match="no session 'nobody'"):
@@ -119,7 +119,7 @@ async def test_what_names_no_session_is_refused(tmp_path: Path) -> None:
 
 
 async def test_turn_numbers_name_turns_of_the_current_conversation(tmp_path: Path) -> None:
-    """`checkout` and `fork` keep the turn, `branch` goes before its prompt and returns it."""
+    """`checkout` and `fork` keep the given turn; `branch` removes it and returns its prompt."""
     async with opened(tmp_path) as o:
         agent = await o.scripted("one", "two", "three", "four")
         for prompt in ("first", "second", "third"):
@@ -137,7 +137,7 @@ async def test_turn_numbers_name_turns_of_the_current_conversation(tmp_path: Pat
 
 
 async def test_fork_with_all_copies_every_branch(tmp_path: Path) -> None:
-    """It continues where the session does, or after the entry that is named."""
+    """With `all=True`, the copy has every branch and continues at the current entry of the source."""
     async with opened(tmp_path) as o:
         agent = await o.scripted("one", "two", "three")
         await agent.query("first")

@@ -1,4 +1,4 @@
-"""What a reply is read as."""
+"""JSON values in the texts of replies."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from orch.api.return_types import return_type
 from orch.api.structured_output import parse_value
 from orch_protocol.core.errors import BadReplyError
 
@@ -27,11 +28,11 @@ from orch_protocol.core.errors import BadReplyError
         ("\ud800", None),
     ],
 )
-def test_a_value_is_found_whatever_stands_around_it(text: str, value: Any) -> None:
-    """Bare, in the last fence, or between the first bracket and the last; else it is none."""
+def test_json_value_is_found_in_surrounding_text(text: str, value: Any) -> None:
+    """The value is the whole text, in the last fence, or between the first and the last bracket."""
     kind: Any = dict[str, int] if isinstance(value, dict) else list[int]
     if value is not None:
-        assert parse_value(text, kind) == value
+        assert parse_value(text, return_type(kind)) == value
     else:
         with pytest.raises(BadReplyError):
-            parse_value(text, kind)
+            parse_value(text, return_type(kind))

@@ -1,4 +1,4 @@
-"""The API without an event loop: Ctrl-C at any time, threads, and the end."""
+"""The API without an event loop: Ctrl-C at any time, threads, and close."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def press_ctrl_c() -> None:
 
 
 class Interrupting(FakeLauncher):
-    """A launcher that presses Ctrl-C while it starts, launches or stops, and goes on when it was heard."""
+    """A launcher that sends Ctrl-C while it starts, launches or stops, and then waits for `heard`."""
 
     def __init__(self, at: str) -> None:
         super().__init__()
@@ -38,23 +38,20 @@ class Interrupting(FakeLauncher):
         self.stopped = False
 
     async def interrupt(self, at: str) -> None:
-        """Press Ctrl-C if this is the time."""
+        """Send Ctrl-C if `at` is the configured moment."""
         if at == self.at:
             press_ctrl_c()
             while not self.heard.is_set():  # noqa: ASYNC110
                 await asyncio.sleep(0)
 
     async def start(self) -> None:
-        """Start."""
         await self.interrupt("start")
 
     async def launch(self, request: LaunchRequest) -> FakeWorker:
-        """Launch."""
         await self.interrupt("launch")
         return await super().launch(request)
 
     async def stop(self) -> None:
-        """Stop."""
         if not self.stopped:
             await self.interrupt("stop")
         await super().stop()
@@ -63,7 +60,7 @@ class Interrupting(FakeLauncher):
 
 @pytest.fixture
 def open_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
-    """Opens orchestrators whose agents run on their own loop."""
+    """A function that opens orchestrators whose agents run in the orchestrator's loop."""
 
     def open_one(launcher: FakeLauncher | None = None, **options: Any) -> Orchestrator:
         launcher = launcher or FakeLauncher()
@@ -74,12 +71,12 @@ def open_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
 
 
 def scripted(o: Orchestrator, *items: Any, **options: Any) -> Subagent:
-    """Spawn an agent that says `items`."""
+    """Spawn an agent that answers `items`."""
     return o.spawn("work", backend=ScriptedBackend(items), **options)
 
 
-def test_a_name_is_no_list_of_agents(open_one: Open) -> None:
-    """Nobody means its letters."""
+def test_string_instead_of_an_agent_list_is_refused(open_one: Open) -> None:
+    """`ask_all` does not split a string into characters."""
     with open_one() as o:
         scripted(o, "done", name="reader")
         with pytest.raises(ConfigError, match="agents must be a list; got 'reader'"):
@@ -87,8 +84,8 @@ def test_a_name_is_no_list_of_agents(open_one: Open) -> None:
         assert [each.reply.text for each in o.ask_all(["reader"], "go") if each.reply] == ["done"]
 
 
-def test_ctrl_c_ends_the_waiting_and_not_the_agent(open_one: Open) -> None:
-    """The answer is there to collect."""
+def test_ctrl_c_ends_the_wait_and_not_the_agent(open_one: Open) -> None:
+    """After Ctrl-C during `query`, the agent still works, and its answer can be collected."""
     go = threading.Event()
 
     def interrupt() -> str:
@@ -108,8 +105,8 @@ def test_ctrl_c_ends_the_waiting_and_not_the_agent(open_one: Open) -> None:
         assert reply.text == "done"
 
 
-def test_in_a_notebook_where_another_loop_runs_all_is_as_elsewhere(open_one: Open) -> None:
-    """Cells run in the loop of their kernel, which is not the orchestrator's."""
+def test_sync_api_works_inside_a_notebook_loop(open_one: Open) -> None:
+    """The orchestrator uses a separate event loop, so the API also works while another loop is running."""
 
     async def cell() -> None:
         with open_one() as o:
@@ -121,8 +118,8 @@ def test_in_a_notebook_where_another_loop_runs_all_is_as_elsewhere(open_one: Ope
     asyncio.run(cell())
 
 
-def test_ctrl_c_in_the_instant_of_asking(open_one: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anybody could be told to stop waiting: nobody waits all the same, and the answer is there to collect."""
+def test_ctrl_c_while_submitting_a_query_ends_the_wait(open_one: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If Ctrl-C comes after the query was sent, its answer can be collected."""
     go = threading.Event()
 
     def hold() -> str:
@@ -149,8 +146,8 @@ def test_ctrl_c_in_the_instant_of_asking(open_one: Open, monkeypatch: pytest.Mon
         assert reply.text == "done"
 
 
-def test_ctrl_c_in_the_instant_in_which_a_lock_is_taken(open_one: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits for an answer shares a lock with what brings it: nobody keeps that who has gone."""
+def test_ctrl_c_while_acquiring_a_lock_releases_it(open_one: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After Ctrl-C, the lock is free for the thread that delivers the answer."""
     armed = [True]
     enter = threading.Condition.__enter__
 
@@ -172,8 +169,8 @@ def test_ctrl_c_in_the_instant_in_which_a_lock_is_taken(open_one: Open, monkeypa
         assert reply.text == "done"
 
 
-def test_ctrl_c_while_an_agent_is_spawned(open_one: Open) -> None:
-    """Nobody has it, so it is ended; its name is free for whoever tries again."""
+def test_ctrl_c_during_spawn_ends_the_agent(open_one: Open) -> None:
+    """After Ctrl-C during `spawn`, the agent is ended, and its name can be used again."""
     launcher = Interrupting("launch")
     with open_one(launcher) as o:
         with pytest.raises(KeyboardInterrupt):
@@ -185,8 +182,8 @@ def test_ctrl_c_while_an_agent_is_spawned(open_one: Open) -> None:
     assert all(worker.ended.done() for worker in launcher.workers)
 
 
-def test_ctrl_c_while_a_root_starts_leaves_nothing(open_one: Open) -> None:
-    """Its launcher is stopped, its run is free, its thread has ended."""
+def test_ctrl_c_during_start_leaves_nothing_behind(open_one: Open) -> None:
+    """The launcher is stopped, the run is free, and the thread has ended."""
     launcher = Interrupting("start")
     threads = set(threading.enumerate())
     with pytest.raises(KeyboardInterrupt):
@@ -197,8 +194,8 @@ def test_ctrl_c_while_a_root_starts_leaves_nothing(open_one: Open) -> None:
         assert o.agents() == []
 
 
-def test_ctrl_c_while_a_root_closes_closes_it(open_one: Open) -> None:
-    """Nothing is left half closed; then the interrupt goes its way."""
+def test_ctrl_c_during_close_completes_the_close(open_one: Open) -> None:
+    """KeyboardInterrupt is raised after the close is complete."""
     launcher = Interrupting("stop")
     o = open_one(launcher, run="r")
     scripted(o)
@@ -213,7 +210,7 @@ def test_ctrl_c_while_a_root_closes_closes_it(open_one: Open) -> None:
 
 
 class Hammered(FakeLauncher):
-    """A launcher while whose stopping Ctrl-C is pressed again and again."""
+    """A launcher that sends Ctrl-C `presses` times while it stops, and then waits for `go`."""
 
     def __init__(self, presses: int) -> None:
         super().__init__()
@@ -222,7 +219,6 @@ class Hammered(FakeLauncher):
         self.stopped = False
 
     async def stop(self) -> None:
-        """Stop, when it may."""
         for _ in range(self.presses):
             press_ctrl_c()
             await asyncio.sleep(0)
@@ -233,8 +229,8 @@ class Hammered(FakeLauncher):
         self.stopped = True
 
 
-def test_ctrl_c_again_and_again_while_a_root_closes(open_one: Open, caplog: pytest.LogCaptureFixture) -> None:
-    """It is closed whole; then one interrupt goes its way, and nobody is told of tasks."""
+def test_repeated_ctrl_c_during_close_raises_once(open_one: Open, caplog: pytest.LogCaptureFixture) -> None:
+    """KeyboardInterrupt is raised after the complete close, and no warning about tasks is logged."""
     launcher = Hammered(20)
     launcher.go.set()
     o = open_one(launcher, run="r")
@@ -249,8 +245,10 @@ def test_ctrl_c_again_and_again_while_a_root_closes(open_one: Open, caplog: pyte
         assert len(again.agents()) == 3
 
 
-def test_ctrl_c_at_the_end_of_the_program_is_no_complaint(open_one: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python would tell of an interrupt that nobody can catch any more, with a traceback."""
+def test_ctrl_c_at_program_end_prints_no_traceback(
+    open_one: Open, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C during the exit handlers does not interrupt the close."""
     at_exit: list[Callable[[], object]] = []
     monkeypatch.setattr("orch.api.sync.atexit.register", at_exit.append)
     launcher = Hammered(3)
@@ -259,12 +257,13 @@ def test_ctrl_c_at_the_end_of_the_program_is_no_complaint(open_one: Open, monkey
     for last in at_exit:
         last()
     assert launcher.stopped
+    assert capfd.readouterr().err == ""
 
 
-def test_an_end_that_does_not_come_can_be_left(
+def test_hanging_close_can_be_interrupted(
     open_one: Open, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When Ctrl-C is let through, what hangs is left; it may still come to its end, and nobody is told of tasks."""
+    """An interrupted close completes later in its thread, without warnings about tasks."""
     launcher = Hammered(0)
     o = open_one(launcher)
 
@@ -291,8 +290,8 @@ def test_an_end_that_does_not_come_can_be_left(
     assert caplog.text == ""
 
 
-def test_who_waits_in_another_thread_is_told_of_the_end(open_one: Open) -> None:
-    """Every one of many gets an error, and none waits for ever."""
+def test_waiters_in_other_threads_get_an_error_on_close(open_one: Open) -> None:
+    """Each of several waiting threads gets AgentDiedError, and none waits forever."""
     called = threading.Barrier(5)
 
     def hang() -> None:
@@ -314,7 +313,7 @@ def test_who_waits_in_another_thread_is_told_of_the_end(open_one: Open) -> None:
 
 
 def test_submit_to_a_busy_agent_raises_at_the_call(open_one: Open) -> None:
-    """The second call raises; the first query's future is unaffected."""
+    """The second `submit` raises AgentBusyError, and the future of the first query is not affected."""
     with open_one() as o:
         agent = scripted(o, {"text": "late", "sleep": 60})
         first = agent.submit("go")
@@ -324,7 +323,7 @@ def test_submit_to_a_busy_agent_raises_at_the_call(open_one: Open) -> None:
 
 
 def test_submit_from_a_hook_on_the_loop_thread_does_not_wait(open_one: Open) -> None:
-    """Asynchronous hooks run on the orchestrator's own thread."""
+    """Asynchronous hooks run in the orchestrator's thread, which must not wait for itself."""
     asked: list[Any] = []
     with open_one() as o:
         other = scripted(o, "fine")
@@ -338,8 +337,8 @@ def test_submit_from_a_hook_on_the_loop_thread_does_not_wait(open_one: Open) -> 
         assert asked[0].result(timeout=10).text == "fine"
 
 
-def test_a_closed_root_says_so(open_one: Open) -> None:
-    """Closing again does nothing, asking is an error, and handles still show themselves."""
+def test_closed_root_refuses_requests(open_one: Open) -> None:
+    """After `close`, requests raise ConfigError, and a second `close` has no effect."""
     o = open_one()
     agent = scripted(o, name="x")
     assert repr(agent) == f"<Subagent {agent.id} 'x'>"
@@ -352,8 +351,8 @@ def test_a_closed_root_says_so(open_one: Open) -> None:
     assert not o._portal.thread.is_alive()
 
 
-def test_a_root_that_cannot_start_ends_its_thread(open_one: Open) -> None:
-    """The error is the launcher's, and nothing is left."""
+def test_failed_start_ends_the_thread(open_one: Open) -> None:
+    """The error of the launcher is raised, and the run can be opened again."""
 
     class Broken(FakeLauncher):
         async def start(self) -> None:
@@ -366,8 +365,8 @@ def test_a_root_that_cannot_start_ends_its_thread(open_one: Open) -> None:
     open_one(run="r").close()
 
 
-def test_an_async_tool_that_would_wait_for_itself_is_told(open_one: Open) -> None:
-    """It runs on the very thread that would have to answer; a plain function may ask."""
+def test_async_tool_calling_the_sync_api_is_refused(open_one: Open) -> None:
+    """An async tool runs in the thread that would have to answer; a plain function may call the API."""
     with open_one() as o:
         helper = scripted(o, "helped", name="helper")
 
@@ -387,8 +386,8 @@ def test_an_async_tool_that_would_wait_for_itself_is_told(open_one: Open) -> Non
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
-def test_what_would_end_the_thread_of_an_orchestrator_ends_nothing(open_one: Open, error: BaseException) -> None:
-    """Nobody who asks after that waits for ever, and it can be closed; a tool or an approver that does it fails."""
+def test_base_exceptions_do_not_end_the_orchestrators_thread(open_one: Open, error: BaseException) -> None:
+    """A tool or approver that raises SystemExit or KeyboardInterrupt fails, and later calls work."""
 
     watched = threading.Event()
 
@@ -404,9 +403,9 @@ def test_what_would_end_the_thread_of_an_orchestrator_ends_nothing(open_one: Ope
     def left(_: object) -> None:
         raise error
 
-    told: list[str] = []
+    collected: list[str] = []
     with open_one(approve=approve) as o:
-        o._portal.loop.set_exception_handler(lambda _, context: told.append(context["message"]))
+        o._portal.loop.set_exception_handler(lambda _, context: collected.append(context["message"]))
         script = [{"tool": "leave"}, {"tool": "task_create", "input": {"tasks": ["Look"]}}, "done"]
         agent = scripted(o, *script, tools=[leave, "task_create"])
         future = agent.submit("go")
@@ -415,11 +414,11 @@ def test_what_would_end_the_thread_of_an_orchestrator_ends_nothing(open_one: Ope
         assert future.result(timeout=10).text == "done"
         assert str(agent.show().messages).count(type(error).__name__) == 2
         o.agents()
-    assert [text for text in told if "would have ended the orchestrator's thread" in text]
+    assert [text for text in collected if "tried to end the orchestrator's thread" in text]
 
 
-def test_a_fork_of_the_program_makes_its_own(open_one: Open) -> None:
-    """What was made before the fork refuses to work in the child, and is not closed by it."""
+def test_orchestrator_made_before_a_fork_is_refused_in_the_child(open_one: Open) -> None:
+    """Calls in a forked child raise ConfigError, and its `close` has no effect on the parent."""
     with open_one() as o:
         agent = scripted(o, "fine")
         o._portal._pid = -1

@@ -1,4 +1,4 @@
-"""Provider message shapes: read, written back, restored to the last key."""
+"""Message formats of providers: messages are read, written back and restored exactly."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ json_values = st.recursive(
 
 
 @pytest.mark.parametrize(("name", "raw"), CASES)
-def test_messages_are_restored_exactly(name: str, raw: dict[str, Any]) -> None:
-    """Every kind of message comes back as it was, and is not touched on the way."""
+def test_messages_round_trip_exactly(name: str, raw: dict[str, Any]) -> None:
+    """A stored message decodes to the original, and encoding does not change the original."""
     before = copy.deepcopy(raw)
     format = format_named(name)
     message, rest = encode_message(format, raw)
@@ -124,14 +124,14 @@ def test_messages_are_restored_exactly(name: str, raw: dict[str, Any]) -> None:
 
 
 @given(json_values, json_values)
-def test_differences_restore(written: Any, raw: Any) -> None:
-    """Whatever two values are, their difference turns one into the other, types and all."""
+def test_difference_of_any_two_values_restores_the_second(written: Any, raw: Any) -> None:
+    """The restored value has the same types."""
     restored = apply_difference(written, difference(written, raw))
     assert repr_sorted(restored) == repr_sorted(raw)
 
 
 def repr_sorted(value: Any) -> str:
-    """Return `value` in a form that tells 1, 1.0 and True apart, and not the order of keys."""
+    """Return `value` as text that distinguishes 1, 1.0 and True and ignores the order of keys."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{key!r}:{repr_sorted(value[key])}" for key in sorted(value)) + "}"
     if isinstance(value, list):
@@ -141,7 +141,7 @@ def repr_sorted(value: Any) -> str:
 
 @given(st.sampled_from(CASES), st.dictionaries(st.text(max_size=5), json_values, max_size=2))
 def test_unknown_keys_are_kept(case: tuple[str, dict[str, Any]], more: dict[str, Any]) -> None:
-    """Keys that nobody knows come back too."""
+    """Keys that a format does not know are restored, too."""
     name, raw = case
     odd = more | raw
     if "role" in raw or "role" not in more:
@@ -150,15 +150,15 @@ def test_unknown_keys_are_kept(case: tuple[str, dict[str, Any]], more: dict[str,
         assert decode_message(format, message, rest) == odd
 
 
-def test_usual_messages_cost_nothing_beside() -> None:
-    """What an SDK gives back, and a bare string, need next to nothing kept beside them."""
+def test_common_messages_need_no_stored_difference() -> None:
+    """Messages as an SDK returns them need no stored difference, and a plain string needs a short one."""
     for name, raw in [("anthropic", ANTHROPIC[3]), ("openai", OPENAI[2]), ("openai", OPENAI[12])]:
         assert encode_message(format_named(name), raw)[1] is None
     assert encode_message(format_named("anthropic"), ANTHROPIC[0])[1] == {"k": {"content": {"t": 1}}}
 
 
-def test_calls_and_results_become_ours() -> None:
-    """Calls have parsed arguments, results their call's id, in both shapes; what cannot be parsed is kept as text."""
+def test_calls_and_results_are_converted() -> None:
+    """Arguments are parsed, or stay text if they are invalid JSON."""
     read = format_named("openai").read
     assert read(OPENAI[6]).content == (ToolUse("a", "f", {"x": 1}),)
     assert read(OPENAI[7]).content == (Text(""), ToolUse("a", "f", {"arguments": "not json"}))
@@ -175,24 +175,24 @@ def test_calls_and_results_become_ours() -> None:
 
 @pytest.mark.parametrize("raw", [{"role": "user"}, {"content": "x"}, [], "x", None, {"role": "user", "content": [[]]}])
 @pytest.mark.parametrize("name", ["anthropic", "openai", "responses", "orch"])
-def test_what_is_no_message_is_refused(name: str, raw: Any) -> None:
-    """What has no role or no content of a kind is refused, with what is wrong about it."""
+def test_invalid_message_is_refused(name: str, raw: Any) -> None:
+    """A message without a role or with content of an unknown kind raises ConfigError."""
     if name in ("openai", "responses") and raw == {"role": "user"}:
-        return  # a message without content is one there
+        return  # valid in these formats: a message without content
     with pytest.raises(ConfigError):
         format_named(name).read(raw)
 
 
-def test_shape_is_detected() -> None:
-    """Typed blocks tell one shape, all else is the other."""
+def test_message_format_is_detected() -> None:
+    """Item types and block types identify the format. The default is `openai`."""
     assert detect(ANTHROPIC).name == "anthropic"
     assert detect(OPENAI).name == "openai"
     assert detect(RESPONSES).name == "responses"
     assert detect([]).name == "openai"
 
 
-def test_messages_of_another_shape_are_translated() -> None:
-    """What came in one shape is written in another as messages that are valid there."""
+def test_messages_are_converted_between_formats() -> None:
+    """A message converted to another format is a valid message of that format."""
     turn = Message("assistant", (Text("look"), ToolUse("a", "f", {}), ToolUse("b", "f", {})))
     results = Message("user", (ToolResult("a", (Text("x"),)), ToolResult("b", (Text("y"),)), Text("and?")))
     chat = format_named("openai")

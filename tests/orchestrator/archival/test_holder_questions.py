@@ -1,4 +1,4 @@
-"""What the holder of a caller's archive is shown, and asked."""
+"""Messages and questions that the holder of an archive receives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ANY = TriggerConfig(token_threshold=1, tool_call_threshold=1)
 
 
 class Root:
-    """Spawns what remembers how it was spawned and asked."""
+    """A fake orchestrator whose only agent records its task, history and question."""
 
     def __init__(self) -> None:
         self.task = self.asked = ""
@@ -24,24 +24,24 @@ class Root:
         self.alive = 0
 
     def spawn(self, task: str, *, preset: str, history: tuple[Message, ...]) -> Root:
-        """Return the one agent there is."""
+        """Record the task and the history. Return the only agent."""
         assert preset == "holder"
         self.task, self.history, self.alive = task, history, self.alive + 1
         return self
 
     def query(self, prompt: str) -> Reply:
-        """Answer."""
+        """Record the prompt and return a fixed reply."""
         self.asked = prompt
         return Reply("a", "q", "so it is")
 
     def kill(self) -> None:
-        """Be gone."""
+        """Reduce the number of running agents."""
         self.alive -= 1
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_a_holder_is_shown_every_entry_with_its_number(tmp_path: Path, shape: Shape) -> None:
-    """Also of a turn whose past had been archived before; calls and results are text."""
+def test_holder_receives_numbered_entries(tmp_path: Path, shape: Shape) -> None:
+    """The history contains all entries, including those of earlier phases. Calls and results are text."""
     root: Any = Root()
     config = ArchivalConfig(profile="economy", high_tokens=1500, low_tokens=300, gate=False, trigger=ANY)
     with Archiver(tmp_path, shape.name, config=config, orchestrator=root) as archiver:
@@ -61,13 +61,13 @@ def test_a_holder_is_shown_every_entry_with_its_number(tmp_path: Path, shape: Sh
 
 
 def archiver_length(folder: Path, shape: Shape, id: str) -> int:
-    """Return how many messages an archive holds, as whoever reads it counts them."""
+    """Return the number of messages that `read_archive` returns for an archive."""
     with Archiver(folder, shape.name) as archiver:
         return len(archiver.read_archive(id))
 
 
-def test_an_era_is_asked_with_what_is_found_below_it(tmp_path: Path) -> None:
-    """It is shown its members' records; a detail comes with the question, with archive and entry."""
+def test_era_holder_receives_member_records_and_search_hits(tmp_path: Path) -> None:
+    """The question contains search hits with archive and entry."""
     root: Any = Root()
     shape = SHAPES[0]
     config = ArchivalConfig(profile="economy", high_tokens=3000, low_tokens=800, rollup_tokens=300)

@@ -1,6 +1,6 @@
-"""The power fails while a turn is archived: what somebody was told of is there, and what is there is whole.
+"""A power loss while a turn is archived: acknowledged data is present, and present data is complete.
 
-And that these tests can fail: each way of doing it wrong is found out by them.
+Mutants of the code verify that these tests detect errors.
 """
 
 from __future__ import annotations
@@ -8,30 +8,31 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from msgspec.structs import replace
 
 from agent_history import EAGER, Life, steps
 from orch.archival.engine import ArchiveDraft
-from orch.archival.store import session_archives as ledger_module
 from orch.archival.store.session_archives import SessionArchives
 from orch_protocol.agent.spec import Durability
 from orch_protocol.core.errors import DamagedError, OrchError, StoreError
 from orch_protocol.core.messages import Message, assistant, user
-from orch_worker.session.log import append_log, record_format
+from orch_worker.session.log import append_log, log_reader
 from orch_worker.session.log.append_log import AppendLog
-from orch_worker.session.transcript import Transcript, read_session
+from orch_worker.session.log.log_reader import LogCursor, LogLine
+from orch_worker.session.session_reader import read_session
+from orch_worker.session.transcript import Transcript
 from power_loss import Disk, Outage
 
 
 def lived(
     folder: Path, monkeypatch: pytest.MonkeyPatch, durability: Durability
 ) -> tuple[Disk, dict[str, list[Message]]]:
-    """Live through turns, archives, a full disk and the death of a process; return what was told and what is held."""
+    """Run turns, archives, a full disk and the death of a process. Return the disk and the messages of each archive."""
     disk = Disk(folder / "session.jsonl", monkeypatch)
     held: dict[str, list[Message]] = {}
     with contextlib.closing(Life(folder, EAGER, durability=durability)) as life:
@@ -57,7 +58,7 @@ def lived(
                 life.archive()
         life.check()
         archive()
-        life.summarise(next(iter(held)), "a summary")
+        life.summarize(next(iter(held)), "a summary")
         life.turn(*steps(1, "d", 9))
         disk.tell(f"q{life.queries}")
         archive()
@@ -65,16 +66,16 @@ def lived(
 
 
 def half_a_write(descriptor: int, data: Any) -> int:
-    """Write some of it before there is no room left."""
+    """Write half of the data, and then fail with a full disk."""
     os.write(descriptor, bytes(data)[: len(data) // 2])
     raise OSError(errno.ENOSPC, "no space left")
 
 
 def check(folder: Path, outage: Outage, held: dict[str, list[Message]], durability: Durability) -> None:
-    """Hold what must be so after an outage. Raises AssertionError or OrchError when it is not."""
-    told = {id for id in outage.done if id in held}
+    """Check the invariants after an outage. Raise AssertionError or OrchError if one is violated."""
+    kept_ids = {id for id in outage.done if id in held}
     if outage.content is None:
-        assert not outage.done, "what somebody was told of is gone with its file's name"
+        assert not outage.done, "an acknowledged file is lost with its name"
         return
     folder.mkdir()
     path = folder / "session.jsonl"
@@ -85,12 +86,12 @@ def check(folder: Path, outage: Outage, held: dict[str, list[Message]], durabili
     Transcript.open(folder, agent="agent", cwd="/").close()
     assert path.read_bytes() == mended, "mending it again changes it"
     ledger, session = agree(folder), read_session(folder)
-    assert told <= set(ledger.records), "an archive that was told of is not there"
+    assert kept_ids <= set(ledger.records), "an archive that was told of is not there"
     for id in ledger.records:
         found = None
         with contextlib.suppress(DamagedError):
             found = ledger.read(id)
-        assert found is not None or id not in told, "an archive that was told of is damaged"
+        assert found is not None or id not in kept_ids, "an archive that was told of is damaged"
         assert found is not None or durability == "process", "an archive is there, and not what it holds"
         assert found in (None, held[id]), "an archive reads otherwise"
     if durability == "power":
@@ -98,7 +99,7 @@ def check(folder: Path, outage: Outage, held: dict[str, list[Message]], durabili
 
 
 def agree(folder: Path) -> SessionArchives:
-    """Hold that both sides see the same, and return what the root's sees."""
+    """Check that root and worker show the same conversation. Return the root's archives."""
     ledger = SessionArchives(folder)
     ledger.catch_up()
     shown = [(item.message, item.first, item.last) for item in read_session(folder).view.items]
@@ -107,7 +108,7 @@ def agree(folder: Path) -> SessionArchives:
 
 
 def ordeal(folder: Path, monkeypatch: pytest.MonkeyPatch, durability: Durability) -> int:
-    """Live, let the power fail in every way at every moment, and return how many ways there were."""
+    """Run a life, check it after every possible outage, and return the number of outages."""
     with monkeypatch.context() as watched:
         disk, held = lived(folder / "life", watched, durability)
     count = 0
@@ -117,22 +118,24 @@ def ordeal(folder: Path, monkeypatch: pytest.MonkeyPatch, durability: Durability
 
 
 @pytest.mark.parametrize("durability", ["process", "power"])
-def test_what_was_told_of_is_there(durability: Durability, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Archives always; with durability "power" replies too, and no archive without what it holds."""
+def test_acknowledged_data_survives_power_loss(
+    durability: Durability, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Archives survive with each durability setting, and replies survive with durability `power`."""
     assert ordeal(tmp_path, monkeypatch, durability) > 200
 
 
-# Ways of doing it wrong.
+# Mutants: wrong implementations that the check must detect.
 
 
 def not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The archive is told of before it is on the disk."""
+    """Acknowledge the archive before it is on the disk."""
     append = AppendLog.append
     monkeypatch.setattr(AppendLog, "append", lambda self, *objects, **_: append(self, *objects))
 
 
 def synced_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is synced, and then written."""
+    """Sync before the write instead of after it."""
     append = AppendLog.append
 
     def wrong(self: AppendLog, *objects: bytes, sync: bool = False) -> None:
@@ -144,7 +147,7 @@ def synced_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Archives that belong together are written one after the other, and told of when the first is on the disk."""
+    """Write the archives of one append separately, and acknowledge them when the first one is on the disk."""
     append = AppendLog.append
 
     def wrong(self: AppendLog, *objects: bytes, sync: bool = False) -> None:
@@ -156,39 +159,41 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def name_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file's bytes are on the disk, its name is not."""
+    """Sync the content of the file, but not its directory entry."""
     init = AppendLog.__init__
 
     def wrong(self: AppendLog, *args: Any) -> None:
         init(self, *args)
-        self._named = True
+        self._folder_synced = True
 
     monkeypatch.setattr(AppendLog, "__init__", wrong)
 
 
 def torn_tail_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was half written stays, and the next line is glued to it."""
+    """Keep a half-written line, so that the next line is appended to it."""
     load = append_log.load
     monkeypatch.setattr(append_log, "load", lambda *args, **named: replace(load(*args, **named), torn=b""))
 
 
 def nothing_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a full disk left of a write stays."""
+    """Keep the bytes of a write that failed on a full disk."""
     monkeypatch.setattr(AppendLog, "_roll_back", lambda _: None)
 
 
 def half_an_append_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For one of the two who read it."""
+    """Count half an append in the reader of archives, but not in the session."""
+    read = LogCursor.read
 
-    def wrong(line: bytes) -> record_format.UncheckedLine | None:
-        sealed = record_format.unseal_line(line)
-        return replace(sealed, more=False) if sealed else None
+    def wrong(self: LogCursor, file: BinaryIO) -> Iterator[LogLine]:
+        with monkeypatch.context() as patch:
+            patch.setattr(log_reader, "group_appends", lambda lines: (([line], bool(line.sealed)) for line in lines))
+            return iter(list(read(self, file)))
 
-    monkeypatch.setattr(ledger_module, "unseal_line", wrong)
+    monkeypatch.setattr(LogCursor, "read", wrong)
 
 
 def memory_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The session has changed before that is on record."""
+    """Change the session before the entry is on the disk."""
     append = Transcript.append
 
     def wrong(self: Transcript, *entries: Any, sync: bool = False) -> Any:
@@ -202,12 +207,12 @@ def memory_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_line_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an archive refers to ends before its last line."""
+    """End the span of an archive before its last line."""
     spans = ArchiveDraft._spans
 
     def wrong(draft: ArchiveDraft, *args: Any) -> Any:
         *others, (start, length) = spans(draft, *args)
-        data = draft._ledger.path.read_bytes()[start : start + length]
+        data = draft._archives.path.read_bytes()[start : start + length]
         return (*others, (start, data.rstrip(b"\n").rfind(b"\n") + 1))
 
     monkeypatch.setattr(ArchiveDraft, "_spans", wrong)
@@ -227,10 +232,10 @@ MUTANTS: list[Callable[[pytest.MonkeyPatch], None]] = [
 
 
 @pytest.mark.parametrize("wrong", MUTANTS, ids=lambda wrong: wrong.__name__)
-def test_doing_it_wrong_is_found_out(
+def test_power_loss_check_detects_missing_syncs(
     wrong: Callable[[pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else these tests would say nothing."""
+    """Each mutant makes the check fail."""
     wrong(monkeypatch)
     with pytest.raises((AssertionError, OrchError)):
         ordeal(tmp_path, monkeypatch, "power")

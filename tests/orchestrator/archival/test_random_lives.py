@@ -1,4 +1,4 @@
-"""Whatever an agent lives through and whatever of it is archived: all of it is there, once, and both sides agree."""
+"""Random histories of agents: every message is archived or shown once, and root and worker agree."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @st.composite
 def works(draw: st.DrawFn, name: str) -> list[Message]:
-    """Draw what an agent does in a turn: calls with their results, and what is said to it meanwhile."""
+    """Draw the messages of a turn: calls with their results, and steering messages."""
     messages: list[Message] = []
     for step in range(draw(st.integers(0, 4))):
         ids = [f"{name}.{step}.{number}" for number in range(draw(st.integers(1, 2)))]
@@ -45,7 +45,7 @@ def works(draw: st.DrawFn, name: str) -> list[Message]:
 
 
 def live(life: Life, draw: st.DrawFn, number: int, branches: int = 0) -> None:
-    """Let one more thing happen."""
+    """Let one more random event happen."""
     more = ["cut", "prompts", "process", "root", "summary", "late summary", "inform", "compact", "compact"]
     kind = draw(st.sampled_from(["turn"] * 4 + more + ["go"] * branches))
     if kind == "turn":
@@ -79,14 +79,14 @@ def live(life: Life, draw: st.DrawFn, number: int, branches: int = 0) -> None:
         somewhere = st.sampled_from([None, *life.transcript.session.places])
         life.go(draw(somewhere), draw(st.sampled_from([None, "it led nowhere"])))
     elif records := life.records():
-        life.summarise(draw(st.sampled_from(records)).id, f"summary {number}", at_once=kind == "summary")
+        life.summarize(draw(st.sampled_from(records)).id, f"summary {number}", at_once=kind == "summary")
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(data=st.data())
-def test_everything_is_there_once_and_both_sides_agree(profile: str, data: st.DataObject) -> None:
-    """See `Life.check`: phases in turns in eras, steered, cancelled and cut turns, seeded history, late summaries."""
+def test_random_history_archives_everything_once(profile: str, data: st.DataObject) -> None:
+    """`Life.check` passes after each event: every message is present once, and root and worker agree."""
     with TemporaryDirectory() as folder:
         life = Life(Path(folder), PROFILES[profile])
         try:
@@ -100,10 +100,10 @@ def test_everything_is_there_once_and_both_sides_agree(profile: str, data: st.Da
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(data=st.data())
-def test_on_every_branch_everything_is_there_once(profile: str, data: st.DataObject) -> None:
-    """The same, while the conversation goes back to any entry, archived or not, on any branch, or to the beginning."""
+def test_random_history_with_branches_archives_everything_once(profile: str, data: st.DataObject) -> None:
+    """`Life.check` passes when the conversation moves to any entry of any branch."""
     with TemporaryDirectory() as folder:
         life = Life(Path(folder), PROFILES[profile])
         try:
@@ -114,8 +114,8 @@ def test_on_every_branch_everything_is_there_once(profile: str, data: st.DataObj
             life.close()
 
 
-def test_eras_of_eras(tmp_path: Path) -> None:
-    """A long life, in which turns with phases merge, and what they merged into merges again."""
+def test_random_long_history_merges_eras(tmp_path: Path) -> None:
+    """In a long history with phases, eras merge into eras of higher levels."""
     life = Life(tmp_path, PROFILES["tight"])
     for number in range(60):
         life.work(number, 3)

@@ -1,4 +1,4 @@
-"""Asking a model about a turn: what it is shown, what counts as an answer, what happens when it gives none."""
+"""Summaries of turns by a model: the request, valid answers, and the behavior without a valid answer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from orch.archival.summary import CHUNK_CHARS, FINDINGS, MAX_CHARS, Summary, parse, request_summary
 from orch_protocol.core.messages import Message, Opaque, Text, ToolResult, ToolUse, assistant, user
-from orch_protocol.services.archiving import SummaryRequest
-from orch_worker.conversation.rendering import MOST_PIECES, render_turn
+from orch_protocol.services.archives.archiving import SummaryRequest
+from orch_worker.conversation.rendering import MAX_PIECES, turn_pieces
 
 GOOD = {"outcome": "done", "key_findings": ["a", "b"], "open_questions": ["c"]}
 
@@ -18,28 +18,28 @@ GOOD = {"outcome": "done", "key_findings": ["a", "b"], "open_questions": ["c"]}
 @pytest.mark.parametrize(
     ("answer", "complaint"),
     [
-        ("", "not the JSON"),
-        ("[]", "not the JSON"),
-        ('{"outcome": ""}', "not the JSON"),
-        ('{"outcome": 7}', "not the JSON"),
-        ('{"key_findings": []}', "not the JSON"),
-        (json.dumps(GOOD | {"key_findings": ["x"] * (FINDINGS + 1)}), "not the JSON"),
-        ("[" * 100_000, "not the JSON"),
+        ("", "not the requested JSON"),
+        ("[]", "not the requested JSON"),
+        ('{"outcome": ""}', "not the requested JSON"),
+        ('{"outcome": 7}', "not the requested JSON"),
+        ('{"key_findings": []}', "not the requested JSON"),
+        (json.dumps(GOOD | {"key_findings": ["x"] * (FINDINGS + 1)}), "not the requested JSON"),
+        ("[" * 100_000, "not the requested JSON"),
         (None, "NoneType"),
     ],
 )
-def test_answers_that_do_not_fit(answer: Any, complaint: str) -> None:
-    """What is not the object that was asked for is named, never shown."""
+def test_invalid_summaries_are_refused(answer: Any, complaint: str) -> None:
+    """The error names the problem."""
     assert complaint in str(parse(answer, "structured"))
 
 
-def test_fence_is_forgiven() -> None:
-    """JSON in a fence is JSON."""
+def test_json_in_a_fence_is_accepted() -> None:
+    """A JSON answer in a code fence is a valid summary."""
     assert parse(f"```json\n{json.dumps(GOOD)}\n```", "structured") == Summary("done", ("a", "b"), ("c",))
 
 
-def test_wrong_answer_is_sent_back_once() -> None:
-    """The model is told what is wrong and asked again, once."""
+def test_invalid_answer_is_sent_back_once() -> None:
+    """The second request repeats the first and adds the problem."""
     answers = iter(["nonsense", json.dumps(GOOD)])
     prompts: list[str] = []
 
@@ -52,15 +52,15 @@ def test_wrong_answer_is_sent_back_once() -> None:
     assert prompts[1].startswith(prompts[0])
 
 
-def test_two_wrong_answers_are_none() -> None:
-    """After the second wrong answer there is no summary."""
+def test_two_invalid_answers_give_no_summary() -> None:
+    """The model receives two requests and no third one."""
     asked: list[SummaryRequest] = []
     assert request_summary([user("q")], "structured", None, lambda request: asked.append(request) or "x") is None  # type: ignore[func-returns-value]
     assert len(asked) == 2
 
 
-def test_long_turn_is_asked_about_in_parts() -> None:
-    """A turn too long for one question is several, none of a summary; what they say is put together by rule."""
+def test_long_turn_is_summarized_in_parts() -> None:
+    """Each request contains one part. The findings of all parts are merged without another request."""
     messages = [user("q"), *(assistant(f"part {n} " + "word " * 4000) for n in range(10))]
     seen: list[str] = []
 
@@ -85,8 +85,8 @@ def test_long_turn_is_asked_about_in_parts() -> None:
     ],
     ids=["one of 30 MB", "many long ones", "very many short ones", "some very long ones"],
 )
-def test_requests_about_a_turn_are_bounded(messages: list[Message]) -> None:
-    """However long a turn is, a model is asked about it a few times, in prompts of bounded size."""
+def test_summary_requests_are_bounded(messages: list[Message]) -> None:
+    """The number and the size of the requests have limits for turns of any size."""
     asked: list[SummaryRequest] = []
 
     def answer(request: SummaryRequest) -> str:
@@ -94,29 +94,29 @@ def test_requests_about_a_turn_are_bounded(messages: list[Message]) -> None:
         return json.dumps({"outcome": "Done."})
 
     assert request_summary(messages, "structured", None, answer) is not None
-    assert len(asked) <= (2 if len(messages) == 2 else MOST_PIECES)
+    assert len(asked) <= (2 if len(messages) == 2 else MAX_PIECES)
     assert all(len(request.prompt) < CHUNK_CHARS + 200 for request in asked)
 
 
-def test_endless_answers_are_cut() -> None:
-    """However much a model says, the record stays short."""
+def test_endless_answers_are_truncated() -> None:
+    """A summary has at most MAX_CHARS characters, however long the answer is."""
     text = request_summary([user("q")], "paragraph", None, lambda _: "word " * 9000)
     assert text is not None
     assert len(text) <= MAX_CHARS
 
 
-def test_long_results_are_cut_for_the_reader() -> None:
-    """One huge result does not fill the question: head and tail of it do."""
+def test_long_results_are_truncated_in_the_request() -> None:
+    """The text contains the head and the tail of a long result."""
     turn = [
         Message("assistant", (ToolUse("c", "cat", {}),)),
         Message("user", (ToolResult("c", (Text("A" * 99_999 + "Z"),)),)),
     ]
-    text = render_turn(turn)
+    [text] = turn_pieces(turn, 100_000)
     assert len(text) < 5_000
     assert text.endswith("Z]")
 
 
-def test_odd_blocks_are_named() -> None:
-    """A block of a provider's own is told by its type."""
+def test_unknown_blocks_are_named_by_type() -> None:
+    """A block without a type is rendered as `[block]`."""
     turn = [Message("assistant", (Opaque("p", {"type": "server_tool_use"}), Opaque("p", 7)))]
-    assert render_turn(turn) == "## assistant\n[server_tool_use]\n[block]"
+    assert turn_pieces(turn, 1000) == ["## assistant\n[server_tool_use]\n[block]"]

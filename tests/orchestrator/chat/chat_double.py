@@ -1,4 +1,4 @@
-"""A chat with a wire, a sheet and a clock of its own."""
+"""A chat with a fake connection, a fake screen and a fake clock."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from orch.chat.text.live_text import LiveText
 from orch.client.failure import CommandError
 from orch_protocol.core.messages import Message
 from orch_protocol.policy.approval import Question
-from orch_protocol.services.registry import SERVICES
-from orch_protocol.wire.watch_events import RecentMessages, TurnEnded, TurnStarted, WatchAgent
+from orch_protocol.services.agents.watch import WatchAgent
+from orch_protocol.services.dispatch.registry import SERVICES
+from orch_protocol.wire.watch_events import RecentMessages, TurnEnded, TurnStarted
 from orchestrator.daemon_double import REPLY, ROW
 
 AGENT = ROW | {"id": "abc", "name": "n", "queries": 1, "last_activity": "2026-01-01T00:00:00+00:00"}
@@ -24,7 +25,7 @@ COMMAND = {"name": "kill", "aliases": ["end"], "summary": "end an agent", "argum
 
 
 class Wire(DaemonConnection):
-    """Stands where the daemon would: keeps what it is asked, answers what it was told to."""
+    """A fake connection to the daemon. It records requests and returns given answers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,22 +44,22 @@ class Wire(DaemonConnection):
             "commands": {"commands": [COMMAND], "keys": [], "widgets": [], "digest": "1"},
         }
         self.said: list[Message] = []
-        """What was said before somebody watches."""
+        """The messages before a client begins to watch."""
         self.watched: list[dict[str, Any]] = []
         self.there = False
         self.tell: OnEvent = lambda _: None
-        """Tells whoever watches."""
+        """The function that receives events for the watching client."""
         self.siblings: list[Wire] = []
         self.slow: dict[str, asyncio.Event] = {}
         self.dropped: list[Any] = []
 
     def executes(self, command: str, shown: str = "", **effect: str) -> None:
-        """Let a command come to that."""
+        """Set the result of a command."""
         made = {"agent": "", "text": ""} | effect if effect else None
         self.answers["execute"] = {"command": command, "text": shown, "data": None, "effect": made, "is_error": False}
 
     async def call(self, method: str, *, dropped: Any = None, **params: Any) -> Any:
-        """Answer."""
+        """Record the call and return the answer."""
         if method in self.slow:
             if dropped is not None:
                 self.dropped.append(dropped)
@@ -71,23 +72,23 @@ class Wire(DaemonConnection):
         return answer
 
     def sibling(self) -> Wire:
-        """Return another one, which is remembered."""
+        """Return another connection, and add it to `siblings`."""
         self.siblings.append(Wire())
         return self.siblings[-1]
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self.there = False
 
     @property
     def watching(self) -> bool:
-        """Whether somebody is watched."""
+        """Whether a client is watching."""
         return self.there
 
     def watch(self, params: dict[str, Any], on_event: OnEvent, _: Any) -> None:
-        """Take note of it, and tell what was said before."""
-        if most := msgspec.convert(params, WatchAgent).messages:
-            on_event(msgspec.to_builtins(RecentMessages(tuple(self.said[-most:]), max(0, len(self.said) - most))))
+        """Record the request to watch, and send the earlier events."""
+        if limit := msgspec.convert(params, WatchAgent).messages:
+            on_event(msgspec.to_builtins(RecentMessages(tuple(self.said[-limit:]), max(0, len(self.said) - limit))))
         self.watched.append(params)
         self.tell = on_event
         self.there = True
@@ -98,33 +99,33 @@ class Wire(DaemonConnection):
 
 
 class Talk:
-    """A chat with a wire, a sheet and a clock of its own."""
+    """A chat with a fake connection, a fake screen and a fake clock."""
 
     def __init__(self, **how: Any) -> None:
         self.now = 0.0
         self.wire = Wire()
-        self.sheet = LiveText()
-        self.chat = Chat(self.wire, self.sheet, clock=lambda: self.now, **how)
+        self.output = LiveText()
+        self.chat = Chat(self.wire, self.output, clock=lambda: self.now, **how)
 
     async def begin(self) -> Talk:
-        """Meet the agent."""
-        await self.chat.meet("1", fresh=True)
-        self.sheet.take()  # with whom one talks
+        """Open the agent in the chat."""
+        await self.chat.switch_to("1", is_new=True)
+        self.output.take()  # discard the lines that introduce the agent
         return self
 
     def shown(self) -> list[str]:
-        """Return the lines since, and the one under way."""
-        lines = self.sheet.take() + self.sheet.live
+        """Return the lines since the last call, including the current line."""
+        lines = self.output.take() + self.output.live
         return ["".join(text for _, text in line) for line in lines]
 
     def began(self, **more: Any) -> None:
-        """Let a turn begin that was asked for here, unless `more` says otherwise."""
+        """Start a turn that this chat requested. `more` overrides the fields of the event."""
         request = self.wire.of("submit")[-1]["request_id"] if self.wire.of("submit") else None
         fields: dict[str, Any] = {"query_id": "q", "prompt": "go", "request_id": request}
         self.chat.event(msgspec.to_builtins(TurnStarted(**(fields | more))))
 
     async def ended(self, **more: Any) -> None:
-        """Let the turn end."""
+        """End the turn."""
         self.chat.event(msgspec.to_builtins(TurnEnded("q")) | {"reply": REPLY | {"steps": 1}} | more)
         for _ in range(20):
             await asyncio.sleep(0)
@@ -136,7 +137,7 @@ def event(n: int, kind: str, text: str = "", **more: Any) -> dict[str, Any]:
 
 
 def question(id: str = "q1", **changes: Any) -> dict[str, Any]:
-    """Return a question as it arrives."""
+    """Return the event of a question."""
     fields: dict[str, Any] = {"tool": "bash", "subject": "rm x", "input": {"command": "rm x"}, "digest": "d"}
     fields |= {"paths": (), "reason": "why", "folder": "/w", "agent": "n", "agent_id": "abc", "task": "t", "depth": 1}
     asked: dict[str, Any] = msgspec.to_builtins(Question(id=id, **(fields | changes)).with_lines())

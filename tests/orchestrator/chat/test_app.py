@@ -1,4 +1,4 @@
-"""A conversation: what is typed becomes prompts, steering, answers; events become lines; leaving ends nobody."""
+"""The chat: input becomes prompts, steering and answers; events become lines; leaving keeps agents."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from orch.client.failure import CommandError
 from orch_protocol.core.messages import assistant, user
+from orch_protocol.core.worktrees import WorktreeReport
 from orch_protocol.wire.watch_events import TurnEnded
 from orch_protocol.wire.worker_messages import TurnEvent, TurnSoFar
 from orch_worker.conversation.framing import CLOSING, OPENING
@@ -19,10 +20,10 @@ from orchestrator.daemon_double import REPLY
 CHILD = AGENT | {"id": "kid", "name": "kim", "parent_id": "abc", "seq": 2}
 
 
-async def test_a_prompt_is_asked_and_its_turn_is_shown() -> None:
-    """What is said streams; the answer counts as taken; the prompt is shown once."""
+async def test_prompt_is_sent_and_its_turn_shown() -> None:
+    """The prompt is shown once, the response is streamed, and the answer is collected."""
     talk = await Talk().begin()
-    await talk.chat.take("go\non")
+    await talk.chat.process_input("go\non")
     talk.began()
     talk.chat.event(event(1, "text", "one\ntwo"))
     assert talk.shown() == ["> go", "  on", "one", "two"]
@@ -38,13 +39,33 @@ async def test_a_prompt_is_asked_and_its_turn_is_shown() -> None:
     assert talk.wire.of("collect") == [{"ref": "abc", "timeout": 0.0}]
 
 
-async def test_what_is_typed_while_it_works_steers_it() -> None:
-    """Or is a follow-up; and what came too late for the turn is asked afterwards."""
+async def test_changes_in_a_worktree_are_shown_before_the_chat_is_idle() -> None:
+    """The chat is not idle until the answer is collected, because a chat with piped input ends when it is idle."""
     talk = await Talk().begin()
-    await talk.chat.take("go")
+    report = WorktreeReport("/w", "orch/abc", "main", ("a.txt",), 1, (), " a.txt | 1 +", ("a.txt",))
+    talk.wire.answers["collect"] = REPLY | {"worktree": msgspec.to_builtins(report)}
+    talk.wire.slow["collect"] = asyncio.Event()
+    await talk.chat.process_input("go")
     talk.began()
-    await talk.chat.take("left")
-    await talk.chat.take("then right", follow_up=True)
+    await talk.ended()
+    assert (talk.chat.idle.is_set(), talk.chat.working) == (False, None)
+    talk.wire.slow["collect"].set()
+    await talk.chat.idle.wait()
+    assert talk.shown()[-4:] == [
+        "worktree (branch orch/abc): 1 file changed, 0 commits, 1 uncommitted",
+        " a.txt | 1 +",
+        "conflicts with main: a.txt",
+        "to merge: orch merge abc",
+    ]
+
+
+async def test_input_during_a_turn_steers_or_follows_up() -> None:
+    """A steering message that the turn did not read becomes the next query."""
+    talk = await Talk().begin()
+    await talk.chat.process_input("go")
+    talk.began()
+    await talk.chat.process_input("left")
+    await talk.chat.process_input("then right", follow_up=True)
     assert [(each["text"], each["follow_up"]) for each in talk.wire.of("steer")] == [
         ("left", False),
         ("then right", True),
@@ -56,34 +77,34 @@ async def test_what_is_typed_while_it_works_steers_it() -> None:
     assert [each["prompt"] for each in talk.wire.of("submit")] == ["go", "left"]
 
 
-async def test_prompts_reach_the_agent_in_the_order_in_which_they_were_typed() -> None:
-    """One that is still on its way is not overtaken by the next."""
+async def test_prompts_are_delivered_in_typed_order() -> None:
+    """A second prompt waits until the request of the first one is answered."""
     talk = await Talk().begin()
     talk.wire.slow["submit"] = asyncio.Event()
-    typed = [asyncio.ensure_future(talk.chat.take(each)) for each in ("one", "two")]
+    typed = [asyncio.ensure_future(talk.chat.process_input(each)) for each in ("one", "two")]
     for _ in range(5):
         await asyncio.sleep(0)
     assert talk.wire.of("steer") == []
     talk.wire.slow["submit"].set()
     await asyncio.gather(*typed)
-    said = [
+    found = [
         (name, params.get("prompt") or params["text"])
         for name, params in talk.wire.asked
         if name in ("submit", "steer")
     ]
-    assert said == [("submit", "one"), ("steer", "two")]
+    assert found == [("submit", "one"), ("steer", "two")]
 
 
-async def test_an_agent_that_was_asked_meanwhile_is_steered() -> None:
-    """Of two who ask at the same moment one would be refused."""
+async def test_prompt_to_a_busy_agent_becomes_steering() -> None:
+    """If another client's query came first, the prompt is sent as steering."""
     talk = await Talk().begin()
     talk.wire.answers["submit"] = CommandError("AgentBusyError", "at work")
-    await talk.chat.take("go")
+    await talk.chat.process_input("go")
     assert talk.wire.of("steer")[0]["text"] == "go"
 
 
-async def test_a_turn_that_somebody_else_asked_for_is_shown() -> None:
-    """With what was asked and by whom, and its answer is left to them."""
+async def test_turns_of_other_clients_are_shown() -> None:
+    """The prompt and its origin are shown, and the answer is not collected."""
     talk = await Talk().begin()
     talk.began(prompt="from afar\x9b2J", request_id=None)
     await talk.ended()
@@ -91,26 +112,32 @@ async def test_a_turn_that_somebody_else_asked_for_is_shown() -> None:
     await talk.ended()
     talk.began(prompt="news", from_inbox=True)
     await talk.ended()
-    said = [line for line in talk.shown() if "42" not in line]
-    assert said == ["asked elsewhere: from afar\\x9b2J", "agent boss asks: done", "those below it tell: news"]
+    listed = [line for line in talk.shown() if "42" not in line]
+    assert listed == ["asked elsewhere: from afar\\x9b2J", "agent boss asks: done", "reports of its subagents: news"]
     assert talk.wire.of("collect") == []
 
 
-async def test_who_comes_back_sees_the_conversation_and_the_turn_under_way() -> None:
-    """The end of what was said, the turn with its response as far as it has come; then that goes on."""
+async def test_reconnecting_shows_history_and_the_running_turn() -> None:
+    """The chat shows the last messages, the response so far, and then new events."""
     talk = Talk()
     folder = user(f"{OPENING}README.md{CLOSING}")
     first = user("Task: t\n\nQuery: what is it?")
     steered = user("[Steering]\nlong ago")
     cut = user("[The turn before this one was cut short; what it recorded is above.]\n\nlong ago")
     talk.wire.said = [user("older"), steered, cut, *[user("long ago")] * 15, folder, first, assistant("It is.")]
-    await talk.chat.meet("1")
-    assert talk.shown()[1:] == ["(1 message before these)", *["> long ago"] * 17, "> what is it?", "It is."]
+    await talk.chat.switch_to("1")
+    assert talk.shown()[1:] == ["(1 message not shown)", *["> long ago"] * 17, "> what is it?", "It is."]
     talk.began(prompt="and now?", met=True)
     call, text = TurnEvent(5, "tool_call", "{}", "bash"), TurnEvent(9, "text", "I am")
     talk.chat.event(msgspec.to_builtins(TurnSoFar("q", (call, text), n=9, lost=2)))
     talk.chat.event(event(10, "text", " here"))
-    lines = ["> and now?", "(it is at work on that)", "(2 events of this turn before these)", "-> bash {}", "I am here"]
+    lines = [
+        "> and now?",
+        "(the agent is working on this)",
+        "(2 events of this turn were not shown)",
+        "-> bash {}",
+        "I am here",
+    ]
     assert talk.shown() == lines
     talk.chat.event(event(11, "message", "I am here", step=1))
     await talk.ended()
@@ -118,21 +145,21 @@ async def test_who_comes_back_sees_the_conversation_and_the_turn_under_way() -> 
 
 
 async def test_text_streamed_before_a_cancel_stays_on_the_screen() -> None:
-    """It is shown once, and below it how the turn ended."""
+    """The text is shown once, followed by the stop reason."""
     talk = await Talk().begin()
-    await talk.chat.take("go")
+    await talk.chat.process_input("go")
     talk.began()
     talk.chat.event(event(1, "text", "Once upon"))
     await talk.chat.interrupt()
     text = "Once upon\n\n[The turn was cancelled.]"
     await talk.ended(reply=REPLY | {"text": text, "steps": 0, "stop_reason": "cancelled"})
-    said = talk.shown()
-    assert said.count("Once upon") == 1
-    assert "the turn ended early: cancelled" in said
+    found = talk.shown()
+    assert found.count("Once upon") == 1
+    assert "the turn ended early: cancelled" in found
 
 
-async def test_ctrl_c_ends_the_turn_and_then_at_once() -> None:
-    """By the same services as the verbs."""
+async def test_ctrl_c_cancels_softly_then_hard() -> None:
+    """The end of the turn closes questions of the agent, but not questions of a subagent."""
     talk = await Talk().begin()
     talk.began(request_id=None)
     assert await talk.chat.interrupt() == "cancel"
@@ -144,65 +171,65 @@ async def test_ctrl_c_ends_the_turn_and_then_at_once() -> None:
     lines = talk.shown()
     assert "AgentDiedError: it was ended" in lines
     assert lines[-6:][0] == "agent: kim (kid, depth 1)"
-    await talk.chat.take("n")
-    assert talk.chat.asks == ""
+    await talk.chat.process_input("n")
+    assert talk.chat.input_hint == ""
     assert talk.chat.failed
 
 
-@pytest.mark.parametrize(("said", "ended"), [("", []), ("e", [{"refs": ["kid"]}])])
-async def test_leaving_asks_about_those_that_live(said: str, ended: list[Any]) -> None:
-    """They are kept or ended; to stay is possible too."""
+@pytest.mark.parametrize(("expected", "ended"), [("", []), ("e", [{"refs": ["kid"]}])])
+async def test_leaving_asks_whether_to_keep_live_agents(expected: str, ended: list[Any]) -> None:
+    """The answers are keep, end and stay. Other input does not leave."""
     talk = await Talk().begin()
     talk.wire.answers["list"] = [AGENT, CHILD]
     await talk.chat.leave()
     assert not talk.chat.done.is_set()
     assert "  2 kim: idle" in talk.shown()
-    await talk.chat.take("what?")
-    await talk.chat.take("s")
+    await talk.chat.process_input("what?")
+    await talk.chat.process_input("s")
     assert not talk.chat.done.is_set()
     await talk.chat.leave()
-    await talk.chat.take(said)
+    await talk.chat.process_input(expected)
     assert talk.chat.done.is_set()
     assert talk.wire.of("kill") == ended
-    assert talk.shown()[-1] == "agent 1 (n) is kept: orch chat 1 comes back to it"
+    assert talk.shown()[-1] == "agent 1 (n) is kept: orch chat 1 continues the chat"
 
 
 @pytest.mark.parametrize(("fresh", "kept"), [(True, []), (False, ["abc"])])
-async def test_an_agent_that_was_made_for_nothing_is_not_kept(fresh: bool, kept: list[str]) -> None:
-    """Who looked in and left leaves nothing behind; an agent that was there before stays."""
+async def test_unused_new_agent_is_ended_on_leaving(fresh: bool, kept: list[str]) -> None:
+    """An agent that existed before the chat is kept."""
     talk = Talk()
     talk.wire.answers["state"] = AGENT | {"queries": 0}
-    await talk.chat.meet("1", fresh=fresh)
+    await talk.chat.switch_to("1", is_new=fresh)
     await talk.chat.leave()
     assert talk.chat.done.is_set()
     assert talk.wire.of("kill") == ([] if kept else [{"refs": ["abc"]}])
 
 
-async def test_a_terminal_that_is_gone_leaves_no_agent_that_was_asked_nothing() -> None:
-    """Nobody was there to leave; nor is one left by who switches to another. One that has something to tell stays."""
+async def test_unused_agent_is_ended_when_the_terminal_is_lost() -> None:
+    """An unused agent is also ended on a switch. An agent with messages, a title or queries is kept."""
     talk = await Talk().begin()
     talk.wire.executes("status")
-    await talk.chat.take("/status")
-    await talk.chat.gone()
+    await talk.chat.process_input("/status")
+    await talk.chat.discard_unused()
     assert talk.wire.of("kill") == [{"refs": ["abc"]}]
     for there in ({"messages": [{}]}, {"agent": AGENT | {"queries": 0, "title": "pumps"}}, {"agent": AGENT}):
         talk = Talk()
         talk.wire.answers["show"] |= there
         await talk.begin()
-        await talk.chat.gone()
+        await talk.chat.discard_unused()
         assert talk.wire.of("kill") == []
     talk = await Talk().begin()
     talk.wire.answers["state"] = AGENT | {"id": "kid"}
     talk.wire.executes("switch", kind="switch", agent="kid")
-    await talk.chat.take("/switch kid")
+    await talk.chat.process_input("/switch kid")
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert talk.wire.of("kill") == [{"refs": ["abc"]}]
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_what_is_typed_behind_a_switch_is_for_whom_it_leads_to(fails: bool) -> None:
-    """However long that takes; did it lead nowhere, nobody else is told, and the line is there to be said again."""
+async def test_input_typed_during_a_switch_goes_to_the_new_agent(fails: bool) -> None:
+    """If the switch fails, the input returns to the input line."""
     talk = await Talk().begin()
     talk.wire.answers["commands"] |= {
         "commands": [{"name": "use", "aliases": ["switch"], "moves": True}],
@@ -211,7 +238,7 @@ async def test_what_is_typed_behind_a_switch_is_for_whom_it_leads_to(fails: bool
     await talk.chat.commands.load("abc")
     talk.wire.executes("switch", kind="switch", agent="kid")
     talk.wire.slow["execute"] = asyncio.Event()
-    typed = [asyncio.ensure_future(talk.chat.take(each)) for each in ("/switch kid", "hello kid", "/status")]
+    typed = [asyncio.ensure_future(talk.chat.process_input(each)) for each in ("/switch kid", "hello kid", "/status")]
     await asyncio.sleep(0)
     if fails:
         talk.wire.answers["execute"] = CommandError("AgentGoneError", "there is no kid")
@@ -225,46 +252,46 @@ async def test_what_is_typed_behind_a_switch_is_for_whom_it_leads_to(fails: bool
     assert [params["ref"] for params in talk.wire.of("execute")] == (["abc"] if fails else ["abc", "kid"])
 
 
-async def test_an_agent_that_was_ended_elsewhere_is_not_called_kept() -> None:
-    """How it answers again is said."""
+async def test_agent_ended_elsewhere_is_not_reported_as_kept() -> None:
+    """The message says how to resume the agent."""
     talk = await Talk().begin()
     talk.wire.answers["state"] = AGENT | {"status": "killed"}
     await talk.chat.leave()
-    assert talk.shown()[-1] == "agent 1 (n) was ended: orch resume 1 lets it answer again"
+    assert talk.shown()[-1] == "agent 1 (n) was ended: orch resume 1 makes it usable again"
 
 
-async def test_a_daemon_that_ended_is_said_and_the_next_prompt_goes_on() -> None:
-    """It is watched anew then."""
+async def test_ended_daemon_is_reported_and_the_next_prompt_reconnects() -> None:
+    """The next prompt is sent, and the chat watches the agent again."""
     talk = await Talk().begin()
-    await talk.chat.take("go")
+    await talk.chat.process_input("go")
     talk.began()
     talk.chat.event(event(1, "text", "half a li"))
     talk.wire.there = False
     talk.chat._lost(CommandError("DaemonGone", "the daemon ended"))
     assert talk.chat.working is None
     assert talk.shown()[1:3] == ["half a li", "DaemonGone: the daemon ended"]
-    await talk.chat.take("again")
+    await talk.chat.process_input("again")
     assert talk.shown() == ["> again"]
     assert len(talk.wire.watched) == 2
     assert [each["prompt"] for each in talk.wire.of("submit")] == ["go", "again"]
-    talk.began(met=True)  # the watch came a moment later than what was asked
+    talk.began(met=True)  # the chat began to watch after the turn had started
     talk.chat.event(event(1, "text", "whole"))
     assert talk.shown() == ["whole"]
 
 
-async def test_a_daemon_that_ended_asks_nothing() -> None:
-    """What is typed then is a prompt, and no answer to what nobody waits for."""
+async def test_question_of_an_ended_daemon_is_dropped() -> None:
+    """The chat does not wait for an answer any more."""
     talk = await Talk().begin()
     talk.began(request_id=None)
     talk.chat.event(question())
     talk.chat._lost(CommandError("DaemonGone", "the daemon ended"))
-    assert not talk.chat.asks
+    assert not talk.chat.input_hint
     assert talk.chat.failed
 
 
 @pytest.mark.parametrize("works", [False, True])
-async def test_a_daemon_that_does_not_answer_keeps_nobody_here(works: bool) -> None:
-    """Who leaves has left; that nothing was ended is said."""
+async def test_unresponsive_daemon_does_not_block_leaving(works: bool) -> None:
+    """The chat ends and reports the error of the daemon."""
     talk = await Talk().begin()
     if works:
         talk.began(request_id=None)
@@ -272,17 +299,17 @@ async def test_a_daemon_that_does_not_answer_keeps_nobody_here(works: bool) -> N
         talk.wire.answers[method] = CommandError("DaemonSilent", "it says nothing")
     await talk.chat.leave()
     if works:
-        await talk.chat.take("end")
+        await talk.chat.process_input("end")
     assert talk.chat.done.is_set()
     assert talk.shown()[-1] == "DaemonSilent: it says nothing"
 
 
-async def test_what_was_heard_too_late_and_is_refused_is_there_again() -> None:
-    """It is taken from the agent's queue to be asked: when that is refused it stands in the line."""
+async def test_refused_late_steering_returns_to_the_input_line() -> None:
+    """If the query that replaces unread steering is refused, its text returns to the input line."""
     talk = await Talk().begin()
-    await talk.chat.take("go")
+    await talk.chat.process_input("go")
     talk.began()
-    await talk.chat.take("and the valve")
+    await talk.chat.process_input("and the valve")
     waiting = {"waiting": [{"id": "s1", "text": "and the valve"}]}
     talk.wire.answers |= {"queue": waiting, "clear_queue": waiting}
     talk.wire.answers["submit"] = CommandError("BudgetExceededError", "no dollar is left")
@@ -291,46 +318,45 @@ async def test_what_was_heard_too_late_and_is_refused_is_there_again() -> None:
     assert "BudgetExceededError: no dollar is left" in talk.shown()
 
 
-async def test_ctrl_c_forgets_lines_that_are_taken_as_they_come() -> None:
-    """Else the only way out would be to say them."""
+async def test_ctrl_c_discards_queued_input_lines() -> None:
+    """Ctrl-C leaves the paste mode, and the lines so far are not sent."""
     talk = await Talk().begin()
     talk.wire.executes("paste", kind="paste")
-    await talk.chat.take("/paste")
-    await talk.chat.take("one")
+    await talk.chat.process_input("/paste")
+    await talk.chat.process_input("one")
     assert await talk.chat.interrupt(typed=True) == "clear"
-    assert not talk.chat.asks
-    await talk.chat.take("two")
+    assert not talk.chat.input_hint
+    await talk.chat.process_input("two")
     assert [each["prompt"] for each in talk.wire.of("submit")] == ["two"]
 
 
-async def test_what_goes_wrong_is_said_and_the_talk_goes_on() -> None:
-    """As when the agent was killed."""
+async def test_errors_are_shown_and_the_chat_continues() -> None:
     talk = await Talk().begin()
     talk.wire.answers["submit"] = CommandError("AgentGoneError", "it was killed: orch resume 1")
-    await talk.chat.take("go")
+    await talk.chat.process_input("go")
     assert talk.shown()[-1] == "AgentGoneError: it was killed: orch resume 1"
     assert talk.chat.working is None
 
 
-async def test_commands_are_executed_in_the_session() -> None:
-    """What comes of one is shown; what only looks like one is said."""
+async def test_slash_commands_run_in_the_session() -> None:
+    """The result of a command is shown. A path and a line with two slashes are sent to the model."""
     talk = await Talk().begin()
     assert talk.chat.commands.known == {"kill": "end an agent", "end": "end an agent"}
     talk.wire.executes("agents", "a table\x1b[2J")
-    await talk.chat.take("/agents --all")
+    await talk.chat.process_input("/agents --all")
     assert talk.shown() == ["> /agents --all", "a table\\x1b[2J"]
     assert talk.wire.of("execute") == [{"ref": "abc", "text": "/agents --all"}]
     talk.wire.executes("diff", "--- a\n+new\n")
-    await talk.chat.take("/diff")
-    assert talk.sheet.take()[1:] == [[("strong", "--- a")], [("add", "+new")]]
-    await talk.chat.take("/etc/passwd is a path")
-    await talk.chat.take("//status is said")
+    await talk.chat.process_input("/diff")
+    assert talk.output.take()[1:] == [[("strong", "--- a")], [("add", "+new")]]
+    await talk.chat.process_input("/etc/passwd is a path")
+    await talk.chat.process_input("//status is said")
     assert [each["prompt"] for each in talk.wire.of("submit")] == ["/etc/passwd is a path"]
     assert talk.wire.of("steer")[0]["text"] == "/status is said"
 
 
-async def test_widgets_of_extensions_are_kept_up_to_date() -> None:
-    """Each is asked when the talk begins and after each turn; nothing in what it says is obeyed."""
+async def test_extension_widgets_are_updated_after_each_turn() -> None:
+    """A widget shows the output of its command as one line, with escaped control characters."""
     talk = Talk()
     widgets = [{"name": "left", "command": "/todo --count", "title": "to do", "place": "status", "source": "todo"}]
     widgets.append(widgets[0] | {"name": "log", "title": "", "place": "panel"})
@@ -343,53 +369,53 @@ async def test_widgets_of_extensions_are_kept_up_to_date() -> None:
     assert "to do: 3" in "".join(text for _, text in talk.chat.bar(100))
 
 
-async def test_help_tells_of_keys_too() -> None:
-    """Which belong to the console, while commands belong to the session."""
+async def test_help_lists_key_bindings() -> None:
+    """`/help` lists the keys of the chat and the commands of the session."""
     talk = await Talk().begin()
     talk.wire.executes("help", "/kill ID")
-    await talk.chat.take("/help")
+    await talk.chat.process_input("/help")
     text = "\n".join(talk.shown())
     assert "Alt-Enter" in text
     assert "/kill ID" in text
 
 
-async def test_effects_of_commands_are_done() -> None:
-    """To ask, to edit, to copy, to take many lines, to talk to another agent, and to leave."""
+async def test_command_effects_are_applied() -> None:
+    """The effects are ask, edit, copy, paste, switch and quit."""
     talk = await Talk().begin()
     talk.wire.executes("review", kind="ask", text="review this")
-    await talk.chat.take("/review")
+    await talk.chat.process_input("/review")
     assert talk.wire.of("submit")[0]["prompt"] == "review this"
     await talk.ended()
     talk.wire.executes("branch", kind="edit", text="again")
-    await talk.chat.take("/branch e1")
+    await talk.chat.process_input("/branch e1")
     assert talk.chat.draft == "again"
     talk.wire.executes("copy", kind="copy", text="42")
-    await talk.chat.take("/copy")
+    await talk.chat.process_input("/copy")
     assert talk.chat.copied == "42"
     talk.wire.executes("paste", kind="paste", text="one")
-    await talk.chat.take("/paste one")
-    assert "/end" in talk.chat.asks
+    await talk.chat.process_input("/paste one")
+    assert "/end" in talk.chat.input_hint
     for line in ("/two", "", "/end"):
-        await talk.chat.take(line)
+        await talk.chat.process_input(line)
     assert talk.wire.of("submit")[1]["prompt"] == "one\n/two\n"
     await talk.ended()
     talk.wire.executes("plan", kind="switch", agent="kid", text="plan it")
     talk.wire.answers["state"] = CHILD
-    await talk.chat.take("/plan plan it")
+    await talk.chat.process_input("/plan plan it")
     assert (talk.chat.id, talk.wire.watched[-1]["ref"]) == ("kid", "kid")
     assert (talk.wire.of("submit")[2]["ref"], talk.wire.of("submit")[2]["prompt"]) == ("kid", "plan it")
     await talk.ended()
     talk.wire.executes("quit", kind="quit")
-    await talk.chat.take("/quit")
+    await talk.chat.process_input("/quit")
     assert talk.chat.done.is_set()
 
 
-async def test_ctrl_c_waits_for_no_command() -> None:
-    """One that takes long is dropped, and the chat goes on."""
+async def test_ctrl_c_abandons_a_running_command() -> None:
+    """The request is dropped, and the chat shows that the command was interrupted."""
     talk = await Talk().begin()
     talk.wire.slow["execute"] = asyncio.Event()
-    task = asyncio.create_task(talk.chat.take("!sleep 100"))
-    while not talk.chat.commands.running:  # noqa: ASYNC110  # gives way
+    task = asyncio.create_task(talk.chat.process_input("!sleep 100"))
+    while not talk.chat.commands.running:  # noqa: ASYNC110  # yields
         await asyncio.sleep(0)
     assert await talk.chat.interrupt() == "stop"
     assert talk.wire.dropped[0].is_set()
@@ -400,52 +426,52 @@ async def test_ctrl_c_waits_for_no_command() -> None:
     assert talk.shown()[-1] == "Interrupted: not waited for"
 
 
-async def test_a_paste_that_is_gone_is_not_said() -> None:
-    """It stays in the line, to be pasted anew."""
+async def test_missing_paste_keeps_the_line_unsent() -> None:
+    """A line with a mark of an unknown paste stays in the input line."""
     talk = await Talk().begin()
     typed = "look: [pasted 0123abcd: 9,999 characters, 1 line]"
-    await talk.chat.take(typed)
+    await talk.chat.process_input(typed)
     assert talk.wire.of("submit") == []
     assert talk.chat.draft == typed
 
 
-async def test_who_is_left_at_work_is_asked_for_and_its_end_is_told() -> None:
-    """A call of its that needs approval is not denied because nobody looks on, nor lost by the next switch."""
+async def test_approvals_of_a_left_agent_are_asked_and_its_end_reported() -> None:
+    """After a switch, questions of the previous agent are asked, and the end of its turn is reported."""
     talk = await Talk().begin()
-    await talk.chat.take("go")
+    await talk.chat.process_input("go")
     talk.began()
     talk.wire.answers["state"] = CHILD
     talk.wire.executes("switch", kind="switch", agent="kid")
-    await talk.chat.take("/switch kid")
+    await talk.chat.process_input("/switch kid")
     [beside] = talk.wire.siblings
     assert beside.watched == [{"ref": "abc", "approve": True}]
     talk.shown()
     beside.tell(question())
     assert "agent: n (abc, depth 1)" in talk.shown()
-    await talk.chat.take("y")
+    await talk.chat.process_input("y")
     assert talk.wire.of("answer")[0]["allow"] is True
     beside.tell(question("q2", agent_id="its child"))
     talk.wire.answers["state"] = AGENT | {"id": "third"}
-    await talk.chat.meet("third")
-    assert "allow it?" in talk.chat.asks
+    await talk.chat.switch_to("third")
+    assert "Allow it?" in talk.chat.input_hint
     beside.tell(msgspec.to_builtins(TurnEnded("q")) | {"reply": REPLY})
-    assert not talk.chat.asks
-    assert talk.shown()[-1] == "n has answered; /switch 1 goes there"
+    assert not talk.chat.input_hint
+    assert talk.shown()[-1] == "n has answered; /switch 1 returns to it"
     assert not beside.there
     talk.wire.answers["state"] = AGENT
     talk.wire.executes("switch", kind="switch", agent="abc")
-    await talk.chat.take("/switch 1")
+    await talk.chat.process_input("/switch 1")
     assert len(talk.wire.siblings) == 1
 
 
-async def test_a_switch_that_fails_leaves_the_talk_with_whom_it_was() -> None:
-    """Whatever it fails at: the agent that is watched is the one that hears what is typed."""
+async def test_failed_switch_keeps_the_current_agent() -> None:
+    """If a request of the switch fails, the chat stays with the current agent and its watch."""
     talk = await Talk().begin()
     talk.wire.executes("switch", kind="switch", agent="kid")
     watched = len(talk.wire.watched)
     for method in ("state", "commands"):
         before, talk.wire.answers[method] = talk.wire.answers[method], CommandError("AgentGoneError", "it was pruned")
-        await talk.chat.take("/switch kid")
+        await talk.chat.process_input("/switch kid")
         talk.wire.answers[method] = before
         assert talk.shown()[-1] == "AgentGoneError: it was pruned"
         assert (talk.chat.id, len(talk.wire.watched)) == ("abc", watched)

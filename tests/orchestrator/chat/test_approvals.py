@@ -1,4 +1,4 @@
-"""What needs approval, asked and answered in a chat."""
+"""Questions for approval in a chat, and their answers."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from orch_protocol.policy.approval import AnswerQuestion
+from orch_protocol.services.policy.approvals import AnswerQuestion
 from orch_protocol.wire.watch_events import QuestionClosed
 from orchestrator.chat.chat_double import Talk, event, question
 from orchestrator.daemon_double import REPLY
 
 
-async def test_what_answers_one_question_answers_no_other() -> None:
-    """What was typed for one that is over by then goes back into the line."""
+async def test_answer_for_an_expired_question_returns_to_the_line() -> None:
+    """An answer for a closed question is not used for the next question."""
     talk = await Talk().begin()
     talk.chat.event(question("q1"))
-    topic = talk.chat.topic
+    question_id = talk.chat.question_id
     talk.chat.event(question("q2"))
     talk.chat.event(msgspec.to_builtins(QuestionClosed("q1")))
-    await talk.chat.take("y", topic=topic)
+    await talk.chat.process_input("y", question_id=question_id)
     assert (talk.wire.of("answer"), talk.chat.draft) == ([], "y")
-    await talk.chat.take("y", topic=talk.chat.topic)
+    await talk.chat.process_input("y", question_id=talk.chat.question_id)
     assert [params["id"] for params in talk.wire.of("answer")] == ["q2"]
 
 
@@ -37,7 +37,7 @@ async def test_what_answers_one_question_answers_no_other() -> None:
     ids=["yes", "no", "unreachable"],
 )
 async def test_piped_chat_asks_on_the_terminal(scope: Any, sent: dict[str, Any]) -> None:
-    """The lines of its input are prompts, so a function asks instead; if it cannot, the call counts as denied."""
+    """Lines of a pipe are prompts, so a function asks the user. If it fails, the denial is marked as unasked."""
 
     def ask(event: dict[str, Any]) -> str | None:
         if isinstance(scope, Exception):
@@ -48,23 +48,23 @@ async def test_piped_chat_asks_on_the_terminal(scope: Any, sent: dict[str, Any])
     talk = await Talk(ask_user=ask).begin()
     talk.began(request_id=None)
     talk.chat.event(question("q1"))
-    assert talk.chat.asks == ""
+    assert talk.chat.input_hint == ""
     await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}))
     assert talk.wire.of("answer") == [{"id": "q1"} | sent]
 
 
 @pytest.mark.parametrize("chose_deny", [False, True])
 async def test_denied_calls_fail_the_turn_unless_the_user_chose_deny(chose_deny: bool) -> None:
-    """The note says what to do about it."""
+    """The note is shown only if the turn fails."""
     talk = await Talk(mode="deny", chose_deny=chose_deny).begin()
     talk.began(request_id=None)
     await talk.ended(reply=REPLY | {"steps": 1, "denied": 1})
     assert talk.chat.failed is not chose_deny
-    assert any("nobody could be asked" in line for line in talk.shown()) is not chose_deny
+    assert any("no user could be asked" in line for line in talk.shown()) is not chose_deny
 
 
-async def test_a_question_is_shown_with_its_diff_and_answered(tmp_path: Any) -> None:
-    """One after the other; what is no answer is laid aside and allows nothing."""
+async def test_question_is_shown_with_its_diff(tmp_path: Any) -> None:
+    """Questions are shown one at a time. An unclear answer returns to the input line and allows no call."""
     (tmp_path / "f").write_text("one\n")
     edit = {"path": "f", "old_text": "one", "new_text": "two"}
     talk = await Talk().begin()
@@ -76,20 +76,20 @@ async def test_a_question_is_shown_with_its_diff_and_answered(tmp_path: Any) -> 
     lines = talk.shown()
     assert lines[0] == "tool: replace_in_file"
     assert lines[-2:] == ["-one", "+two"]
-    assert talk.chat.asks.startswith("allow it?")
-    await talk.chat.take("and run the tests")
+    assert talk.chat.input_hint.startswith("Allow it?")
+    await talk.chat.process_input("and run the tests")
     assert (talk.wire.of("answer"), talk.chat.draft) == ([], "and run the tests")
     talk.shown()
-    await talk.chat.take("s")
+    await talk.chat.process_input("s")
     assert talk.shown()[:2] == ["allowed (session)", "agent: kim (kid, depth 1)"]
-    await talk.chat.take("n keep it")
-    assert talk.chat.asks == ""
-    said = [msgspec.convert(each, AnswerQuestion) for each in talk.wire.of("answer")]
-    assert said == [AnswerQuestion("q1", True, "session"), AnswerQuestion("q2", False, reason="keep it")]
+    await talk.chat.process_input("n keep it")
+    assert talk.chat.input_hint == ""
+    listed = [msgspec.convert(each, AnswerQuestion) for each in talk.wire.of("answer")]
+    assert listed == [AnswerQuestion("q1", True, "session"), AnswerQuestion("q2", False, reason="keep it")]
 
 
-async def test_a_question_that_is_over_is_not_asked_any_more() -> None:
-    """Whoever answered it, and whatever became of it; what stands behind it is asked then."""
+async def test_settled_question_is_skipped() -> None:
+    """If a question is answered elsewhere, the next open question is shown."""
     talk = await Talk().begin()
     for id in ("q1", "q2", "q3"):
         talk.chat.event(question(id))
@@ -97,50 +97,49 @@ async def test_a_question_that_is_over_is_not_asked_any_more() -> None:
     talk.chat.event(msgspec.to_builtins(QuestionClosed("q2")))
     assert talk.shown() == []
     talk.chat.event(msgspec.to_builtins(QuestionClosed("q1")))
-    assert talk.shown()[0].startswith("that was answered elsewhere")
-    await talk.chat.take("y")
+    assert talk.shown()[0].startswith("that question was answered elsewhere")
+    await talk.chat.process_input("y")
     assert talk.wire.of("answer")[0]["id"] == "q3"
     talk.chat.event(msgspec.to_builtins(QuestionClosed("q3")))
-    assert talk.chat.asks == ""
+    assert talk.chat.input_hint == ""
 
 
-async def test_what_is_let_through_is_said() -> None:
-    """With `auto` nobody is asked."""
+async def test_mode_auto_reports_allowed_calls() -> None:
+    """The call is allowed without a question, and a line reports it."""
     talk = await Talk(mode="auto").begin()
     talk.chat.event(question())
     await asyncio.sleep(0)
     assert talk.wire.of("answer") == [{"id": "q1", "allow": True}]
-    assert talk.shown()[0].startswith("let through: agent: n")
+    assert talk.shown()[0].startswith("allowed: agent: n")
 
 
-async def test_with_deny_nobody_is_asked() -> None:
-    """The daemon is told so, and says no at once."""
+async def test_mode_deny_is_sent_to_the_daemon() -> None:
+    """In this mode the daemon denies calls without a question to the chat."""
     assert (await Talk(mode="deny").begin()).wire.watched[0]["approve"] is False
 
 
-async def test_an_answer_is_shown_before_what_comes_of_it() -> None:
-    """However fast that is; one that came too late is said to be none."""
+async def test_answer_is_shown_before_its_effects() -> None:
+    """The answer is shown before the events that follow it. If it had no effect, a line says so."""
     talk = await Talk().begin()
     talk.began()
     talk.chat.event(question())
     talk.shown()
     talk.wire.slow["answer"] = asyncio.Event()
-    talk.wire.answers["answer"] = {"taken": False, "note": "nobody answered in time"}
-    answering = asyncio.ensure_future(talk.chat.take("n too large"))
+    talk.wire.answers["answer"] = {"taken": False, "note": "no answer in time"}
+    answering = asyncio.ensure_future(talk.chat.process_input("n too large"))
     await asyncio.sleep(0)
     talk.chat.event(event(1, "message", "Done."))
     talk.wire.slow["answer"].set()
     await answering
-    assert talk.shown() == ["no: too large", "Done.", "that did not count: nobody answered in time"]
+    assert talk.shown() == ["no: too large", "Done.", "the answer had no effect: no answer in time"]
 
 
-async def test_a_question_that_comes_while_one_is_answered_is_shown_once() -> None:
-    """As one does that was waiting for it."""
+async def test_question_arriving_during_an_answer_is_shown_once() -> None:
     talk = await Talk().begin()
     talk.chat.event(question("q1"))
     talk.shown()
     talk.wire.slow["answer"] = asyncio.Event()
-    answering = asyncio.ensure_future(talk.chat.take("y"))
+    answering = asyncio.ensure_future(talk.chat.process_input("y"))
     await asyncio.sleep(0)
     talk.chat.event(question("q2"))
     talk.wire.slow["answer"].set()
@@ -149,5 +148,5 @@ async def test_a_question_that_comes_while_one_is_answered_is_shown_once() -> No
     assert shown[0] == "allowed (once)"
     assert shown.count("tool: bash") == 1
     talk.chat.event(question("q3"))
-    await talk.chat.take("y")
+    await talk.chat.process_input("y")
     assert talk.shown().count("tool: bash") == 1

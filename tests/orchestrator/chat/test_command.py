@@ -1,4 +1,4 @@
-"""`orch chat` as it is typed: what goes together and what does not, and lines where a terminal can do little."""
+"""The command `orch chat`: conflicting options, and input and output without terminal features."""
 
 from __future__ import annotations
 
@@ -17,33 +17,34 @@ Captured = pytest.CaptureFixture[str]
 
 
 class Screen(io.StringIO):
-    """A terminal that can do no more than print."""
+    """A terminal that can only print."""
 
     def isatty(self) -> bool:
-        """It is one."""
         return True
 
 
 @pytest.mark.parametrize(
     ("argv", "why"),
     [
-        (["--json"], "a chat is for people"),
-        (["1", "--model", "local", "--plan"], "agent 1 is what it is: --model, --plan is for another one"),
-        (["1", "--max-cost", "2"], "--max-cost is for another one"),
+        (["--json"], "orch chat has no JSON output"),
+        (["1", "--model", "local", "--plan"], "--model, --plan cannot be changed for the existing agent 1"),
+        (["1", "--history", "h.json"], "--history cannot be changed for the existing agent 1"),
+        (["1", "--max-cost", "2"], "--max-cost cannot be changed for the existing agent 1"),
         (["--approve", "ask"], "needs a terminal"),
     ],
 )
-def test_what_does_not_go_together_is_refused(
+def test_conflicting_options_are_refused_before_anything_starts(
     capsys: Captured, monkeypatch: pytest.MonkeyPatch, argv: list[str], why: str
 ) -> None:
-    """Before anything is started."""
     monkeypatch.setattr("sys.stdin", io.StringIO())
+    for name in ("orch.cli.agents.chat.Connection", "orch.chat.daemon_connection.DaemonConnection"):
+        monkeypatch.setattr(name, lambda: pytest.fail("connected to the daemon"))
     assert run(["chat", *argv]) == 2
     assert why in capsys.readouterr().err
 
 
 class Typist:
-    """Types lines when they are wanted."""
+    """An iterator over lines of input."""
 
     def __init__(self, talk: Talk, *lines: str) -> None:
         self._talk = talk
@@ -59,12 +60,12 @@ class Typist:
 
 
 async def printed(talk: Talk, *lines: str, waits: bool) -> tuple[str, str]:
-    """Return what is said and what is told when these lines are typed and the agent says nothing."""
+    """Return stdout and stderr of a chat with these input lines. With `waits`, each turn sends the same text."""
     out, err = Screen(), Screen()
-    sheet = PlainScreen(out, err)
-    talk.chat.sheet = sheet
-    talk.chat._story._sheet = sheet
-    reading = LineInput(talk.chat, Typist(talk, *lines), waits=waits)  # type: ignore[arg-type]
+    output = PlainScreen(out, err)
+    talk.chat.output = output
+    talk.chat._turn_log._output = output
+    reading = LineInput(talk.chat, Typist(talk, *lines), wait_for_turns=waits)  # type: ignore[arg-type]
     running = asyncio.create_task(reading.run())
     while not running.done():
         await asyncio.sleep(0)
@@ -77,19 +78,19 @@ async def printed(talk: Talk, *lines: str, waits: bool) -> tuple[str, str]:
     return out.getvalue(), err.getvalue()
 
 
-async def test_each_line_is_said_when_the_last_was_answered() -> None:
-    """A backslash goes on with the next line; at the end it is left, and who lives is kept."""
+async def test_input_lines_are_sent_one_after_the_other() -> None:
+    """A backslash continues a line. At the end of the input the chat keeps live agents."""
     talk = await Talk(echo=False).begin()
     talk.wire.answers["list"] = [AGENT]
     out, err = await printed(talk, "one\n", "two\\\n", "three\n", waits=True)
     assert [each["prompt"] for each in talk.wire.of("submit")] == ["one", "two\nthree"]
     assert out == "said\\x1b[2J\n" * 2
-    assert err.endswith("agent 1 (n) is kept: orch chat 1 comes back to it\n")
+    assert err.endswith("agent 1 (n) is kept: orch chat 1 continues the chat\n")
     assert talk.wire.of("kill") == []
 
 
-async def test_lines_that_are_taken_as_they_come_end_where_the_input_does() -> None:
-    """A backslash at the end of one stays; nothing that was typed is lost."""
+async def test_paste_mode_ends_with_the_input() -> None:
+    """A backslash at the end of a pasted line is text, and the lines so far are sent."""
     talk = await Talk(echo=False).begin()
     talk.wire.executes("paste", kind="paste")
     await printed(talk, "/paste\n", "#define X \\\n", "  3\n", waits=True)
@@ -97,18 +98,18 @@ async def test_lines_that_are_taken_as_they_come_end_where_the_input_does() -> N
 
 
 @pytest.mark.parametrize("why", [BrokenPipeError(), OSError(errno.ENOSPC, "No space left on device")], ids=str)
-async def test_where_what_is_said_cannot_be_written_the_chat_ends(why: OSError) -> None:
-    """In the middle of a turn too, whose end it does not wait for; with what was in the way."""
+async def test_unwritable_output_ends_the_chat(why: OSError) -> None:
+    """The chat raises the error in the middle of a turn, and sends no further line."""
 
     class Closed(Screen):
         def write(self, _: str) -> int:
             raise why
 
     talk = await Talk(echo=False).begin()
-    talk.chat.sheet = talk.chat._story._sheet = PlainScreen(Closed(), Screen())
-    reading = LineInput(talk.chat, Typist(talk, "one\n", "two\n"), waits=True)  # type: ignore[arg-type]
+    talk.chat.output = talk.chat._turn_log._output = PlainScreen(Closed(), Screen())
+    reading = LineInput(talk.chat, Typist(talk, "one\n", "two\n"), wait_for_turns=True)  # type: ignore[arg-type]
     running = asyncio.create_task(reading.run())
-    while talk.chat.working is None:  # noqa: ASYNC110  # gives way
+    while talk.chat.working is None:  # noqa: ASYNC110  # yields
         await asyncio.sleep(0)
     talk.began()
     talk.chat.event({"n": 1, "kind": "text", "text": "said"})
@@ -118,25 +119,25 @@ async def test_where_what_is_said_cannot_be_written_the_chat_ends(why: OSError) 
 
 
 @pytest.mark.parametrize(("method", "line"), [("submit", "go"), ("execute", "/nonsense")])
-async def test_what_is_refused_has_failed(method: str, line: str) -> None:
-    """As a turn that fails has: the exit code of the command says so. What is said next may go well."""
+async def test_refused_or_failed_turn_sets_the_exit_code(method: str, line: str) -> None:
+    """A later turn that succeeds resets the failure."""
     talk = await Talk().begin()
     talk.wire.answers[method] = CommandError("ConfigError", "there is no such thing")
-    await talk.chat.take(line)
+    await talk.chat.process_input(line)
     assert talk.chat.failed
     talk.wire.answers["submit"] = {"id": "abc", "query_id": "q"}
-    await talk.chat.take("go")
+    await talk.chat.process_input("go")
     await talk.ended(error=None)
     assert not talk.chat.failed
 
 
-async def test_a_question_is_asked_once_and_answered_by_a_line() -> None:
-    """With what may be answered."""
+async def test_plain_screen_prints_a_question_once() -> None:
+    """The question of a subagent is written to stderr."""
     talk = await Talk(echo=False).begin()
-    LineInput(talk.chat, Typist(talk), waits=False)  # type: ignore[arg-type]
+    LineInput(talk.chat, Typist(talk), wait_for_turns=False)  # type: ignore[arg-type]
     err = Screen()
-    talk.chat.sheet = PlainScreen(Screen(), err)
+    talk.chat.output = PlainScreen(Screen(), err)
     talk.chat.event(question(agent_id="kid"))
     talk.chat.changed()
-    assert err.getvalue().count("allow it?") == 1
+    assert err.getvalue().count("Allow it?") == 1
     assert "wants: rm x" in err.getvalue()

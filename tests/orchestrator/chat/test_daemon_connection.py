@@ -1,4 +1,4 @@
-"""The console's connections: one beside the other, a watch that can be left, requests that can be dropped."""
+"""The chat's connections to the daemon: concurrent requests, watches, and requests that are dropped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orch.client.failure import CommandError
 
 
 class Wire:
-    """Stands where connections would: each waits until it may answer, and has a word for it."""
+    """A fake connection, and the factory of connections. Each request waits for `go`."""
 
     def __init__(self) -> None:
         self.made = 0
@@ -24,12 +24,12 @@ class Wire:
         self.failure: CommandError | None = None
 
     def __call__(self) -> Any:
-        """Make a connection."""
+        """Count a new connection."""
         self.made += 1
         return self
 
     def call(self, method: str, params: Any, *, on_event: Any = None, on_silence: Any = None) -> Any:
-        """Tell the events, then wait, in silence."""
+        """Send the events, wait for `go`, and return the request or raise `failure`."""
         for event in self.events:
             on_event(event)
         self.begun.set()
@@ -41,72 +41,71 @@ class Wire:
         return [method, params]
 
     def close(self) -> None:
-        """Count it."""
+        """Count a closed connection."""
         self.closed += 1
 
 
 @pytest.fixture
 def wire() -> Wire:
-    """A wire."""
     return Wire()
 
 
-async def test_requests_wait_beside_each_other_and_share_connections(wire: Wire) -> None:
-    """What takes long holds nothing else up; a connection that is idle is used again."""
-    link = DaemonConnection(wire)
-    slow = [asyncio.ensure_future(link.call("query", ref=str(n))) for n in range(3)]
-    while wire.made < 3:  # noqa: ASYNC110  # gives way to threads
+async def test_concurrent_requests_share_a_pool_of_connections(wire: Wire) -> None:
+    """Slow requests do not delay each other, and an idle connection is used again."""
+    connection = DaemonConnection(wire)
+    slow = [asyncio.ensure_future(connection.call("query", ref=str(n))) for n in range(3)]
+    while wire.made < 3:  # noqa: ASYNC110  # yields to threads
         await asyncio.sleep(0)
     wire.go.set()
     assert [(await each)[1] for each in slow] == [{"ref": "0"}, {"ref": "1"}, {"ref": "2"}]
-    await link.call("list")
+    await connection.call("list")
     assert wire.made == 3
-    link.close()
+    connection.close()
     assert wire.closed == 3
 
 
-async def test_a_request_that_is_dropped_fails_and_hangs_up(wire: Wire) -> None:
-    """So that the other end does not wait either."""
-    link, dropped = DaemonConnection(wire), threading.Event()
-    task = asyncio.ensure_future(link.call("execute", dropped=dropped, ref="1"))
+async def test_cancelled_request_fails_and_disconnects(wire: Wire) -> None:
+    """The connection is closed, so that the daemon does not continue to wait."""
+    connection, dropped = DaemonConnection(wire), threading.Event()
+    task = asyncio.ensure_future(connection.call("execute", dropped=dropped, ref="1"))
     await asyncio.to_thread(wire.begun.wait)
     dropped.set()
-    with pytest.raises(CommandError, match="execute is not waited for any more"):
+    with pytest.raises(CommandError, match="stopped waiting for execute"):
         await task
     assert wire.closed == 1
-    link.close()
+    connection.close()
 
 
-async def test_a_daemon_that_ended_leaves_no_connection_behind(wire: Wire) -> None:
-    """What is asked next, of the next daemon, goes by a new one: those that were idle are as dead."""
-    link, lost = DaemonConnection(wire), asyncio.Event()
+async def test_connections_of_an_ended_daemon_are_discarded(wire: Wire) -> None:
+    """After the end of the daemon, the next request opens a new connection."""
+    connection, lost = DaemonConnection(wire), asyncio.Event()
     wire.go.set()
-    await asyncio.gather(*(link.call("list") for _ in range(3)))
+    await asyncio.gather(*(connection.call("list") for _ in range(3)))
     made = wire.made
     wire.failure = CommandError("DaemonGone", "gone")
-    link.watch({"ref": "1"}, lambda _: None, lambda _: lost.set())
+    connection.watch({"ref": "1"}, lambda _: None, lambda _: lost.set())
     await lost.wait()
     wire.failure = None
-    await link.call("submit", ref="1")
+    await connection.call("submit", ref="1")
     assert wire.made == made + 2
-    link.close()
+    connection.close()
 
 
-async def test_a_watch_tells_until_it_is_left(wire: Wire) -> None:
-    """Events come in the loop; of an agent that is not watched any more none does; that it was lost is told."""
-    link = DaemonConnection(wire)
+async def test_watch_delivers_events_until_it_is_closed(wire: Wire) -> None:
+    """A lost connection is reported to the watcher."""
+    connection = DaemonConnection(wire)
     seen: list[Any] = []
     lost = asyncio.Event()
     wire.events = [{"n": 1}]
-    link.watch({"ref": "1"}, seen.append, lambda _: lost.set())
-    while not seen:  # noqa: ASYNC110  # gives way to a thread
+    connection.watch({"ref": "1"}, seen.append, lambda _: lost.set())
+    while not seen:  # noqa: ASYNC110  # yields to a thread
         await asyncio.sleep(0)
-    link.leave()
-    assert not link.watching
+    connection.leave()
+    assert not connection.watching
     wire.failure = CommandError("DaemonGone", "gone")
     wire.go.set()
-    link.watch({"ref": "2"}, seen.append, lambda _: lost.set())
+    connection.watch({"ref": "2"}, seen.append, lambda _: lost.set())
     await lost.wait()
     assert seen == [{"n": 1}, {"n": 1}]
-    assert not link.watching
-    link.close()
+    assert not connection.watching
+    connection.close()

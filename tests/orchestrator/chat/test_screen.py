@@ -1,4 +1,4 @@
-"""The live prompt: what keys do, without a terminal."""
+"""The prompt of the chat: the effect of keys, without a terminal."""
 
 from __future__ import annotations
 
@@ -26,58 +26,55 @@ CTRL_A, CTRL_E, CTRL_X = "\x01", "\x05", "\x18"
 
 
 class Paper(DummyOutput):
-    """A terminal that keeps what is written."""
+    """A terminal that stores its output."""
 
     def __init__(self) -> None:
         self.written = ""
 
     def write(self, data: str) -> None:
-        """Keep it."""
         self.written += data
 
     def write_raw(self, data: str) -> None:
-        """Keep it."""
         self.written += data
 
     def get_size(self) -> Size:
-        """Return a size."""
         return Size(rows=30, columns=100)
 
 
 class Desk:
-    """A talk at a screen, and keys to press."""
+    """A chat on a screen, with keys that a test can press."""
 
     def __init__(self, talk: Talk, keys: PipeInput, paper: Paper, screen: Screen) -> None:
         self.talk, self.keys, self.paper, self.screen = talk, keys, paper, screen
 
     async def press(self, text: str, until: Callable[[], Any]) -> None:
-        """Press keys, and return once something holds."""
+        """Press keys, and wait until the condition is true."""
         self.keys.send_text(text)
         await self.until(until)
 
-    async def until(self, holds: Callable[[], Any]) -> None:
-        """Return once something holds."""
+    async def until(self, condition: Callable[[], Any]) -> None:
+        """Wait until the condition is true."""
         async with asyncio.timeout(20):
-            while not holds():  # noqa: ASYNC110  # gives way; there is no event to wait for
+            while not condition():  # noqa: ASYNC110  # yields; there is no event to wait for
                 await asyncio.sleep(0)
 
     def said(self) -> list[str]:
-        """Return the prompts that were asked."""
+        """Return the prompts that were sent."""
         return [params["prompt"] for params in self.talk.wire.of("submit")]
 
     def asked(self, id: str) -> bool:
-        """Whether that question is on the screen."""
-        return self.screen._topic == id
+        """Return whether the question `id` is on the screen."""
+        return self.screen._shown_id == id
 
     @property
     def typed(self) -> str:
-        """What stands behind the prompt."""
+        """The text in the input line."""
         return self.screen._session.default_buffer.text
 
 
 @asynccontextmanager
 async def desk(monkeypatch: pytest.MonkeyPatch, history: Path | None = None, **how: Any) -> AsyncIterator[Desk]:
-    """Open a screen, and leave it."""
+    """Open a screen with a chat, and close it at the end."""
     monkeypatch.setattr(screens, "GATHER_SECONDS", 0)
     talk, paper = await Talk(**how).begin(), Paper()
     with create_pipe_input() as keys, create_app_session(input=keys, output=paper):
@@ -90,8 +87,8 @@ async def desk(monkeypatch: pytest.MonkeyPatch, history: Path | None = None, **h
             await running
 
 
-async def test_enter_says_and_alt_enter_follows_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the agent works the one steers it, and the other is heard when it would stop."""
+async def test_enter_steers_and_alt_enter_follows_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """During a turn, Enter sends a steering message and Alt-Enter a follow-up."""
     async with desk(monkeypatch) as at:
         await at.press("go" + ENTER, lambda: at.said() == ["go"])
         at.talk.began()
@@ -101,14 +98,13 @@ async def test_enter_says_and_alt_enter_follows_up(monkeypatch: pytest.MonkeyPat
         await at.until(lambda: "> left" in at.paper.written)
 
 
-async def test_lines_end_with_ctrl_j_or_a_backslash(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt may have several of them."""
+async def test_ctrl_j_and_backslash_insert_a_line_break(monkeypatch: pytest.MonkeyPatch) -> None:
     async with desk(monkeypatch) as at:
         await at.press(f"one{CTRL_J}two\\{ENTER}three{ENTER}", lambda: at.said() == ["one\ntwo\nthree"])
 
 
-async def test_a_megabyte_is_pasted_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stands folded in the line, is said whole, and a newline in it says nothing early."""
+async def test_megabyte_paste_is_folded_and_sent_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line break in pasted text does not send the input."""
     text = "0123456789abcde\n" * (1 << 16)
     async with desk(monkeypatch) as at:
         await asyncio.to_thread(at.keys.send_text, f"read \x1b[200~{text}\x1b[201~")
@@ -119,20 +115,20 @@ async def test_a_megabyte_is_pasted_whole(monkeypatch: pytest.MonkeyPatch) -> No
         assert len(at.paper.written) < 50_000
 
 
-async def test_a_question_lays_aside_what_was_being_typed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a prompt is no answer; it is there again when the question is answered."""
+async def test_question_sets_the_typed_text_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The typed text returns after the answer."""
     async with desk(monkeypatch) as at:
         await at.press("run the te", lambda: at.typed == "run the te")
         at.talk.chat.event(question())
         await at.until(lambda: at.typed == "" and at.asked("q1"))
-        await at.press("sts" + ENTER, lambda: at.screen._aside == "run the tests")
+        await at.press("sts" + ENTER, lambda: at.screen._saved_input == "run the tests")
         assert at.talk.wire.of("answer") == []
         await at.press("y" + ENTER, lambda: at.talk.wire.of("answer"))
         await at.until(lambda: at.typed == "run the tests")
 
 
-async def test_what_is_on_its_way_allows_nothing_that_was_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A yes that is typed as a question comes, or as the next one does, is laid aside, and answers neither."""
+async def test_typeahead_does_not_answer_a_new_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `y` that was typed before the question appeared is set aside."""
     async with desk(monkeypatch) as at:
         await at.press("y", lambda: at.typed == "y")
         at.talk.chat.event(question())
@@ -148,14 +144,14 @@ async def test_what_is_on_its_way_allows_nothing_that_was_not_seen(monkeypatch: 
 
 
 class Pressed:
-    """A key that is pressed at a screen."""
+    """The event of a key at a screen."""
 
     def __init__(self, screen: Screen) -> None:
         self.current_buffer = screen._session.default_buffer
 
 
-async def test_ctrl_c_clears_ends_and_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was typed; the turn; the chat, when it comes twice."""
+async def test_ctrl_c_clears_cancels_and_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C clears the typed text, cancels a running turn, and leaves an idle chat when pressed twice."""
     async with desk(monkeypatch) as at:
         await at.press("half", lambda: at.typed == "half")
         await at.press(CTRL_C, lambda: at.typed == "")
@@ -167,10 +163,8 @@ async def test_ctrl_c_clears_ends_and_leaves(monkeypatch: pytest.MonkeyPatch) ->
         await at.press(CTRL_C, at.talk.chat.done.is_set)
 
 
-async def test_what_is_written_in_an_editor_comes_back_into_the_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Enter says it: whoever leaves the editor without a word has said nothing, and is still here."""
+async def test_text_from_the_editor_returns_to_the_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The text is not sent until Enter is pressed."""
     editor = tmp_path / "editor"
     editor.write_text('#!/bin/sh\nprintf "%s and\\nmore" "$(cat "$1")" > "$1"\n')
     editor.chmod(0o700)
@@ -182,24 +176,24 @@ async def test_what_is_written_in_an_editor_comes_back_into_the_line(
 
 
 @pytest.mark.parametrize("keys", ["\x0f", "\x1b#"], ids=["Ctrl-O", "Alt-#"])
-async def test_no_other_key_that_accepts_a_line_leaves(monkeypatch: pytest.MonkeyPatch, keys: str) -> None:
-    """As shells have some, and so the library has them too."""
+async def test_other_accept_keys_do_not_leave(monkeypatch: pytest.MonkeyPatch, keys: str) -> None:
+    """The library binds these keys to accepting the input, as shells do; the chat does not send on them."""
     async with desk(monkeypatch) as at:
         await at.press("go" + keys + CTRL_A, lambda: "go" in at.typed)
         await at.press("now " + ENTER, at.said)
         assert at.said()[0].startswith("now ")
 
 
-async def test_ctrl_d_leaves_an_empty_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a line with text it deletes a character, as everywhere."""
+async def test_ctrl_d_leaves_on_an_empty_line_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a line with text, Ctrl-D deletes a character."""
     async with desk(monkeypatch) as at:
         await at.press("ab\x1b[D" + CTRL_D, lambda: at.typed == "a")
         await at.press(CTRL_C, lambda: at.typed == "")
         await at.press(CTRL_D, at.talk.chat.done.is_set)
 
 
-async def test_a_terminal_that_is_gone_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The console ends, and the agent is neither cancelled nor ended."""
+async def test_lost_terminal_ends_the_console_without_touching_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The screen stops, and the chat neither cancels nor ends the agent."""
     async with desk(monkeypatch) as at:
         at.talk.began(request_id=None)
         at.keys.close()
@@ -207,21 +201,21 @@ async def test_a_terminal_that_is_gone_asks_nothing(monkeypatch: pytest.MonkeyPa
         assert at.talk.wire.of("cancel") == at.talk.wire.of("kill") == []
 
 
-async def test_nothing_that_a_model_says_reaches_the_terminal_raw(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither in lines that are complete, nor in the one under way, nor in names and questions below."""
+async def test_model_text_is_escaped_everywhere_on_the_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts, streamed text, agents' names and questions are written without control characters."""
     hostile = "\x1b]0;owned\x07\x9b2J\u202e"
     async with desk(monkeypatch) as at:
         at.talk.began(request_id=None, prompt=f"prompt {hostile}")
         at.talk.wire.answers["list"] = [at.talk.chat.agent | {"activity": hostile, "model": hostile}]
-        await at.talk.chat.look()
+        await at.talk.chat.refresh_rows()
         at.talk.chat.event({"n": 1, "kind": "text", "text": f"one {hostile}\nlive {hostile}"})
         at.talk.chat.event(question(subject=hostile, agent=hostile, agent_id="kid"))
-        await at.until(lambda: "live" in at.paper.written and "allow it?" in at.paper.written)
+        await at.until(lambda: "live" in at.paper.written and "Allow it?" in at.paper.written)
         assert not [each for each in ("\x1b]0", "\x07", "\x9b", "\u202e") if each in at.paper.written]
 
 
-async def test_keys_of_extensions_run_their_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they are brought, and none while a question is open."""
+async def test_extension_keys_run_their_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a question is open, the keys have no effect."""
     async with desk(monkeypatch) as at:
         at.talk.wire.executes("todo", "nothing")
         at.talk.wire.answers["commands"] |= {"keys": [{"key": "c-x t", "command": "/todo"}], "digest": "2"}
@@ -233,8 +227,8 @@ async def test_keys_of_extensions_run_their_lines(monkeypatch: pytest.MonkeyPatc
         assert len(at.talk.wire.of("execute")) == 1
 
 
-async def test_what_was_typed_is_remembered_for_its_owner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The next console has it, in a file that nobody else reads; answers to questions are not kept."""
+async def test_input_history_is_stored_privately(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Only the user can read the file, and answers to questions are not stored."""
     file = history_file(tmp_path)
     assert file is not None
     assert file.stat().st_mode & 0o777 == 0o600
@@ -247,23 +241,23 @@ async def test_what_was_typed_is_remembered_for_its_owner(monkeypatch: pytest.Mo
         await at.press(UP, lambda: at.typed == "remember me")
 
 
-async def test_what_cannot_be_remembered_is_said_all_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As on a disk that is full; and in this console it can be had again."""
+async def test_unwritable_history_is_kept_in_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without a history file, earlier input can be recalled in the same chat."""
     async with desk(monkeypatch, tmp_path / "gone" / "history") as at:
         await at.press("go" + ENTER, lambda: at.said() == ["go"])
         await at.press(UP, lambda: at.typed == "go")
 
 
-async def test_what_is_copied_goes_to_the_terminals_clipboard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the one sequence that terminals take for that, with nothing of the text in it as it is."""
+async def test_copy_uses_the_terminals_clipboard_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sequence has the copied text in base64."""
     async with desk(monkeypatch) as at:
         at.talk.chat.copied = "text\x1b"
         at.talk.chat.changed()
         await at.until(lambda: "\x1b]52;c;dGV4dBs=\x07" in at.paper.written)
 
 
-async def test_paths_are_completed_where_the_agent_works(tmp_path: Path) -> None:
-    """Which may be another folder than that of the terminal: it is the agent that opens them."""
+async def test_paths_are_completed_in_the_agents_folder(tmp_path: Path) -> None:
+    """The agent opens the paths, so they are completed in its folder and not in the folder of the terminal."""
     (tmp_path / "valves.txt").touch()
     talk = await Talk().begin()
     talk.chat.agent = talk.chat.agent | {"cwd": str(tmp_path)}

@@ -1,4 +1,4 @@
-"""The line below the prompt."""
+"""The status bar below the prompt."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def row(id: str, parent: str | None = None, **changes: Any) -> dict[str, Any]:
     return ROW | fields | changes
 
 
-def said(rows: list[dict[str, Any]], width: int = 200, **how: Any) -> str:
-    """Return the line without its styles."""
+def status_line(rows: list[dict[str, Any]], width: int = 200, **how: Any) -> str:
+    """Return the text of the status bar without styles."""
     return "".join(text for _, text in format_status_bar(rows, "top", width, now=1767225605.0, **how))
 
 
@@ -31,9 +31,9 @@ ROWS = [
 ]
 
 
-def test_it_tells_model_context_cost_and_children() -> None:
-    """Of the agent and of those below it, of nobody else; nothing in it is obeyed."""
-    line = said(ROWS, working=12.4)
+def test_status_bar_shows_model_context_cost_and_subagents() -> None:
+    """The bar covers the agent and its subagents; control characters are escaped."""
+    line = status_line(ROWS, working=12.4)
     assert line == (
         "top m:x\\x1b[2J · works 12s: tool: bash · context 182k/200k 91 % · $0.0000 · "
         "2 subagents, 1 at work · kid: model: y 5s"
@@ -41,18 +41,17 @@ def test_it_tells_model_context_cost_and_children() -> None:
     assert ("error", "context 182k/200k 91 %") in format_status_bar(ROWS, "top", 200)
 
 
-def test_it_fits_the_terminal() -> None:
-    """Whatever its width is."""
+def test_status_bar_fits_any_width() -> None:
     for width in (0, 1, 10, 60):
-        assert len(said(ROWS, width)) <= width
+        assert len(status_line(ROWS, width)) <= width
 
 
-def test_who_lives_below() -> None:
-    """At any depth, but for those that have ended and what is archived."""
+def test_live_descendants_are_counted() -> None:
+    """Subagents at any depth count. Ended agents and holders do not."""
     assert [each["id"] for each in descendants(ROWS, "top")] == ["kid", "grandkid", "gone", "kept"]
     assert [each["id"] for each in live_descendants(ROWS, "top")] == ["kid", "grandkid"]
 
 
-def test_without_a_word_of_the_agent_that_is_said() -> None:
-    """As when its daemon is gone."""
-    assert "no word" in said([])
+def test_status_bar_without_data_says_so() -> None:
+    """Without rows, as after the end of the daemon, the bar says that there is no data."""
+    assert "no data" in status_line([])

@@ -1,4 +1,4 @@
-"""Keys before there is a prompt."""
+"""Keys that are pressed before the prompt is shown."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import termios
 from orch.chat.screen import buffer_early_keys
 
 
-def test_keys_wait_unseen_and_enter_stays_enter() -> None:
-    """What was typed is there to be read as it was pressed, and the terminal is then what it was."""
-    ours, theirs = pty.openpty()
-    before = termios.tcgetattr(theirs)
-    with buffer_early_keys(theirs):
-        os.write(ours, b"go\r")
-        assert os.read(theirs, 9) == b"go\r"
-    assert termios.tcgetattr(theirs) == before
-    os.set_blocking(ours, False)
+def test_keys_typed_before_the_prompt_are_kept() -> None:
+    """Enter is read as a carriage return, no key is echoed, and the mode of the terminal is restored."""
+    controller, terminal = pty.openpty()
+    before = termios.tcgetattr(terminal)
+    with buffer_early_keys(terminal):
+        os.write(controller, b"go\r")
+        assert os.read(terminal, 9) == b"go\r"
+    assert termios.tcgetattr(terminal) == before
+    os.set_blocking(controller, False)
     try:
-        echoed = os.read(ours, 9)
+        echoed = os.read(controller, 9)
     except BlockingIOError:
         echoed = b""
     assert echoed == b""
-    for each in (ours, theirs):
+    for each in (controller, terminal):
         os.close(each)
 
 
-def test_what_is_no_terminal_stays_as_it_is() -> None:
-    """A pipe has no modes."""
+def test_typeahead_on_a_pipe_is_untouched() -> None:
+    """A pipe has no terminal modes, so the block has no effect."""
     ends = os.pipe()
     with buffer_early_keys(ends[0]):
         pass

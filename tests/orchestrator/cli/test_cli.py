@@ -7,11 +7,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from orch import Limits, Message, Text, ToolUse, user
 from orch.cli import VERBS, run
 from orch.cli.agents import spawn_settings
 from orch.client.failure import CommandError
+from orch_protocol.services.agents.spawn import Spawn
 from orchestrator.daemon_double import REPLY, ROW, SPAWNED, Desk, opened
 
 
@@ -25,7 +28,7 @@ Captured = pytest.CaptureFixture[str]
 
 
 def test_spawn_prints_the_id(desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The request carries the caller's folder, an allow-listed environment, and a number that makes it unique."""
+    """The request has the caller's folder, the permitted environment variables only, and a request id."""
     monkeypatch.setenv("LC_ALL", "C.UTF-8")
     monkeypatch.setenv("SOME_API_KEY", "secret")
     assert run(["spawn", "look around", "--name", "n", "--model", "a:b", "--tools", "x, y"]) == 0
@@ -42,7 +45,7 @@ def test_spawn_prints_the_id(desk: Desk, capsys: Captured, monkeypatch: pytest.M
 @pytest.mark.usefixtures("desk")
 @pytest.mark.parametrize("verb", ["spawn", "run"])
 def test_spawn_and_run_name_peers_and_archives(desk: Desk, verb: str) -> None:
-    """Separated by commas; without the flags there are none."""
+    """Names are separated by commas. Without the options both lists are empty."""
     run([verb, "t", "--peers", "reader,3", "--archives", "4f2a91c03be7"])
     params = next(params for method, params in desk.asked if method == "spawn")
     assert (params["peers"], params["archives"]) == (["reader", "3"], ["4f2a91c03be7"])
@@ -53,16 +56,16 @@ def test_spawn_and_run_name_peers_and_archives(desk: Desk, verb: str) -> None:
 
 
 @pytest.mark.usefixtures("desk")
-def test_spawn_in_json_has_exactly_its_keys(capsys: Captured) -> None:
-    """Scripts rely on the shape."""
+def test_spawn_json_has_exactly_its_keys(capsys: Captured) -> None:
+    """Scripts depend on the keys and their order."""
     assert run(["spawn", "t", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert list(told) == ["id", "seq", "name", "preset", "depth", "pid"]
+    data = json.loads(capsys.readouterr().out)
+    assert list(data) == ["id", "seq", "name", "preset", "depth", "pid"]
 
 
 @pytest.mark.parametrize(("extra", "prompt"), [(["--query"], "t"), (["--query", "why?"], "why?")])
-def test_spawn_can_ask_at_once(desk: Desk, capsys: Captured, extra: list[str], prompt: str) -> None:
-    """With --query the task, or the prompt given, is asked; the answer follows the id."""
+def test_spawn_with_query_prints_the_answer(desk: Desk, capsys: Captured, extra: list[str], prompt: str) -> None:
+    """`--query` asks its text, or the task if it has no text. The answer is printed after the id."""
     assert run(["spawn", "t", *extra]) == 0
     assert capsys.readouterr().out == "abc\n42\n"
     assert desk.asked[1] == ("query", {"ref": "abc", "prompt": prompt})
@@ -71,19 +74,19 @@ def test_spawn_can_ask_at_once(desk: Desk, capsys: Captured, extra: list[str], p
 
 
 @pytest.mark.parametrize("empty", ["", " \n"])
-def test_spawn_makes_nobody_who_would_be_asked_nothing(desk: Desk, capsys: Captured, empty: str) -> None:
-    """An empty question, as of a variable that is not set, is told before there is an agent nobody has the id of."""
+def test_spawn_with_an_empty_query_creates_no_agent(desk: Desk, capsys: Captured, empty: str) -> None:
+    """An empty `--query`, for example from an unset variable, is refused before an agent is spawned."""
     assert run(["spawn", "t", "--query", empty]) == 2
-    assert capsys.readouterr() == ("", "orch: --query is empty: say what to ask, or leave it out\n")
+    assert capsys.readouterr() == ("", "orch: --query is empty; pass a prompt or leave the option out\n")
     assert desk.asked == []
 
 
-def test_spawn_without_a_model_says_who_answers(desk: Desk, capsys: Captured) -> None:
-    """One line on stderr, only when nothing is configured; the agent is what the line says."""
+def test_spawn_without_a_model_names_the_backend_used(desk: Desk, capsys: Captured) -> None:
+    """Without a model, one line on stderr names the default backend. With a model or a script, stderr is empty."""
     run(["spawn", "t"])
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert "extractive" in err
+    assert "offline search" in err
     assert "ORCH_MODEL" in err
     assert desk.asked[0][1]["model"] == "extractive:"
     for argv in (["--model", "a:b"], ["--script", "s.json"]):
@@ -94,10 +97,10 @@ def test_spawn_without_a_model_says_who_answers(desk: Desk, capsys: Captured) ->
     assert "model" not in desk.asked[2][1]
 
 
-def test_spawn_follows_the_callers_configuration(
+def test_spawn_uses_the_callers_configuration(
     desk: Desk, capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Model, preset, tools and limits are those of the caller's files and variables, whatever the daemon's are."""
+    """Files and variables of the caller set the model, preset, tools, limits and thinking level of the request."""
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "config.toml").write_text("[limits]\nmax_turns = 3\n[subagents]\ndefault_preset = 'minimal'")
     monkeypatch.setenv("ORCH_MODEL", "openai:m")
@@ -114,26 +117,62 @@ def test_spawn_follows_the_callers_configuration(
     assert capsys.readouterr().err == ""
 
 
-def test_what_is_told_of_a_project_is_the_callers_to_say(
-    desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+def test_spawn_with_an_agent_type_omits_replaced_defaults(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The flag goes along, for spawn and run alike, and so do the caller's rules for presets; another word does not."""
+    """The default model and the default preset are not sent if the agent type replaces them."""
+    (tmp_path / "home" / "agents").mkdir(parents=True)
+    for name, field in (("own", "tools: bash"), ("big", "model: a:b"), ("plain", "color: red")):
+        (tmp_path / "home" / "agents" / f"{name}.md").write_text(f"---\ndescription: d\n{field}\n---\nYou help.\n")
+    monkeypatch.setenv("ORCH_MODEL", "openai:m")
+
+    def sent(*argv: str) -> list[Any]:
+        run(["spawn", "t", *argv])
+        return [desk.asked[-1][1].get(name) for name in ("agent", "preset", "tools", "model")]
+
+    assert sent("--agent", "own") == ["own", None, None, "openai:m"]
+    assert sent("--agent", "own", "--preset", "work") == ["own", "work", None, "openai:m"]
+    assert sent("--agent", "big") == ["big", "investigate", None, None]
+    assert sent("--agent", "big", "--model", "c:d")[3] == "c:d"
+    assert sent("--agent", "plain") == ["plain", "investigate", None, "openai:m"]
+    assert run(["spawn", "t", "--agent", "own", "--prompt-template", "x"]) == 2
+
+
+def test_spawn_reports_tools_that_a_projects_agent_type_does_not_get(
+    desk: Desk, capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no notice if the user names a preset or tools."""
+    folder = tmp_path / "here" / ".orch" / "agents"
+    folder.mkdir(parents=True)
+    (folder / "fixer.md").write_text("---\ndescription: d\ntools: read_file, bash\n---\nYou help.\n")
+    monkeypatch.chdir(tmp_path / "here")
+    assert run(["agent-types", "trust", "fixer"]) == 0
+    capsys.readouterr()
+    run(["spawn", "t", "--agent", "fixer"])
+    assert desk.asked[-1][1]["preset"] == "investigate"
+    assert "agent type 'fixer' of the project does not get bash: pass a preset or tools" in capsys.readouterr().err
+    run(["spawn", "t", "--agent", "fixer", "--preset", "work"])
+    run(["spawn", "t", "--agent", "fixer", "--tools", "read_file"])
+    assert "does not get" not in capsys.readouterr().err
+
+
+def test_project_context_flag_is_passed_on(desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`spawn` and `run` send the flag and the caller's rules for presets. Unknown values are refused."""
     monkeypatch.setenv("ORCH_SUBAGENTS__CONTEXT__WORK", "brief")
     for verb in ("spawn", "run"):
-        for flags, said in (([], None), (["--context", "full"], "full")):
+        for flags, text in (([], None), (["--context", "full"], "full")):
             desk.asked.clear()
             run([verb, "t", *flags])
             params = desk.asked[0][1]
-            assert (params["context"], params["context_rules"]["work"]) == (said, "brief")
+            assert (params["context"], params["context_rules"]["work"]) == (text, "brief")
     assert run(["spawn", "t", "--context", "much"]) == 2
     assert "invalid choice: 'much'" in capsys.readouterr().err
 
 
-def test_who_an_agent_is_is_filled_in_where_the_caller_stands(
+def test_identity_template_is_filled_in_by_the_caller(
     desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The template is the caller's, by name or as a file, with values from flags and configuration; the daemon is told
-    the text. What is missing is said, and asks nothing."""
+    """The daemon receives the text with all values. A missing value is an error, and no request is sent."""
     (tmp_path / "pirate.md").write_text("You are {{who}}, {{mood}}.")
     monkeypatch.setenv("ORCH_PROMPT__TEMPLATES", str(tmp_path))
     monkeypatch.setenv("ORCH_PROMPT__VARS__MOOD", "kind")
@@ -151,7 +190,7 @@ def test_who_an_agent_is_is_filled_in_where_the_caller_stands(
 
 
 def test_templates_are_listed_and_printed(capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """All of them with their variables, or one, filled in where values are given; none is no error."""
+    """`prompts` lists all templates with their variables. With a name it prints one template with the given values."""
     monkeypatch.setenv("ORCH_HOME", str(tmp_path / "home"))
     assert run(["prompts"]) == 0
     assert "no templates; put one into" in capsys.readouterr().out
@@ -168,10 +207,10 @@ def test_templates_are_listed_and_printed(capsys: Captured, monkeypatch: pytest.
     assert run(["prompts", "nobody"]) == 2
 
 
-def test_a_budget_is_the_flags_or_the_configured_one(
+def test_budget_comes_from_flags_or_configuration(
     desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For spawn and run alike; what is no money is wrong use."""
+    """`spawn` and `run` send the same budget. An invalid amount is a usage error."""
     for argv, usd in ((["spawn", "t", "--max-cost", "0.50"], 0.5), (["run", "t", "--max-cost=$2"], 2.0)):
         desk.asked.clear()
         run(argv)
@@ -194,44 +233,44 @@ def test_a_budget_is_the_flags_or_the_configured_one(
     for wrong in ("0", "-1", "nan", "inf", "much", ""):
         capsys.readouterr()
         assert run(["spawn", "t", f"--max-cost={wrong}"]) == 2
-        assert "is no amount of US dollars above 0" in capsys.readouterr().err
+        assert "is not an amount of US dollars above 0" in capsys.readouterr().err
 
 
-def test_spawn_says_what_of_a_projects_file_does_not_count(desk: Desk, capsys: Captured) -> None:
-    """An untrusted file may only narrow, and what belongs to the daemon is not one folder's to set."""
+def test_spawn_reports_ignored_project_settings(desk: Desk, capsys: Captured) -> None:
+    """Settings of an untrusted project, and settings that apply to the whole daemon, are ignored with a notice."""
     Path(".orch").mkdir()
     Path(".orch/config.toml").write_text('model = "evil:m"\n[subagents]\nmax_concurrent = 2\n')
     run(["spawn", "t", "--model", "a:b"])
     err = capsys.readouterr().err
     assert "ignored model" in err
-    assert "does not heed subagents.max_concurrent" in err
+    assert "ignored by the daemon, which serves all folders: subagents.max_concurrent" in err
     assert desk.asked[0][1]["model"] == "a:b"
 
 
 @pytest.mark.parametrize(
     ("seq", "terminal", "lines"), [(1, False, 1), (2, False, 0), (2, True, 1)], ids=["first", "later", "terminal"]
 )
-def test_who_answers_is_not_said_to_scripts_each_time(
+def test_backend_notice_is_printed_to_people_only(
     desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch, seq: int, terminal: bool, lines: int
 ) -> None:
-    """The first agent's maker and people are told which model answers when none is configured."""
+    """A script gets the notice for its first agent only; a terminal gets it each time."""
     desk.answers["spawn"] = SPAWNED | {"seq": seq}
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     assert run(["spawn", "t"]) == 0
     assert capsys.readouterr().err.count("\n") == lines
 
 
-def test_who_answers_is_not_said_of_an_agent_that_is_not_made(desk: Desk, capsys: Captured) -> None:
-    """Before an error there is nothing but the error."""
+def test_backend_notice_is_not_printed_before_an_error(desk: Desk, capsys: Captured) -> None:
+    """stderr contains only the error."""
     desk.answers["spawn"] = CommandError("SpawnError", "no room", 5)
     assert run(["spawn", "t"]) == 5
     assert capsys.readouterr().err == "orch: no room\n"
 
 
-def test_spawn_says_what_the_daemon_was_started_without(
+def test_spawn_reports_settings_the_daemon_started_without(
     desk: Desk, capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Values of the user's file and of variables that are not in force are one line; those that are, none."""
+    """One line lists the settings that differ from the daemon's settings. `config show` marks them, too."""
     status = {"settings": {"subagents.max_concurrent": 16, "subagents.depth_cap": 2, "daemon.idle_minutes": 15.0}}
     monkeypatch.setattr(spawn_settings, "daemon_status", lambda: status)
     (tmp_path / "home").mkdir()
@@ -240,7 +279,7 @@ def test_spawn_says_what_the_daemon_was_started_without(
     run(["spawn", "t", "--model", "a:b"])
     assert capsys.readouterr().err == (
         "orch: the daemon was started with subagents.max_concurrent = 16 (not 4), daemon.idle_minutes = 15.0 (not 2.0)"
-        ": orch daemon stop, and the next one heeds it\n"
+        "; run `orch daemon stop` to apply the change\n"
     )
     assert desk.asked[0][0] == "spawn"
     assert run(["config", "show"]) == 0
@@ -248,17 +287,17 @@ def test_spawn_says_what_the_daemon_was_started_without(
     assert lines["subagents.max_concurrent"].endswith("config.toml, line 2 (the daemon was started with 16)")
     assert lines["subagents.depth_cap"].endswith("config.toml, line 3")
     run(["config", "show", "--json"])
-    told = json.loads(capsys.readouterr().out)
-    assert {key: row["daemon"] for key, row in told.items() if "daemon" in row} == {
+    data = json.loads(capsys.readouterr().out)
+    assert {key: row["daemon"] for key, row in data.items() if "daemon" in row} == {
         "subagents.max_concurrent": 16,
         "daemon.idle_minutes": 15.0,
     }
 
 
-def test_a_daemon_that_hangs_does_not_hide_the_configuration(
+def test_hanging_daemon_does_not_block_config_show(
     capsys: Captured, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is set is shown; that it could not be compared is said."""
+    """The settings are printed, and stderr says that the daemon did not respond."""
 
     def hang() -> None:
         raise CommandError("DaemonSilent", "it hangs")
@@ -269,8 +308,8 @@ def test_a_daemon_that_hangs_does_not_hide_the_configuration(
     assert ("subagents.max_concurrent" in out, err, desk.asked) == (True, "orch: it hangs\n", [])
 
 
-def test_the_status_is_a_line_a_fact(desk: Desk, capsys: Captured) -> None:
-    """What the daemon goes by is told beside what it is."""
+def test_daemon_status_prints_one_fact_per_line(desk: Desk, capsys: Captured) -> None:
+    """The settings of the daemon are included."""
     desk.answers["daemon_status"] = {"pid": 7, "model": None, "settings": {"subagents.depth_cap": 3}}
     assert run(["daemon", "status"]) == 0
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
@@ -280,39 +319,73 @@ def test_the_status_is_a_line_a_fact(desk: Desk, capsys: Captured) -> None:
     ]
 
 
-def test_spawn_where_spawning_is_switched_off(desk: Desk, capsys: Captured) -> None:
-    """Even an untrusted file may switch it off; nothing is asked then."""
+def test_spawn_works_with_subagents_disabled(desk: Desk) -> None:
+    """The setting applies to subagents only, so users can still spawn agents."""
     Path(".orch").mkdir()
     Path(".orch/config.toml").write_text("subagents.enabled = false\n")
-    assert run(["spawn", "t"]) == 2
-    assert "subagents.enabled is false" in capsys.readouterr().err
+    assert run(["spawn", "t"]) == 0
+    assert desk.asked
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"{}", "must be a JSON array"),
+        (b"[", "Expecting value"),
+        (b'["a", {"tex": "b"}]', "unknown field `tex`"),
+        (b'["caf\xe9"]', "can't decode byte 0xe9"),
+        (b"[" * 100_000, "recursion"),
+        (None, "cannot read script s.json: No such file or directory"),
+    ],
+)
+def test_invalid_script_file_is_named(desk: Desk, capsys: Captured, content: bytes | None, complaint: str) -> None:
+    """An invalid or missing script is a usage error, and no request is sent."""
+    if content is not None:
+        Path("s.json").write_bytes(content)
+    assert run(["spawn", "t", "--script", "s.json"]) == 2
+    err = capsys.readouterr().err
+    assert "script s.json" in err
+    assert complaint in err
     assert desk.asked == []
 
 
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"{}", "a script is a JSON array"),
-        (b"[", "Expecting value"),
-        (b'["a", {"tex": "b"}]', "unknown field `tex`"),
-        (b'["caf\xe9"]', "can't decode byte 0xe9"),
-        (b"[" * 100_000, "recursion"),
-        (None, "cannot be read: No such file or directory"),
+        ("{}", "history h.json: must be a JSON array with one item for each message"),
+        (
+            '[{"role": "user", "content": "a"}, {"role": "robot"}]',
+            "history h.json: message[1]: a message must have the role",
+        ),
+        ('["hello"]', "message[0]: a message must be an object with a role"),
+        ("[", "Expecting value"),
+        (None, "cannot read history h.json: No such file or directory"),
     ],
 )
-def test_a_script_that_is_none_is_named(desk: Desk, capsys: Captured, content: bytes | None, complaint: str) -> None:
-    """A script is a JSON array of responses in a file that is there; before anything is asked, the file is named."""
+def test_invalid_history_file_is_named(desk: Desk, capsys: Captured, content: str | None, complaint: str) -> None:
+    """An invalid or missing history is a usage error, and no request is sent."""
     if content is not None:
-        Path("s.json").write_bytes(content)
-    assert run(["spawn", "t", "--script", "s.json"]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("orch: script s.json")
-    assert complaint in err
+        Path("h.json").write_text(content)
+    assert run(["spawn", "t", "--history", "h.json"]) == 2
+    assert complaint in capsys.readouterr().err
     assert desk.asked == []
 
 
-def test_query_prints_the_answer(desk: Desk, capsys: Captured) -> None:
-    """The text alone, or the reply's agreed keys as JSON."""
+def test_spawn_takes_history_and_a_limit_of_turns(desk: Desk, capsys: Captured) -> None:
+    """Messages of a provider's API are sent as orch messages. Limits without an option have their configured values."""
+    call = {"id": "c1", "type": "function", "function": {"name": "count", "arguments": "{}"}}
+    history = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "Yes.", "tool_calls": [call]}]
+    Path("h.json").write_text(json.dumps(history))
+    run(["spawn", "t", "--history", "h.json", "--max-turns", "3"])
+    sent = msgspec.convert(desk.asked[0][1], Spawn)
+    assert sent.limits == Limits(max_turns=3)
+    assert sent.history == (user("Count."), Message("assistant", (Text("Yes."), ToolUse("c1", "count", {}))))
+    assert run(["spawn", "t", "--max-turns", "0"]) == 2
+    assert "'0' is not a whole number above 0" in capsys.readouterr().err
+
+
+def test_query_prints_the_answer_or_json(desk: Desk, capsys: Captured) -> None:
+    """Without --json only the text is printed."""
     assert run(["query", "n", "why?", "--timeout", "2.5"]) == 0
     assert capsys.readouterr().out == "42\n"
     method, params = desk.asked[0]
@@ -334,29 +407,29 @@ def test_query_prints_the_answer(desk: Desk, capsys: Captured) -> None:
 @pytest.mark.parametrize(
     "argv", [["query", "n", "go"], ["run", "go"], ["spawn", "t", "--query", "go"], ["collect", "n"]]
 )
-def test_what_was_wrong_with_a_transcript_is_told_to_who_asks(desk: Desk, capsys: Captured, argv: list[str]) -> None:
-    """On stderr as a line, as JSON beside the answer."""
-    told = REPLY | {"warning": f"its transcript\x1b[2J {'is gone ' * 30}"}
-    desk.answers |= {"query": told, "collect": told}
+def test_transcript_damage_is_reported_with_the_answer(desk: Desk, capsys: Captured, argv: list[str]) -> None:
+    """The warning is printed on stderr, or is a field of the JSON."""
+    found = REPLY | {"warning": f"its transcript\x1b[2J {'is gone ' * 30}"}
+    desk.answers |= {"query": found, "collect": found}
     assert run(argv) == 0
     out, err = capsys.readouterr()
     assert "42" in out
     assert err.splitlines()[-1] == f"orch: agent abc: its transcript\\x1b[2J {'is gone ' * 30}"
     assert run([*argv, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert data.get("reply", data)["warning"] == told["warning"]
+    assert data.get("reply", data)["warning"] == found["warning"]
 
 
-def test_an_answer_for_which_nothing_was_done_is_seen_to_be_one(
+def test_answer_without_tool_calls_is_marked_at_a_terminal(
     desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A person at a terminal is told when no tool was called, whatever the answer says; scripts have the number."""
+    """The notice is not printed for scripts, or if a tool was called."""
     desk.answers["query"] = REPLY | {"text": "I have fixed it.", "tool_calls": 0}
     assert run(["query", "n", "fix it"]) == 0
     assert capsys.readouterr() == ("I have fixed it.\n", "")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     assert run(["query", "n", "fix it"]) == 0
-    assert "orch: no tool was called for this\n" in capsys.readouterr().err
+    assert "orch: the answer used no tool\n" in capsys.readouterr().err
     assert run(["query", "n", "fix it", "--json"]) == 0
     assert "no tool" not in capsys.readouterr().err
     desk.answers["query"] = REPLY
@@ -364,14 +437,14 @@ def test_an_answer_for_which_nothing_was_done_is_seen_to_be_one(
     assert "no tool" not in capsys.readouterr().err
 
 
-def test_query_without_waiting_submits(desk: Desk, capsys: Captured) -> None:
-    """The id of the agent comes back at once."""
+def test_query_without_waiting_prints_the_id(desk: Desk, capsys: Captured) -> None:
+    """`query --no-wait` prints the agent's id."""
     assert run(["query", "n", "why?", "--no-wait"]) == 0
     assert (capsys.readouterr().out, desk.asked[0][0]) == ("abc\n", "submit")
 
 
-def test_query_without_waiting_says_that_an_answer_waits_already(desk: Desk, capsys: Captured) -> None:
-    """Which collect takes first; as data it is a number."""
+def test_query_without_waiting_reports_uncollected_answers(desk: Desk, capsys: Captured) -> None:
+    """The number of uncollected answers is a notice on stderr, or a field of the JSON."""
     desk.answers["submit"] = {"id": "abc", "query_id": "q2", "uncollected": 1}
     assert run(["query", "n", "why?", "--no-wait"]) == 0
     assert "an earlier answer was not collected yet" in capsys.readouterr().err
@@ -379,8 +452,8 @@ def test_query_without_waiting_says_that_an_answer_waits_already(desk: Desk, cap
     assert '"uncollected":1' in capsys.readouterr().out.replace(" ", "")
 
 
-def test_a_prompt_can_come_from_stdin(desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dash reads it, ten megabytes of it and bytes that are not UTF-8 included."""
+def test_prompt_is_read_from_stdin(desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt of ten megabytes is sent whole. Bytes that are not UTF-8 are replaced."""
     text = b"x" * 10_000_000 + b"\xff"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
     assert run(["query", "n", "-"]) == 0
@@ -388,8 +461,7 @@ def test_a_prompt_can_come_from_stdin(desk: Desk, capsys: Captured, monkeypatch:
     assert capsys.readouterr().out == "42\n"
 
 
-def test_arguments_that_are_not_utf8_are_made_so(desk: Desk) -> None:
-    """What the shell passes as raw bytes arrives as text with the bad bytes replaced."""
+def test_non_utf8_arguments_are_decoded_with_replacements(desk: Desk) -> None:
     run(["query", "n", os.fsdecode(b"caf\xe9 \xc3\xa9")])
     assert desk.asked[0][1]["prompt"] == "caf\N{REPLACEMENT CHARACTER} é"
 
@@ -402,15 +474,17 @@ def test_arguments_that_are_not_utf8_are_made_so(desk: Desk) -> None:
         (["--timeout", "3", "--again"], {"timeout": 3, "again": True}),
     ],
 )
-def test_collect_takes_the_answer(desk: Desk, capsys: Captured, argv: list[str], expected: dict[str, Any]) -> None:
-    """It waits by default, for so long with --timeout, not at all with --no-wait."""
+def test_collect_waits_as_its_flags_say(
+    desk: Desk, capsys: Captured, argv: list[str], expected: dict[str, Any]
+) -> None:
+    """`collect` waits without a limit, for the time of --timeout, or not at all with --no-wait."""
     assert run(["collect", "n", *argv]) == 0
     assert desk.asked == [("collect", {"ref": "n"} | expected)]
     assert capsys.readouterr().out == "42\n"
 
 
 def test_list_prints_a_table_a_tree_or_json(desk: Desk, capsys: Captured) -> None:
-    """The JSON rows have the agreed keys, and those of budgets."""
+    """The JSON rows have exactly the documented keys."""
     assert run(["list"]) == 0
     assert "abc" in capsys.readouterr().out
     assert run(["list", "--tree", "--all"]) == 0
@@ -425,8 +499,8 @@ def test_list_prints_a_table_a_tree_or_json(desk: Desk, capsys: Captured) -> Non
     )
 
 
-def test_daemon_start_gives_the_daemon_this_shells_keys(desk: Desk, capsys: Captured) -> None:
-    """Only this explicit command does, also where the daemon is running already."""
+def test_daemon_start_passes_this_shells_keys(desk: Desk, capsys: Captured) -> None:
+    """The keys of the shell are also passed to a daemon that is already running."""
     assert run(["daemon", "start", "--json"]) == 0
     assert [method for method, _ in desk.asked] == ["daemon_status", "daemon_keys"]
     assert json.loads(capsys.readouterr().out)["pid"] == 7
@@ -463,14 +537,13 @@ def test_daemon_start_gives_the_daemon_this_shells_keys(desk: Desk, capsys: Capt
         ),
     ],
 )
-def test_the_other_verbs_ask_and_print(desk: Desk, capsys: Captured, argv: list[str], asked: Any, out: str) -> None:
-    """One request, one line an id, or JSON."""
+def test_each_other_verb_sends_one_request(desk: Desk, capsys: Captured, argv: list[str], asked: Any, out: str) -> None:
+    """The command prints one line for each id, or JSON."""
     assert run(argv) == 0
     assert (desk.asked, capsys.readouterr().out) == ([asked], out)
 
 
-def test_show_prints_a_page_or_everything(desk: Desk, capsys: Captured) -> None:
-    """The page is for people; JSON is all there is."""
+def test_show_prints_a_page_or_json(desk: Desk, capsys: Captured) -> None:
     assert run(["show", "1", "--messages", "3"]) == 0
     assert desk.asked == [("show", {"ref": "1", "messages": 3})]
     assert "usage:" in capsys.readouterr().out
@@ -480,7 +553,7 @@ def test_show_prints_a_page_or_everything(desk: Desk, capsys: Captured) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help_with_an_example(capsys: Captured, verb: str) -> None:
-    """`--help` names the arguments and shows one command that works."""
+    """`orch VERB --help` and `orch help VERB` print the same text, with the usage and an example."""
     assert run([verb, "--help"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"usage: orch {verb}")
@@ -491,15 +564,14 @@ def test_every_verb_has_help_with_an_example(capsys: Captured, verb: str) -> Non
 
 
 @pytest.mark.parametrize(("argv", "code", "stream"), [(["--help"], 0, 0), (["help"], 0, 0), ([], 2, 1)])
-def test_the_overview_lists_every_verb(capsys: Captured, argv: list[str], code: int, stream: int) -> None:
-    """Asked for, it is data; on an empty command line it is advice."""
+def test_overview_lists_every_verb(capsys: Captured, argv: list[str], code: int, stream: int) -> None:
+    """The overview is on stdout if the user asks for it. Without arguments it is on stderr, with exit code 2."""
     assert run(argv) == code
     captured = capsys.readouterr()
     assert captured[1 - stream] == ""
     assert all(f"  {verb} " in captured[stream] for verb in VERBS)
 
 
-def test_the_version_is_told(capsys: Captured) -> None:
-    """`orch --version` prints name and version."""
+def test_version_is_printed(capsys: Captured) -> None:
     assert run(["--version"]) == 0
     assert capsys.readouterr().out.startswith("orch ")

@@ -1,4 +1,4 @@
-"""What the command line says when something is wrong with what it is given, or where it runs."""
+"""Errors of the command line: invalid arguments, failed requests, interrupts and unusable streams."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Captured = pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("code", [1, 2, 3, 4, 5])
-def test_an_error_goes_to_stderr_with_its_exit_code(desk: Desk, capsys: Captured, code: int) -> None:
-    """A sentence for people, an object with --json; stdout stays empty, terminals stay safe."""
+def test_errors_go_to_stderr_with_their_exit_code(desk: Desk, capsys: Captured, code: int) -> None:
+    """With --json the error is an object. Terminal sequences are escaped."""
     desk.answers["query"] = CommandError("AgentBusyError", "busy with \x1b[31mred", code)
     assert run(["query", "n", "p"]) == code
     assert capsys.readouterr() == ("", "orch: busy with \\x1b[31mred\n")
@@ -36,29 +36,29 @@ def test_an_error_goes_to_stderr_with_its_exit_code(desk: Desk, capsys: Captured
 
 
 @pytest.mark.parametrize("argv", [["query", "n", "p"], ["collect", "n"]])
-def test_ctrl_c_ends_the_waiting_and_says_how_to_go_on(desk: Desk, capsys: Captured, argv: list[str]) -> None:
-    """The connection is closed, the agent is left alone, the exit code is 130."""
+def test_ctrl_c_ends_the_wait_and_exits_with_130(desk: Desk, capsys: Captured, argv: list[str]) -> None:
+    """The agent continues, and the message says how to collect its answer."""
     desk.answers["query"] = desk.answers["collect"] = KeyboardInterrupt()
     assert run(argv) == 130
     assert desk.closed
-    assert "agent n works on. Its answer: orch collect n" in capsys.readouterr().err
+    assert "agent n continues. Get its answer: orch collect n" in capsys.readouterr().err
 
 
-def test_ctrl_c_elsewhere_is_130_too(desk: Desk, capsys: Captured) -> None:
-    """No traceback at any point."""
+def test_ctrl_c_anywhere_exits_with_130_without_a_traceback(desk: Desk, capsys: Captured) -> None:
     desk.answers["list"] = KeyboardInterrupt()
     assert run(["list"]) == 130
     assert capsys.readouterr().err == "orch: interrupted\n"
 
 
-def test_a_reader_that_hangs_up_is_no_crash(desk: Desk) -> None:
-    """`orch list | head` ends quietly."""
+def test_closed_output_pipe_ends_quietly(desk: Desk, capsys: Captured) -> None:
+    """A closed pipe, as in `orch list | head`, exits with 1 and prints nothing."""
     desk.answers["list"] = BrokenPipeError()
     assert run(["list"]) == 1
+    assert capsys.readouterr() == ("", "")
 
 
-def test_a_defect_shows_where_it_is(desk: Desk) -> None:
-    """What is not one of our errors is not dressed up as one."""
+def test_internal_errors_keep_their_traceback(desk: Desk) -> None:
+    """An exception that is no OrchError is not converted."""
     desk.answers["list"] = ZeroDivisionError()
     with pytest.raises(ZeroDivisionError):
         run(["list"])
@@ -67,31 +67,31 @@ def test_a_defect_shows_where_it_is(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("argv", "complaint"),
     [
-        (["qeury", "1"], "there is no command 'qeury'; did you mean 'query'?"),
-        (["zzz"], "there is no command 'zzz'; see: orch --help"),
+        (["qeury", "1"], "unknown command 'qeury'; did you mean 'query'?"),
+        (["zzz"], "unknown command 'zzz'; see: orch --help"),
         (["query", "1"], "the following arguments are required: PROMPT; see: orch query --help"),
         (["list", "--tre"], "unrecognized arguments: --tre"),
-        (["query", "1", "p", "--timeout", "soon"], "'soon' is no number of seconds"),
-        (["collect", "1", "--timeout", "-1"], "'-1' is no number of seconds"),
-        (["session", "export", "1", "--output", ""], "argument --output: '' names no file"),
+        (["query", "1", "p", "--timeout", "soon"], "'soon' is not a number of seconds"),
+        (["collect", "1", "--timeout", "-1"], "'-1' is not a number of seconds"),
+        (["session", "export", "1", "--output", ""], "argument --output: file name is empty"),
         (["archive", "export", "--output", "a", "--output", "b"], "--output is given twice"),
         (["archive", "prune", "--older-than", "9w", "--older-than", "1d"], "--older-than is given twice"),
         (["session", "prune", "--older-than", "9w", "--keep", "3", "--keep", "1"], "--keep is given twice"),
-        (["session", "fsck", "1", "--output", "x"], "--output goes with --repair and a file"),
-        (["spawn", "-", "--query", "-"], "- is given twice: standard input can be read once"),
-        (["run", "-", "-"], "- is given twice"),
-        (["query", "1", "p", "--no-wait", "--timeout", "3"], "--no-wait and --timeout contradict each other"),
-        (["collect", "1", "--no-wait", "--timeout", "3"], "--no-wait and --timeout contradict each other"),
-        (["events", "--since", "-1"], "argument --since: '-1' is no number from 0"),
-        (["show", "1", "--messages", "-1"], "argument --messages: '-1' is no number"),
-        (["workspace", "prune", "1", "--turns", "0"], "argument --turns: '0' is no number from 1"),
-        (["prompts", "--var", "a=b"], "--var is for a template: name it"),
+        (["session", "fsck", "1", "--output", "x"], "--output needs --repair and a FILE argument"),
+        (["spawn", "-", "--query", "-"], "'-' is given twice, but standard input can be read only once"),
+        (["run", "-", "-"], "'-' is given twice"),
+        (["query", "1", "p", "--no-wait", "--timeout", "3"], "--no-wait and --timeout cannot be combined"),
+        (["collect", "1", "--no-wait", "--timeout", "3"], "--no-wait and --timeout cannot be combined"),
+        (["events", "--since", "-1"], "argument --since: '-1' is not a whole number of at least 0"),
+        (["show", "1", "--messages", "-1"], "argument --messages: '-1' is not a whole number"),
+        (["workspace", "prune", "1", "--turns", "0"], "argument --turns: '0' is not a whole number above 0"),
+        (["prompts", "--var", "a=b"], "--var needs a template"),
         (["daemon", "dance"], "invalid choice: 'dance'"),
-        (["config", "show", "/nowhere/at/all"], "/nowhere/at/all is no folder"),
+        (["config", "show", "/nowhere/at/all"], "/nowhere/at/all is not a folder"),
     ],
 )
-def test_a_wrong_command_line_is_a_usage_error(desk: Desk, capsys: Captured, argv: list[str], complaint: str) -> None:
-    """Exit code 2, what is wrong on stderr, and nothing is asked."""
+def test_invalid_command_line_exits_with_2(desk: Desk, capsys: Captured, argv: list[str], complaint: str) -> None:
+    """stderr states what is wrong, and no request is sent."""
     assert run(argv) == 2
     out, err = capsys.readouterr()
     assert (out, desk.asked) == ("", [])
@@ -99,8 +99,7 @@ def test_a_wrong_command_line_is_a_usage_error(desk: Desk, capsys: Captured, arg
     assert complaint in err
 
 
-def test_usage_errors_are_data_with_json(desk: Desk, capsys: Captured) -> None:
-    """An unknown command and a wrong argument are told like every other error."""
+def test_usage_errors_are_json_with_json(desk: Desk, capsys: Captured) -> None:
     for argv in (["frob", "--json"], ["query", "1", "--json"]):
         assert run(argv) == 2
         out, err = capsys.readouterr()
@@ -108,70 +107,63 @@ def test_usage_errors_are_data_with_json(desk: Desk, capsys: Captured) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "expected"),
     [
-        (["query", "1", "-why"], "a text that begins with a dash goes last, behind --: orch query ... -- PROMPT;"),
-        (["run", "t", "--why", "-p"], "behind --: orch run ... -- PROMPT;"),
-        (["spawn", "-t"], "behind --: orch spawn ... -- TASK;"),
+        (
+            ["query", "1", "-why"],
+            "to pass text that begins with a dash, put it last after --: orch query ... -- PROMPT;",
+        ),
+        (["run", "t", "--why", "-p"], "after --: orch run ... -- PROMPT;"),
+        (["spawn", "-t"], "after --: orch spawn ... -- TASK;"),
     ],
 )
 @pytest.mark.usefixtures("desk")
-def test_a_text_that_looks_like_an_option(capsys: Captured, argv: list[str], told: str) -> None:
-    """The usage error says how to pass it."""
+def test_text_that_looks_like_an_option_gets_a_hint(capsys: Captured, argv: list[str], expected: str) -> None:
+    """The usage error says to write the text after `--`."""
     assert run(argv) == 2
-    assert told in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
 
 
-def test_a_text_behind_two_dashes_is_one(desk: Desk, capsys: Captured) -> None:
-    """What the usage error says works; a typo where no text is wanted gets no such advice."""
+def test_text_after_two_dashes_is_taken_literally(desk: Desk, capsys: Captured) -> None:
+    """The error about an unknown option of a command without a text argument has no hint."""
     assert run(["query", "1", "--", "-why"]) == 0
     assert desk.asked[0][1]["prompt"] == "-why"
     assert run(["list", "--tre"]) == 2
-    assert "behind --" not in capsys.readouterr().err
+    assert "after --" not in capsys.readouterr().err
 
 
-def test_killing_nobody_says_how_to_kill_everybody(desk: Desk, capsys: Captured) -> None:
-    """Without a reference the flag that means all is named, and nothing is asked."""
+def test_kill_without_a_reference_names_the_flag_for_all(desk: Desk, capsys: Captured) -> None:
+    """The usage error names --all, and no request is sent."""
     assert run(["kill"]) == 2
     assert "--all" in capsys.readouterr().err
     assert desk.asked == []
 
 
-def test_closed_standard_streams_are_told(desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where an answer could not go, nothing is asked; a dash needs a standard input to read."""
+def test_closed_standard_streams_are_reported(desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without stdout no request is sent. A command that reads stdin reports that stdin is closed."""
     with monkeypatch.context() as closed:
         closed.setattr(sys, "stdout", None)
         assert run(["list"]) == 1
-    assert capsys.readouterr().err == "orch: standard output is closed: leave it open, or use >/dev/null\n"
+    assert capsys.readouterr().err == "orch: standard output is closed; keep it open or redirect it to /dev/null\n"
     monkeypatch.setattr(sys, "stdin", None)
     assert run(["query", "n", "-"]) == 2
-    assert "standard input, which is closed" in capsys.readouterr().err
+    assert "cannot read '-' from standard input: it is closed" in capsys.readouterr().err
     assert run(["chat"]) == 2
     assert "standard input is closed" in capsys.readouterr().err
     assert desk.asked == []
 
 
-@pytest.mark.parametrize("argv", [["spawn", "t"], ["run", "t"], ["query", "n", "t"]], ids=" ".join)
-def test_without_a_standard_input_nobody_is_there_to_be_asked(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, argv: list[str]
-) -> None:
-    """Commands that read nothing go without one, as they do in a pipe."""
-    monkeypatch.setattr(sys, "stdin", None)
-    assert run(argv) == 0
-    assert desk.asked[0][1].get("channel", "api") == "api"
-
-
 @pytest.mark.usefixtures("desk")
 @pytest.mark.parametrize("argv", [["query", "n", "Go"], ["run", "Go"], ["spawn", "Go"]])
-def test_who_reads_nothing_needs_no_standard_input(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is closed where a service starts a command: nobody is there to be asked, then."""
+def test_command_that_reads_nothing_needs_no_stdin(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """stdin may be closed, as in a service."""
     monkeypatch.setattr(sys, "stdin", None)
     assert run(argv) == 0
 
 
 @pytest.mark.usefixtures("desk")
-def test_output_that_cannot_be_written_is_told(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk is one line on stderr; when that is full too, the exit code is left."""
+def test_unwritable_output_is_one_line_on_stderr(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk is one line on stderr. If stderr cannot be written either, the exit code is unchanged."""
 
     class Full(io.StringIO):
         def write(self, _: str) -> int:
@@ -189,27 +181,27 @@ def test_output_that_cannot_be_written_is_told(capsys: Captured, monkeypatch: py
 @pytest.mark.parametrize(
     "argv", [["spawn", "x"], ["run", "x"], ["config", "show"], ["config", "trust"], ["demo"]], ids=" ".join
 )
-def test_a_folder_that_is_gone_is_told(desk: Desk, capsys: Captured, argv: list[str]) -> None:
-    """Whoever stands in a removed folder is told so, and nothing is asked."""
+def test_deleted_working_directory_is_reported(desk: Desk, capsys: Captured, argv: list[str]) -> None:
+    """No request is sent."""
     os.rmdir(os.getcwd())
     assert run(argv) == 1
-    assert capsys.readouterr() == ("", "orch: the folder you are in is gone: cd to one that is there\n")
+    assert capsys.readouterr() == ("", "orch: the current folder no longer exists; cd to an existing one\n")
     assert desk.asked == []
 
 
 @pytest.mark.parametrize("action", ["stop", "logs"])
-def test_a_home_that_is_a_file_is_told(
+def test_home_that_is_a_file_is_reported(
     capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str
 ) -> None:
-    """Looking for a daemon there says what to set."""
+    """The error names the variable that must be set to a folder."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ORCH_HOME", str(tmp_path / "file"))
     assert run(["daemon", action]) == 1
-    assert capsys.readouterr() == ("", f"orch: {tmp_path}/file is no folder: set ORCH_HOME to one\n")
+    assert capsys.readouterr() == ("", f"orch: {tmp_path}/file is not a folder; set ORCH_HOME to a folder\n")
 
 
-def test_a_file_that_is_in_the_way_is_named(desk: Desk, capsys: Captured) -> None:
-    """What the system refuses about a file is one line with its path."""
+def test_file_system_errors_name_the_path(desk: Desk, capsys: Captured) -> None:
+    """The error is one line with the path and the reason."""
     desk.answers["list"] = PermissionError(13, "Permission denied", "/some/file")
     assert run(["list"]) == 1
     assert capsys.readouterr().err == "orch: /some/file: Permission denied\n"

@@ -1,4 +1,4 @@
-"""Ctrl-C while somebody waits for an agent: once, and again."""
+"""Ctrl-C during commands that wait for an agent: pressed once or repeatedly."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def desk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
 
 
 class Twice:
-    """A terminal where Ctrl-C is pressed, and perhaps again while the command waits for that."""
+    """A terminal with Ctrl-C pressed again, if `again`, while the command waits for a second press."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
         self.slept: list[float] = []
@@ -42,13 +42,16 @@ class Twice:
 
 @pytest.mark.parametrize("argv", [["query", "n", "p"], ["collect", "n"], ["run", "t", "--keep", "--model", "a:b"]])
 @pytest.mark.parametrize(
-    ("pending", "said"),
-    [("why?", "what agent {} did was cancelled. What it had by then: orch collect {}"), (None, "was done already")],
+    ("pending", "expected"),
+    [
+        ("why?", "cancelled the turn of agent {}. Get its partial answer: orch collect {}"),
+        (None, "had already finished"),
+    ],
 )
-def test_a_second_ctrl_c_cancels(
-    desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch, argv: list[str], pending: str | None, said: str
+def test_second_ctrl_c_within_two_seconds_cancels(
+    desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch, argv: list[str], pending: str | None, expected: str
 ) -> None:
-    """Within two seconds, at a terminal; the first one says so."""
+    """The first Ctrl-C prints that a second one within two seconds cancels the turn."""
     terminal = Twice(monkeypatch, again=True)
     desk.answers["query"] = desk.answers["collect"] = KeyboardInterrupt()
     desk.answers["cancel"] = ROW | {"pending": pending}
@@ -57,30 +60,29 @@ def test_a_second_ctrl_c_cancels(
     assert terminal.slept == [2.0]
     assert desk.asked[-1] == ("cancel", {"ref": ref})
     err = capsys.readouterr().err
-    assert f"\norch: agent {ref} works on; Ctrl-C again within 2 s cancels what it does\n" in err
-    assert said.format(ref, ref) in err
+    assert f"\norch: agent {ref} continues; press Ctrl-C again within 2 s to cancel its turn\n" in err
+    assert expected.format(ref, ref) in err
 
 
-def test_a_second_ctrl_c_that_does_not_come(desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the agent works on."""
+def test_single_ctrl_c_leaves_the_agent_running(desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command stops waiting and sends no cancel request."""
     Twice(monkeypatch, again=False)
     desk.answers["query"] = KeyboardInterrupt()
     assert run(["query", "n", "p"]) == 130
     assert [method for method, _ in desk.asked] == ["query"]
-    assert "stopped waiting; agent n works on" in capsys.readouterr().err
+    assert "stopped waiting; agent n continues" in capsys.readouterr().err
 
 
-def test_a_cancel_that_fails_is_told(desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With why."""
+def test_failed_cancel_is_reported(desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message has the reason."""
     Twice(monkeypatch, again=True)
     desk.answers["query"] = KeyboardInterrupt()
     desk.answers["cancel"] = CommandError("DaemonGone", "the daemon ended")
     assert run(["query", "n", "p"]) == 130
-    assert "agent n could not be cancelled: the daemon ended" in capsys.readouterr().err
+    assert "could not cancel agent n: the daemon ended" in capsys.readouterr().err
 
 
-def test_ctrl_c_while_an_agent_is_ended_does_not_keep_it(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`orch run` ends its agent however often Ctrl-C is pressed."""
+def test_repeated_ctrl_c_does_not_stop_run_from_ending_its_agent(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
 
     def call(method: str, *given: Any, **more: Any) -> Any:
@@ -97,8 +99,8 @@ def test_ctrl_c_while_an_agent_is_ended_does_not_keep_it(desk: Desk, monkeypatch
     assert killed == ["spawn", "kill"]
 
 
-def test_ctrl_c_again_and_again_leaves_no_folder_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a command made for itself alone is gone with it, however often Ctrl-C is pressed meanwhile."""
+def test_repeated_ctrl_c_leaves_no_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C during the removal of the folder does not stop the removal."""
     monkeypatch.setenv("ORCH_HOME", str(tmp_path / "home"))
 
     def hurried(folder: Path, **_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Verbs that the CLI makes of service definitions."""
+"""Commands that the CLI creates from service definitions."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def _desk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
 @pytest.mark.parametrize(
     "verb", [each for verbs in verbs.VERBS.values() for each in verbs], ids=lambda each: each.words
 )
-def test_every_verb_has_its_help(capsys: Captured, verb: Verb) -> None:
-    """`--help` has the description, the example and each argument."""
+def test_every_service_verb_has_help(capsys: Captured, verb: Verb) -> None:
+    """The help text has the description, the example and each argument."""
     assert run([*verb.words.split(), "--help"]) == 0
     out = capsys.readouterr().out
     assert verb.example in out
-    assert verb.description in out
+    assert verb.description in " ".join(out.split())
     for argument in verb.arguments:
         assert (f"--{argument.name.replace('_', '-')}" if argument.option else argument.name.upper()) in out
 
 
-def test_a_definition_makes_a_verb(monkeypatch: pytest.MonkeyPatch, desk: Desk, capsys: Captured) -> None:
+def test_service_definition_becomes_a_verb(monkeypatch: pytest.MonkeyPatch, desk: Desk, capsys: Captured) -> None:
     """Arguments become parameters, options that were not given are left out, and the result is printed."""
     sample = Verb(
         "sample",
@@ -58,8 +58,8 @@ def test_a_definition_makes_a_verb(monkeypatch: pytest.MonkeyPatch, desk: Desk, 
     assert desk.asked[-1] == ("kill_sample", {"refs": ["1"], "dry_run": True, "note": {"text": "tests"}})
 
 
-def test_lists_of_results_are_tables(desk: Desk, capsys: Captured) -> None:
-    """One row a result; nothing at all when there is none."""
+def test_list_results_are_tables(desk: Desk, capsys: Captured) -> None:
+    """Each result is a row. An empty list prints nothing."""
     assert run(["session", "meta", "get", "reader"]) == 0
     assert capsys.readouterr().out.splitlines() == ["ENTRY  CUSTOM_TYPE  DATA", 'e7     progress     {"page":7}']
     desk.answers["list_session_metadata"] = []
@@ -67,8 +67,7 @@ def test_lists_of_results_are_tables(desk: Desk, capsys: Captured) -> None:
     assert capsys.readouterr().out == ""
 
 
-def test_errors_of_the_service_are_the_verbs(desk: Desk, capsys: Captured) -> None:
-    """With the exit code of the error."""
+def test_service_errors_set_the_exit_code(desk: Desk, capsys: Captured) -> None:
     desk.answers["kill"] = CommandError("AgentNotFoundError", "no agent 'x'", 3)
     assert run(["kill", "x"]) == 3
     assert "no agent 'x'" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Commands of a session: what each does is what the services do, and what comes of it is data."""
+"""Slash commands of a session: their effects, the data that they return, and the catalog."""
 
 from __future__ import annotations
 
@@ -9,69 +9,70 @@ from typing import Any
 
 import pytest
 
-from orch import AsyncSubagent, Budget, Config, PolicyConfig, Skill
+from orch import AsyncSubagent, Budget, Config, HooksConfig, PolicyConfig, Skill
 from orch.commands.builtin_commands import BY_NAME, COMMANDS
-from orch.policy.caller import USER
-from orch.services import call, check_grant
+from orch.policy.caller import USER, AgentCaller
+from orch.policy.permissions import CallService, check
+from orch.services import call
 from orch_protocol.core.errors import AgentDiedError, AgentError, ConfigError, OrchError, ToolNotGrantedError
 from orch_protocol.core.messages import text_of
 from orch_protocol.policy.policy import PolicySpec
-from orch_protocol.resources.slash_commands import BUILT_IN, Effect, Execute
-from orch_protocol.services.requests import SPAWN, Spawn
-from orch_protocol.services.resources import EXECUTE_COMMAND, LIST_COMMANDS
+from orch_protocol.resources.slash_commands import BUILT_IN, Effect
+from orch_protocol.services.agents.spawn import SPAWN, Spawn
+from orch_protocol.services.resources.slash_commands import EXECUTE_COMMAND, LIST_COMMANDS, Execute
 from orch_protocol.session.entries import Custom
-from orch_worker.session.transcript import read_session
+from orch_worker.session.session_reader import read_session
 from orchestrator.root_double import NEST, Gate, World, nesting, opened
 from virtual_clock import until
 
 
 async def talking(o: World, *said: Any, **options: Any) -> AsyncSubagent:
-    """Return an agent that has answered once, and knows of no project."""
+    """Return an agent without a project description that has answered one query."""
     agent = await o.scripted("Twelve pumps.", *said, context="none", name="reader", **options)
     await agent.query("How many pumps?")
     return agent
 
 
 async def shown(agent: AsyncSubagent) -> list[str]:
-    """Return what the conversation shows."""
+    """Return the texts of the conversation's messages."""
     return [text_of(message) for message in (await agent.show()).messages]
 
 
-def test_each_command_has_a_name_of_its_own() -> None:
-    """No alias is another command's, and each says what it is for."""
+def test_commands_and_aliases_are_unique_and_described() -> None:
+    """Each command has a summary, and a usage line that begins with its name."""
     names = [name for each in COMMANDS for name in (each.row.name, *each.row.aliases)]
     assert len(names) == len(set(names)) == len(BY_NAME)
     assert all(each.row.summary and each.row.usage.startswith(f"/{each.row.name}") for each in COMMANDS)
 
 
-async def test_the_catalog_says_how_each_is_written(tmp_path: Path) -> None:
-    """It is the same as long as nothing of it changes, and help is made of it."""
+async def test_catalog_lists_usage_and_is_stable(tmp_path: Path) -> None:
+    """The catalog has the same digest each time, and the text of `/help` is generated from it."""
     async with opened(tmp_path) as o:
         agent = await talking(o)
         catalog = await agent.commands()
         assert [row.source for row in catalog.commands] == [BUILT_IN] * len(COMMANDS)
         assert (await agent.commands()).digest == catalog.digest
-        told = (await agent.execute("/help")).text
-        assert all(row.usage in told for row in catalog.commands)
+        text = (await agent.execute("/help")).text
+        assert all(row.usage in text for row in catalog.commands)
         assert "/kill ID" in (await agent.execute("/help kill")).text
 
 
-async def test_a_slip_is_an_error_that_says_what_was_meant(tmp_path: Path) -> None:
-    """Neither a prompt nor an unknown name is executed; those that are near are named."""
+async def test_misspelled_command_is_an_error_with_suggestions(tmp_path: Path) -> None:
+    """An unknown command is neither executed nor sent as a prompt, and the error suggests similar names."""
     async with opened(tmp_path) as o:
         agent = await talking(o)
-        with pytest.raises(ConfigError, match="'hello' is no command"):
+        with pytest.raises(ConfigError, match="'hello' is not a command"):
             await agent.execute("hello")
-        with pytest.raises(ConfigError, match=r"no command /agens; did you mean /agents"):
+        with pytest.raises(ConfigError, match=r"unknown command /agens; did you mean /agents"):
             await agent.execute("/agens")
-        with pytest.raises(ConfigError, match="/ask: it needs ID; it is written /ask ID PROMPT"):
+        with pytest.raises(ConfigError, match="/ask: it needs ID; usage: /ask ID PROMPT"):
             await agent.execute("/ask")
         with pytest.raises(AgentError, match="nobody"):
             await agent.execute("/ask nobody hello")
 
 
-async def test_what_looks_says_what_the_services_say(tmp_path: Path) -> None:
-    """The text is the page that the command line prints, the data is that of its --json."""
+async def test_read_only_commands_return_page_and_json(tmp_path: Path) -> None:
+    """The text and the data are those of the corresponding `orch` command."""
     async with opened(tmp_path) as o:
         agent = await talking(o)
         state = await agent.execute("/STATE")
@@ -84,10 +85,10 @@ async def test_what_looks_says_what_the_services_say(tmp_path: Path) -> None:
         assert (await agent.execute("/audit 1")).data[0]["what"] == "reply"
         assert (await agent.execute("/usage")).data["agent"]["spent"]["model_calls"] == 1
         assert (await agent.execute("/model")).text == "scripted"
-        assert (await agent.execute("/thinking")).text == "as the model does by itself"
+        assert (await agent.execute("/thinking")).text == "model default"
         with pytest.raises(ConfigError, match="scripted does not support a thinking level"):
             await agent.execute("/thinking low")
-        assert (await agent.execute("/model extractive")).text == "extractive goes on with this conversation"
+        assert (await agent.execute("/model extractive")).text == "this conversation continues with extractive"
         assert (await agent.execute("/model")).text == "extractive"
 
 
@@ -108,8 +109,8 @@ async def test_what_looks_says_what_the_services_say(tmp_path: Path) -> None:
         *("/permissions", "/archive", "/recall pumps", "/outputs", "/last", "/tasks", "/queue"),
     ],
 )
-async def test_each_that_only_looks_has_something_to_say(tmp_path: Path, line: str) -> None:
-    """Also where there is nothing: then it says so."""
+async def test_read_only_commands_have_text_when_empty(tmp_path: Path, line: str) -> None:
+    """A command with nothing to list returns a text that states it."""
     async with opened(tmp_path) as o:
         agent = await talking(o)
         done = await agent.execute(line)
@@ -118,8 +119,18 @@ async def test_each_that_only_looks_has_something_to_say(tmp_path: Path, line: s
         await asyncio.sleep(0)
 
 
-async def test_effects_are_left_to_whoever_asked(tmp_path: Path) -> None:
-    """To leave, to copy, to paste, to talk to somebody else: the root can do none of that."""
+async def test_hooks_command_shows_which_hooks_are_on(tmp_path: Path) -> None:
+    """The list has hooks that the agent loads, hooks of the program, and built-in hooks that are off."""
+    async with opened(tmp_path, config=Config(hooks=HooksConfig(("loop_detection",)))) as o:
+        o.register_hook(lambda _event, _ctx: None, "turn_end", name="count")
+        agent = await talking(o)
+        rows = {row["name"]: row["enabled"] for row in (await agent.execute("/hooks")).data}
+        assert [name for name, enabled in rows.items() if enabled] == ["loop_detection", "count", "audit_log"]
+        assert rows["content_safety"] is False
+
+
+async def test_client_effects_are_returned_to_the_caller(tmp_path: Path) -> None:
+    """Quit, copy, paste and switch return effects that the client carries out."""
     async with opened(tmp_path) as o:
         agent = await talking(o)
         assert (await agent.execute("/q")).effect == Effect("quit")
@@ -128,8 +139,8 @@ async def test_effects_are_left_to_whoever_asked(tmp_path: Path) -> None:
         assert (await agent.execute("/switch reader")).effect == Effect("switch", agent.id)
 
 
-async def test_new_begins_anew_and_ends_the_subagents(tmp_path: Path) -> None:
-    """What was said stays on its own branch; agents of others work on."""
+async def test_new_starts_over_and_ends_the_subagents(tmp_path: Path) -> None:
+    """The old conversation stays on its branch, and other agents continue."""
     async with opened(tmp_path, config=nesting()) as o:
         agent = await talking(o, "Hello.", tools=NEST)
         other = await o.scripted("x", name="other")
@@ -143,8 +154,8 @@ async def test_new_begins_anew_and_ends_the_subagents(tmp_path: Path) -> None:
         assert len(await agent.session.branches()) == 2
 
 
-async def test_a_person_has_agents_where_the_session_may_have_none(tmp_path: Path) -> None:
-    """They are nobody's subagents, work in the same folder, and are asked, collected and killed by commands."""
+async def test_user_can_spawn_where_the_session_may_not(tmp_path: Path) -> None:
+    """An agent that the user spawns has no parent; commands can query, collect and kill it."""
     async with opened(tmp_path) as o:
         agent = await talking(o, cwd=tmp_path)
         kid = (await agent.execute("/spawn Count valves --preset minimal --name kid")).data
@@ -155,8 +166,8 @@ async def test_a_person_has_agents_where_the_session_may_have_none(tmp_path: Pat
         assert (await agent.execute("/kill kid")).data["ids"] == [kid["id"]]
 
 
-async def test_spawned_agent_has_the_model_and_the_policy_of_the_session(tmp_path: Path) -> None:
-    """Unless another model is named; the configured model is for agents that are spawned elsewhere."""
+async def test_spawned_agent_has_the_sessions_model_and_policy(tmp_path: Path) -> None:
+    """`/spawn` uses the model, policy and environment of the session; `--model` overrides the model."""
     config = Config(model="ollama:configured", policy=PolicyConfig(approval_mode="allow"))
     async with opened(tmp_path, config=config) as o:
         asked = Spawn("talk", model="ollama:chosen", policy=PolicySpec("cli"), env={"LANG": "C"}, depth=0)
@@ -168,8 +179,8 @@ async def test_spawned_agent_has_the_model_and_the_policy_of_the_session(tmp_pat
         assert o.supervisor.tree.agents[other["id"]].spec.backend.model == "other"
 
 
-async def test_what_a_person_runs_takes_nothing_of_what_the_agent_may_use(tmp_path: Path) -> None:
-    """Between its turns, of which nothing can be put aside; and however often."""
+async def test_user_commands_do_not_use_the_agents_budget(tmp_path: Path) -> None:
+    """Shell commands of the user do not count as tool calls of the agent."""
     async with opened(tmp_path) as o:
         agent = await talking(o, "Four.", budget=Budget(max_tool_calls=1), cwd=tmp_path)
         for _ in range(3):
@@ -178,8 +189,8 @@ async def test_what_a_person_runs_takes_nothing_of_what_the_agent_may_use(tmp_pa
         assert (await agent.state()).spent.tool_calls == 0
 
 
-async def test_branch_gives_the_question_back(tmp_path: Path) -> None:
-    """It is there to be written in other words; labels name entries in between."""
+async def test_branch_returns_the_prompt_for_editing(tmp_path: Path) -> None:
+    """`/branch` removes a prompt from the conversation and returns its text; it also accepts a label."""
     async with opened(tmp_path) as o:
         agent = await talking(o)
         question = next(row for row in (await agent.session.tree()).entries if row.role == "user")
@@ -191,50 +202,50 @@ async def test_branch_gives_the_question_back(tmp_path: Path) -> None:
         assert await shown(agent) == []
 
 
-async def test_plan_goes_on_in_plan_mode_and_off_without(tmp_path: Path) -> None:
-    """The same agent, with all that was said; a task is asked at once."""
+async def test_plan_mode_is_switched_on_and_off_in_the_session(tmp_path: Path) -> None:
+    """The agent and its conversation stay the same, and a given task becomes a prompt."""
     async with opened(tmp_path) as o:
         agent = await talking(o)
-        said = await shown(agent)
+        found = await shown(agent)
         done = await agent.execute("/plan mend the pump")
-        assert (done.text, done.effect) == ("it is in plan mode from now on", Effect("ask", text="mend the pump"))
+        assert (done.text, done.effect) == ("plan mode is now on", Effect("ask", text="mend the pump"))
         assert (await agent.state()).planning
         assert "exit_plan_mode" in (await agent.state()).tools
-        assert await shown(agent) == said
-        assert (await agent.execute("/plan")).text == "it is in plan mode already"
-        assert (await agent.execute("/plan --off")).text == "it is not in plan mode from now on"
+        assert await shown(agent) == found
+        assert (await agent.execute("/plan")).text == "plan mode is already on"
+        assert (await agent.execute("/plan --off")).text == "plan mode is now off"
         assert not (await agent.state()).planning
 
 
-async def test_plan_says_before_which_names_would_be_lost(tmp_path: Path) -> None:
-    """What its Python has bound goes with its process: nothing is done before somebody says so."""
+async def test_plan_warns_about_python_names_that_would_be_lost(tmp_path: Path) -> None:
+    """`/plan` replaces a process that has Python variables only with the option `--drop`."""
     async with opened(tmp_path) as o:
         agent = await talking(o)
         (Path((await agent.state()).folder) / "names.json").write_text('["df", "model"]')
         done = await agent.execute("/plan x")
         assert done.is_error
-        assert "what its Python bound last: df, model. /plan --drop goes on" in done.text
+        assert "variables would be lost: df, model. Use /plan --drop to continue" in done.text
         assert done.effect is None
         assert not (await agent.state()).planning
         assert (await agent.execute("/plan --drop x")).effect == Effect("ask", text="x")
         assert (await agent.state()).planning
-        assert (await agent.execute("/plan --off")).text == "it is not in plan mode from now on"
+        assert (await agent.execute("/plan --off")).text == "plan mode is now off"
 
 
-async def test_what_an_earlier_process_had_bound_is_lost_already(tmp_path: Path) -> None:
-    """A process that has run no code has nothing to lose: what is told of before is what goes, and is so once."""
+async def test_names_of_an_earlier_process_are_not_reported_as_lost(tmp_path: Path) -> None:
+    """The current process has run no code, so `/plan` gives no warning."""
     async with opened(tmp_path) as o:
         agent = await talking(o, "More.")
         names = Path((await agent.state()).folder) / "names.json"
         names.write_text('["df"]')
         os.utime(names, (1, 1))
-        assert (await agent.execute("/plan")).text == "it is in plan mode from now on"
+        assert (await agent.execute("/plan")).text == "plan mode is now on"
         assert (await agent.query("And?")).text == "More."
-        assert (await agent.execute("/plan --off")).text == "it is not in plan mode from now on"
+        assert (await agent.execute("/plan --off")).text == "plan mode is now off"
 
 
-async def test_compact_says_what_has_gone(tmp_path: Path) -> None:
-    """What was said first gives way to what was asked and answered there, as somebody says so; or it says why not."""
+async def test_compact_reports_what_was_removed(tmp_path: Path) -> None:
+    """`/flush` accepts instructions; `/compact` raises an error if nothing can be removed."""
     async with opened(tmp_path) as o:
         agent = await talking(o, *(f"answer {n}: " + "twelve pumps and a valve " * 40 for n in range(12)))
         with pytest.raises(OrchError, match="nothing"):
@@ -248,7 +259,7 @@ async def test_compact_says_what_has_gone(tmp_path: Path) -> None:
 
 
 async def test_tasks_can_be_dropped(tmp_path: Path) -> None:
-    """What the agent noted is gone from the session, as it stands on this branch."""
+    """`/tasks clear` removes all tasks of the conversation."""
     async with opened(tmp_path, approve=lambda _: True) as o:
         call = {"tool": "task_create", "input": {"tasks": ["look", "mend"]}}
         agent = await o.scripted(call, "Noted.", tools=["tasks"], context="none")
@@ -258,8 +269,8 @@ async def test_tasks_can_be_dropped(tmp_path: Path) -> None:
         assert (await agent.execute("/tasks")).text == "no tasks"
 
 
-async def test_results_of_tools_can_be_looked_at_again(tmp_path: Path) -> None:
-    """The latest is number 1; what failed says so."""
+async def test_earlier_tool_results_can_be_shown(tmp_path: Path) -> None:
+    """The latest result has number 1, and errors are marked."""
     (tmp_path / "a.txt").write_text("seven valves")
     calls = [{"tool": "read_file", "input": {"path": name}} for name in ("a.txt", "b.txt")]
     async with opened(tmp_path / "home") as o:
@@ -271,8 +282,8 @@ async def test_results_of_tools_can_be_looked_at_again(tmp_path: Path) -> None:
         assert "seven valves" not in (await agent.execute("/last")).text
 
 
-async def test_python_runs_in_the_agents_names_and_is_told(tmp_path: Path) -> None:
-    """No model is asked; what was run stands in the conversation, or, quietly, on record alone."""
+async def test_py_runs_in_the_agents_namespace_and_is_recorded(tmp_path: Path) -> None:
+    """No model is queried, and a run with `--quiet` is not part of the conversation."""
     async with opened(tmp_path) as o:
         agent = await talking(o, "Thanks.")
         assert (await agent.execute("/py pumps = 12\npumps * 2")).text == "24"
@@ -280,9 +291,9 @@ async def test_python_runs_in_the_agents_names_and_is_told(tmp_path: Path) -> No
         failed = await agent.execute("/py 1 / 0")
         assert failed.is_error
         assert "ZeroDivisionError" in failed.text
-        said = await shown(agent)
-        assert sum("/py pumps" in each for each in said) == 1
-        assert "24" in next(each for each in said if "/py pumps = 12" in each)
+        found = await shown(agent)
+        assert sum("/py pumps" in each for each in found) == 1
+        assert "24" in next(each for each in found if "/py pumps = 12" in each)
         spec = o.supervisor.tree.agents[agent.id].spec
         [quiet] = [each for each in read_session(Path(spec.folder)).entries if isinstance(each, Custom)]
         assert quiet.data == {"line": "/py pumps + 1", "text": "13", "is_error": False}
@@ -290,39 +301,39 @@ async def test_python_runs_in_the_agents_names_and_is_told(tmp_path: Path) -> No
         assert (await agent.query("Go on.")).text == "Thanks."
 
 
-async def test_code_that_takes_the_process_along_is_told_of(tmp_path: Path) -> None:
-    """Whoever ran it hears so, and so does the agent, whose next process has none of its names."""
+async def test_py_code_that_ends_the_process_is_reported(tmp_path: Path) -> None:
+    """The user gets an error, and the conversation states that the variables are lost."""
     async with opened(tmp_path) as o:
         agent = await talking(o, "Oh.")
         ran = asyncio.ensure_future(agent.execute("/py import threading; threading.Event().wait(1)"))
-        await until(lambda: any(topic.startswith("did:") for topic in o.supervisor.waiters._topics))
+        await until(lambda: any(getattr(topic, "frame_type", "") == "did" for topic in o.supervisor.waiters._topics))
         o.launcher.worker(agent.id).die(9)
         with pytest.raises(AgentDiedError, match="ended before it was done"):
             await ran
-        assert "names in Python are gone" in (await shown(agent))[-1]
+        assert "Its Python variables are lost" in (await shown(agent))[-1]
         assert (await agent.query("Go on.")).text == "Oh."
 
 
-async def test_what_nobody_waits_for_any_more_ends(tmp_path: Path) -> None:
-    """As after Ctrl-C: the code is stopped, the agent is told that somebody ended it, and the names stay."""
+async def test_interrupted_py_code_is_stopped(tmp_path: Path) -> None:
+    """The conversation states that the user ended the code, and the variables are kept."""
     async with opened(tmp_path) as o:
         agent = await talking(o)
         ran = asyncio.ensure_future(agent.execute("/py turns = 0\nwhile True: turns += 1"))
-        await until(lambda: any(topic.startswith("did:") for topic in o.supervisor.waiters._topics))
+        await until(lambda: any(getattr(topic, "frame_type", "") == "did" for topic in o.supervisor.waiters._topics))
         await asyncio.sleep(0)
         ran.cancel()
         with pytest.raises(asyncio.CancelledError):
             await ran
         while "(the user ended it before it was done)" not in (await shown(agent))[-1]:  # noqa: ASYNC110  # gives way
             await asyncio.sleep(0)
-        told = ""
-        while told != "True":  # a thread hears it a moment later
-            told = (await agent.execute("/py --quiet turns > 0")).text
+        text = ""
+        while text != "True":  # the thread notices the interrupt a moment later
+            text = (await agent.execute("/py --quiet turns > 0")).text
             await asyncio.sleep(0)
 
 
-async def test_what_is_run_while_the_agent_works_is_heard_as_what_is_steered(tmp_path: Path) -> None:
-    """Between a call and its result nothing can stand in the conversation: it is told before the next request."""
+async def test_py_during_a_turn_is_delivered_like_steering(tmp_path: Path) -> None:
+    """The code and its output are added before the next request."""
     gate = Gate()
     async with opened(tmp_path) as o:
         agent = await o.scripted({"tool": "gate"}, "Done.", tools=[gate.tool()], context="none")
@@ -334,8 +345,8 @@ async def test_what_is_run_while_the_agent_works_is_heard_as_what_is_steered(tmp
         assert any("/py 6 * 7" in each and "42" in each for each in await shown(agent))
 
 
-async def test_a_template_that_cannot_be_filled_in_takes_nothing_else_along(tmp_path: Path) -> None:
-    """Every command is there, and every other template; what is wrong with that one is said."""
+async def test_invalid_template_hides_no_command_or_template(tmp_path: Path) -> None:
+    """The catalog and `/templates` contain the error of the invalid template."""
     async with opened(tmp_path) as o:
         folder = o.supervisor.hooks.home / "prompts"
         folder.mkdir()
@@ -347,15 +358,15 @@ async def test_a_template_that_cannot_be_filled_in_takes_nothing_else_along(tmp_
         [note] = catalog.notes
         assert "'broken'" in note
         assert (await agent.execute("/explain pumps")).effect == Effect("ask", text="Explain pumps.")
-        told = await agent.execute("/templates")
-        assert [row["name"] for row in told.data] == ["explain"]
-        assert "invalid variable after {{" in told.text
+        found = await agent.execute("/templates")
+        assert [row["name"] for row in found.data] == ["explain"]
+        assert "invalid variable after {{" in found.text
         with pytest.raises(ConfigError, match="invalid variable after"):
             await agent.execute("/template broken")
 
 
-async def test_a_template_is_a_command(tmp_path: Path) -> None:
-    """Values come first, what else is said is its text; it is in the catalog, but for a name that is taken."""
+async def test_template_is_a_command(tmp_path: Path) -> None:
+    """Values precede the text; a template with the name of another command is not in the catalog."""
     async with opened(tmp_path) as o:
         o.register_prompt_template("explain", "Explain in {{language}}: {{text}}")
         o.register_prompt_template("state", "State your name.")
@@ -364,7 +375,7 @@ async def test_a_template_is_a_command(tmp_path: Path) -> None:
         assert [row.usage for row in catalog.commands if row.source == "template"] == [
             "/explain [language=...] [text=...] [TEXT...]"
         ]
-        assert catalog.notes == ("/state of template is left out: there is one of built-in",)
+        assert catalog.notes == ("/state of template is left out: built-in already has a command of this name",)
         done = await agent.execute("/explain language=French how a pump works")
         assert done.effect == Effect("ask", text="Explain in French: how a pump works")
         assert (await agent.execute("/template state and more")).effect == Effect(
@@ -401,17 +412,17 @@ command = "/usage"
 """
 
 
-def put(home: Path, code: str = PACK, said: str = SAID) -> Path:
-    """Install an extension for the user."""
+def put(home: Path, code: str = PACK, text: str = SAID) -> Path:
+    """Write the extension `pack` into the user's folder."""
     folder = home / "extensions" / "pack"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "extension.toml").write_text(said)
+    (folder / "extension.toml").write_text(text)
     (folder / "extension.py").write_text(code)
     return folder
 
 
-async def test_extensions_bring_commands_keys_and_widgets(tmp_path: Path) -> None:
-    """They run in the agent's process and are on record; what is taken stays whose it is, and is said."""
+async def test_extensions_add_commands_keys_and_widgets(tmp_path: Path) -> None:
+    """The commands run in the agent's process and are recorded; notes report names that are already in use."""
     put(tmp_path)
     async with opened(tmp_path) as o:
         agent = await talking(o)
@@ -421,9 +432,9 @@ async def test_extensions_bring_commands_keys_and_widgets(tmp_path: Path) -> Non
         assert [(key.key, key.command) for key in catalog.keys] == [("f6", "/todo"), ("c-t", "/tasks")]
         assert [widget.command for widget in catalog.widgets] == ["/todo --count"]
         assert catalog.notes == (
-            "/state of extension pack is left out: there is one of built-in",
+            "/state of extension pack is left out: built-in already has a command of this name",
             "key f7 of extension pack is left out: there is no command /nothing",
-            "widget money of extension pack is left out: /usage is no command of an extension",
+            "widget money of extension pack is left out: /usage is not a command of an extension",
         )
         done = await agent.execute("/todo --count the valves")
         assert done.text == f"[('count', 'yes'), ('wanted', 'the valves')] for {agent.id}"
@@ -433,17 +444,17 @@ async def test_extensions_bring_commands_keys_and_widgets(tmp_path: Path) -> Non
         shown = await o._call(EXECUTE_COMMAND, Execute(agent.id, "/todo --count", shows=True))
         assert shown.text.startswith("[('count', 'yes')]")
         assert sum(isinstance(each, Custom) for each in read_session(Path(spec.folder)).entries) == 1
-        with pytest.raises(ConfigError, match="/agents is no widget's"):
+        with pytest.raises(ConfigError, match="/agents cannot be used by a widget"):
             await o._call(EXECUTE_COMMAND, Execute(agent.id, "/agents", shows=True))
         assert [row["keys"] for row in (await agent.execute("/extensions")).data] == [
             {"f6": "/todo", "c-t": "/tasks", "f7": "/nothing"}
         ]
-        with pytest.raises(ConfigError, match="/state: it takes no 'now'"):
+        with pytest.raises(ConfigError, match="/state: unexpected argument 'now'"):
             await agent.execute("/state now")
 
 
-async def test_one_that_is_left_out_brings_nothing(tmp_path: Path) -> None:
-    """Its commands are not there, its keys lead nowhere, and the catalog says why."""
+async def test_disabled_extension_adds_no_commands(tmp_path: Path) -> None:
+    """The commands of an extension that fails are left out, and a note in the catalog states the reason."""
     put(tmp_path, "def register(extension):\n    raise RuntimeError('broken')\n")
     async with opened(tmp_path) as o:
         agent = await talking(o)
@@ -454,12 +465,12 @@ async def test_one_that_is_left_out_brings_nothing(tmp_path: Path) -> None:
 
 
 async def changes(o: World) -> list[str]:
-    """Return the agents whose catalogs have changed, by what happened."""
+    """Return the ids of the agents whose catalogs have changed, in order."""
     return [event.agent_id for event in await o.events() if event.kind == "catalog_changed"]
 
 
-async def test_that_a_catalog_has_changed_is_an_event(tmp_path: Path) -> None:
-    """A template of the program is enough; who never looked at a catalog is told nothing."""
+async def test_catalog_change_emits_an_event(tmp_path: Path) -> None:
+    """The event is emitted only for agents whose catalog a client has read."""
     async with opened(tmp_path) as o:
         agent, other = await talking(o), await o.scripted("x", name="other")
         before = await agent.commands()
@@ -474,8 +485,8 @@ async def test_that_a_catalog_has_changed_is_an_event(tmp_path: Path) -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_skill_is_asked_for_by_name(tmp_path: Path) -> None:
-    """The agent reads it as it always does, so that what was read is on record; one that it has not is told."""
+async def test_skill_command_returns_a_prompt_to_read_the_skill(tmp_path: Path) -> None:
+    """The command returns a prompt that requests it; an unknown skill is an error."""
     async with opened(tmp_path) as o:
         o.register_skill(Skill("pumps", "Work on pumps.", "Close the red valve first."))
         agent = await talking(o)
@@ -483,15 +494,15 @@ async def test_a_skill_is_asked_for_by_name(tmp_path: Path) -> None:
         effect = (await agent.execute("/skill pumps mend it")).effect
         assert effect is not None
         assert effect.kind == "ask"
-        assert effect.text.endswith("read it first, with read_skill.\n\nmend it")
+        assert effect.text.endswith("read it first with read_skill.\n\nmend it")
         with pytest.raises(ConfigError, match="no skill 'valves'; it has pumps"):
             await agent.execute("/skill valves")
 
 
-async def test_no_agent_executes_commands(tmp_path: Path) -> None:
-    """They are for people: no tool asks for that service."""
+async def test_agents_cannot_execute_commands(tmp_path: Path) -> None:
+    """No tool of an agent permits the services that list and execute commands."""
     async with opened(tmp_path) as o:
         agent = await talking(o)
         for service in (EXECUTE_COMMAND, LIST_COMMANDS):
             with pytest.raises(ToolNotGrantedError):
-                check_grant(o.supervisor.tree.agents[agent.id].spec, service)
+                check(o.supervisor.tree.agents, AgentCaller(agent.id), CallService(service))

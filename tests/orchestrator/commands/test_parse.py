@@ -1,4 +1,4 @@
-"""How a line that a person types is read: prompt or command, its arguments, and what is said of a slip."""
+"""Parsing of lines that a user types: prompts and commands, arguments, and error messages."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ LABEL = (positional("entry", "entry", required=True), remainder("label"))
         ("!! pwd", "sh", "--quiet pwd"),
     ],
 )
-def test_a_line_with_a_slash_is_a_command(typed: str, name: str, text: str) -> None:
-    """Its name is the first word, and the remainder, lines and all, what it is given; `!` is for the shell."""
+def test_line_with_a_slash_is_a_command(typed: str, name: str, text: str) -> None:
+    """The first word is the name and the rest is the text; `!` runs a shell command."""
     line = read(typed)
     assert (line.kind, line.name, line.text) == ("command", name, text)
 
@@ -45,15 +45,15 @@ def test_a_line_with_a_slash_is_a_command(typed: str, name: str, text: str) -> N
         ("", ""),
     ],
 )
-def test_everything_else_is_a_prompt(typed: str, prompt: str) -> None:
-    """Two slashes stand for one; the path of a file is no command."""
+def test_other_lines_are_prompts(typed: str, prompt: str) -> None:
+    """Two slashes escape one slash, and a file path is not a command."""
     assert (read(typed).kind, read(typed).text) == ("prompt", prompt)
 
 
-def test_arguments_are_found_by_place_and_by_name() -> None:
-    """Options may stand before, behind and between the words of a text, which else stays as it was written."""
-    said = bind("spawn", SPAWN, "look  at \"it\" --model=anthropic:x don't --tools 'a, b' --idle stop")
-    assert said == {"task": 'look  at "it" don\'t stop', "model": "anthropic:x", "tools": "a, b", "idle": "yes"}
+def test_arguments_are_parsed_by_position_and_name() -> None:
+    """Options can be before, between and after the words of a text."""
+    found = bind("spawn", SPAWN, "look  at \"it\" --model=anthropic:x don't --tools 'a, b' --idle stop")
+    assert found == {"task": 'look  at "it" don\'t stop', "model": "anthropic:x", "tools": "a, b", "idle": "yes"}
     assert bind("label", LABEL, "'two words' a label") == {"entry": "two words", "label": "a label"}
     assert bind("label", LABEL, 'e1 "in \\"quotes\\""') == {"entry": "e1", "label": 'in "quotes"'}
     assert bind("spawn", SPAWN, "-- --model is a flag") == {"task": "--model is a flag"}
@@ -75,44 +75,44 @@ def test_arguments_are_found_by_place_and_by_name() -> None:
         ("/py --quiet\nx  =  1 # --quiet", "x  =  1 # --quiet", True),
     ],
 )
-def test_code_is_taken_to_the_letter(typed: str, command: str, quiet: bool) -> None:
-    """Its quotes, options and dashes are its own: `rm -- -rf` names a file, `rm -rf` does not. Ours stand before it."""
+def test_code_arguments_are_taken_literally(typed: str, command: str, quiet: bool) -> None:
+    """Options of the command itself come before the code."""
     line = read(typed)
-    said = bind(line.name, BY_NAME[line.name].row.arguments, line.text)
-    assert said.pop("quiet", None) == ("yes" if quiet else None)
-    assert list(said.values()) == [command]
+    found = bind(line.name, BY_NAME[line.name].row.arguments, line.text)
+    assert found.pop("quiet", None) == ("yes" if quiet else None)
+    assert list(found.values()) == [command]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text", "told"),
+    ("arguments", "text", "expected"),
     [
-        (SPAWN, "", "/it: it needs TASK; it is written /it TASK... [--model MODEL] [--tools TOOLS] [--idle]"),
+        (SPAWN, "", "/it: it needs TASK; usage: /it TASK... [--model MODEL] [--tools TOOLS] [--idle]"),
         (SPAWN, "do it --model", "/it: --model needs a value"),
         (SPAWN, "do it --idle --idle", "/it: --idle is given twice"),
         (LABEL, "'open", "/it: a quote is not closed: 'open"),
         ((positional("n", "number"),), "many", "/it: N is a number, not 'many'"),
         ((positional("what", "choice", "clear"),), "all", "/it: WHAT is clear, not 'all'"),
-        ((), "now", "/it: it takes no 'now'; it is written /it"),
+        ((), "now", "/it: unexpected argument 'now'; usage: /it"),
     ],
 )
-def test_a_slip_is_told_with_how_it_is_written(arguments: tuple[Argument, ...], text: str, told: str) -> None:
-    """Whoever wrote it otherwise need not look it up."""
+def test_parse_error_shows_the_usage(arguments: tuple[Argument, ...], text: str, expected: str) -> None:
+    """The error names the command, and the argument that is missing or invalid."""
     with pytest.raises(ConfigError) as raised:
         bind("it", arguments, text)
-    assert str(raised.value).startswith(told)
+    assert str(raised.value).startswith(expected)
 
 
-def test_a_line_of_a_megabyte_is_refused() -> None:
-    """A file that was pasted by mistake is no command."""
+def test_megabyte_command_line_is_refused() -> None:
+    """A file that was pasted by mistake is not executed as a command."""
     with pytest.raises(ConfigError, match="too long for a command"):
         bind("py", (remainder("code"),), "x" * ((1 << 20) + 1))
 
 
-def test_an_unknown_name_is_told_with_those_that_are_near() -> None:
-    """Upper case is none of its own."""
+def test_unknown_command_suggests_similar_names() -> None:
+    """Upper case is accepted in the name of a command."""
     known = {"state": 1, "status": 1, "spawn": 1, "quit": 1}
     assert find("Quit", known) == "quit"
-    with pytest.raises(ConfigError, match="there is no command /stats; did you mean /status or /state"):
+    with pytest.raises(ConfigError, match="unknown command /stats; did you mean /status or /state"):
         find("stats", known)
     with pytest.raises(ConfigError, match=r"did you mean /spawn\?"):
         find("sp", known)
@@ -120,7 +120,7 @@ def test_an_unknown_name_is_told_with_those_that_are_near() -> None:
         find("zzz", known)
 
 
-def test_usage_is_made_of_the_arguments() -> None:
-    """What is not required stands in brackets."""
+def test_usage_is_generated_from_the_arguments() -> None:
+    """Optional arguments are in brackets, and a text of several words has an ellipsis."""
     assert usage("spawn", SPAWN) == "/spawn TASK... [--model MODEL] [--tools TOOLS] [--idle]"
     assert usage("tasks", (positional("what", "choice", "clear"),)) == "/tasks [clear]"

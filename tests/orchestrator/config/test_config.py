@@ -12,7 +12,7 @@ import pytest
 from orch.config import config
 from orch.config.config import load
 from orch.config.trust import project_file, trust
-from orch.config.untrusted_config import NARROWS, RENAMED
+from orch.config.untrusted_config import RENAMED, STRICTNESS_CHECKS
 from orch.processes.environment import RUN_VARIABLE
 from orch_protocol.agent.config import Config, HooksConfig
 from orch_protocol.core.errors import ConfigError
@@ -26,20 +26,20 @@ def write(file: Path, text: str) -> Path:
     return file
 
 
-def value(loaded: config.Loaded, key: str) -> Any:
+def value(loaded: config.LoadedConfig, key: str) -> Any:
     return config.flatten(loaded.config)[key]
 
 
-def test_without_files_and_variables_everything_is_default(home: Path, project: Path) -> None:
-    """The defaults are those of the Config structs, and each says so."""
+def test_defaults_apply_without_files_and_variables(home: Path, project: Path) -> None:
+    """The values are the defaults of `Config`, and the source of each value is `default`."""
     loaded = load(project, {}, home=home)
     assert loaded.config == Config()
     assert set(loaded.sources.values()) == {"default"}
     assert loaded.sources.keys() == config.flatten(Config()).keys()
 
 
-def test_each_layer_beats_the_one_before(home: Path, project: Path) -> None:
-    """User file, project file, variable, override: the later wins, what it leaves out stays, the source is named."""
+def test_later_layer_overrides_earlier_ones(home: Path, project: Path) -> None:
+    """The layers are the user's file, the project's file, variables and overrides. Each value has its source."""
     user = write(home / "config.toml", 'model = "openai:1"\n[limits]\nmax_turns = 9\n[subagents]\nmax_concurrent = 8\n')
     own = write(project_file(project), "[limits]\nmax_turns = 8\ntool_seconds = 5\n")
     trust(project, home, config.check)
@@ -56,8 +56,12 @@ def test_each_layer_beats_the_one_before(home: Path, project: Path) -> None:
     assert loaded.notes == ()
 
 
-def test_without_a_folder_no_project_is_read(home: Path) -> None:
-    """The daemon, which has no project, reads the user's layer and the variables alone."""
+def test_daemon_reads_no_project_configuration(home: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a project, only the user's file and the variables are read."""
+    write(project_file(project), "[limits]\nmax_turns = 8\n")
+    trust(project, home, config.check)
+    monkeypatch.chdir(project)
+    assert load(project, {}, home=home).config.limits.max_turns == 8
     assert load(None, {}, home=home).config == Config()
 
 
@@ -80,8 +84,8 @@ def test_without_a_folder_no_project_is_read(home: Path) -> None:
         ("ORCH_RUN", "x", "model", None),
     ],
 )
-def test_variables_are_read_by_type(home: Path, name: str, text: str, key: str, expected: Any) -> None:
-    """Text becomes the field's type; an empty variable counts as unset; two names are not settings."""
+def test_variables_are_converted_by_type(home: Path, name: str, text: str, key: str, expected: Any) -> None:
+    """An empty variable counts as unset. ORCH_HOME and ORCH_RUN are no settings."""
     assert value(load(None, {name: text}, home=home), key) == expected
 
 
@@ -90,20 +94,20 @@ def test_variables_are_read_by_type(home: Path, name: str, text: str, key: str, 
     [
         (
             'model = "openai:1"\nmodle = 3\n',
-            r"config\.toml, line 2: there is no setting 'modle'; did you mean 'model'\?",
+            r"config\.toml, line 2: unknown setting 'modle'; did you mean 'model'\?",
         ),
         ("[subagents]\n\nmax_concurent = 3\n", r"line 3: .*'subagents.max_concurent'; did you mean 'subagents.max_c"),
-        ("max_turns = 3\n", r"line 1: there is no setting 'max_turns'; did you mean 'limits.max_turns'\?"),
+        ("max_turns = 3\n", r"line 1: unknown setting 'max_turns'; did you mean 'limits.max_turns'\?"),
         (
             "[zebra]\n",
-            r"line 1: there is no section \[zebra\]; there are \[archival\], .*\[subagents\.context\], .*",
+            r"line 1: unknown section \[zebra\]; there are \[approval\], \[archival\], .*\[subagents\.context\], .*",
         ),
         (
             "model = 'openai:1'\n\n[subagent]\nmax_concurrent = 3\n",
-            r"line 3: there is no section \[subagent\]; did you m",
+            r"line 3: unknown section \[subagent\]; did you m",
         ),
-        ("[limits]\nx = 1\n[limits.max_turns]\na = 3\n", r"line 3: there is no section \[limits.max_turns\]"),
-        ("\nsubagent.max_concurrent = 3\n", r"line 2: there is no section \[subagent\]; did you mean \[subagents\]\?"),
+        ("[limits]\nx = 1\n[limits.max_turns]\na = 3\n", r"line 3: unknown section \[limits.max_turns\]"),
+        ("\nsubagent.max_concurrent = 3\n", r"line 2: unknown section \[subagent\]; did you mean \[subagents\]\?"),
         ("[limits]\nnope = 3\n", r"line 2: .*'limits.nope'; there are limits.max_turns, .*limits.reply_tokens$"),
         ("[limits]\nmax_turns = 0\n", r"line 2: limits.max_turns = 0 does not fit: expected `int` >= 1"),
         ('[limits]\nmax_turns = "3"\n', r"line 2: limits.max_turns = '3' does not fit: expected `int`, got `str`"),
@@ -122,12 +126,15 @@ def test_variables_are_read_by_type(home: Path, name: str, text: str, key: str, 
             "[limits]\nmax_turns = 99999999999999999999999",
             r"line 2: limits.max_turns = 9+ does not fit: .* <= 1000000000",
         ),
-        (f"[limits]\nmax_turns = 0x{'f' * 9000}", r"line 2: limits.max_turns = a number that long does not fit"),
+        (
+            f"[limits]\nmax_turns = 0x{'f' * 9000}",
+            r"line 2: limits.max_turns = a number with thousands of digits does not fit",
+        ),
         (f"[limits]\nmax_turns = {'9' * 9000}", r"config.toml: not TOML that can be read: exceeds the limit"),
         (f"model = {'[' * 9000}", r"config.toml: not TOML that can be read: "),
         ('model = "nope:1"', r"line 1: model: unknown provider 'nope': write the model as `local` or .*anthropic"),
         ('model = "local:1"', r"line 1: model: unknown provider 'local': write the model as `local` or"),
-        ('model = "ollama:"', r"line 1: model: which model of ollama\? Write ollama:MODEL"),
+        ('model = "ollama:"', r"line 1: model: no model given for provider ollama: write ollama:MODEL"),
         ('[subagents]\ndefault_preset = "minmal"', r"line 2: subagents.default_preset: unknown .* mean 'minimal'\?"),
         (
             '[subagents]\nchat_models = ["openai"]',
@@ -143,23 +150,22 @@ def test_variables_are_read_by_type(home: Path, name: str, text: str, key: str, 
         ("[limits]\n[limits]\n", r"line 2, column 8: not TOML: cannot declare"),
     ],
 )
-def test_a_bad_file_is_named_with_line_and_field(home: Path, text: str, complaint: str) -> None:
-    """File, line, field, what is wrong and what was probably meant."""
+def test_invalid_file_is_reported_with_line_and_field(home: Path, text: str, complaint: str) -> None:
+    """The error suggests the similar name of a setting or section."""
     write(home / "config.toml", text)
     with pytest.raises(ConfigError, match=complaint) as raised:
         load(None, {}, home=home)
     assert str(home / "config.toml") in str(raised.value)
 
 
-def test_a_file_that_is_not_text_is_named_with_its_line(home: Path) -> None:
-    """Bytes that are not UTF-8 are an error like any other."""
+def test_undecodable_file_is_reported_with_its_line(home: Path) -> None:
     (home / "config.toml").write_bytes(b"# caf\xc3\xa9\n# caf\xe9\n")
     with pytest.raises(ConfigError, match=r"config\.toml, line 2: not UTF-8 \(byte 0xe9\)"):
         load(None, {}, home=home)
 
 
-def test_a_file_that_cannot_be_read_is_named(home: Path) -> None:
-    """A folder in the file's place does not pass for an empty configuration."""
+def test_unreadable_file_is_reported(home: Path) -> None:
+    """A folder at the path of the file is an error."""
     (home / "config.toml").mkdir()
     with pytest.raises(ConfigError, match=r"config\.toml cannot be read: Is a directory"):
         load(None, {}, home=home)
@@ -174,8 +180,10 @@ def test_a_file_that_cannot_be_read_is_named(home: Path) -> None:
     ],
     ids=["pipe", "device", "long"],
 )
-def test_what_has_no_end_is_not_read(home: Path, tmp_path: Path, made: Callable[[Path], object], why: str) -> None:
-    """A folder is somebody else's until it is trusted: what lies there in the file's place is named, at once."""
+def test_endless_or_special_project_file_is_refused_at_once(
+    home: Path, tmp_path: Path, made: Callable[[Path], object], why: str
+) -> None:
+    """An untrusted project may contain a pipe, a device or a huge file, so such files are not read."""
     (tmp_path / "project" / ".orch").mkdir(parents=True)
     made(tmp_path / "project" / ".orch" / "config.toml")
     with pytest.raises(ConfigError, match=rf"config\.toml cannot be read: it {why}"):
@@ -187,9 +195,9 @@ def test_what_has_no_end_is_not_read(home: Path, tmp_path: Path, made: Callable[
 @pytest.mark.parametrize(
     ("env", "complaint"),
     [
-        ({"ORCH_MODLE": "x"}, "variable ORCH_MODLE: there is no setting 'modle'; did you mean 'model'"),
+        ({"ORCH_MODLE": "x"}, "variable ORCH_MODLE: unknown setting 'modle'; did you mean 'model'"),
         ({"ORCH_SUBAGENTS_ENABLED": "0"}, "ORCH_SUBAGENTS_ENABLED: .*did you mean 'subagents.enabled'"),
-        ({"ORCH_ZZ": "1"}, "there is no setting 'zz'; `orch config show` lists those there are$"),
+        ({"ORCH_ZZ": "1"}, "unknown setting 'zz'; `orch config show` lists all settings$"),
         ({"ORCH_LIMITS__NOPE": "1"}, "variable ORCH_LIMITS__NOPE: .*'limits.nope'; there are limits.max_turns, "),
         ({"ORCH_LIMITS": "1"}, "variable ORCH_LIMITS: limits is a section"),
         ({"ORCH_LIMITS__TOOL_SECONDS": "inf"}, "ORCH_LIMITS__TOOL_SECONDS: limits.tool_seconds = 'inf' does not fit"),
@@ -198,27 +206,26 @@ def test_what_has_no_end_is_not_read(home: Path, tmp_path: Path, made: Callable[
         ({"ORCH_LIMITS__MAX_TURNS": "many"}, "ORCH_LIMITS__MAX_TURNS: limits.max_turns = 'many' does not fit"),
     ],
 )
-def test_a_bad_variable_is_named(home: Path, env: dict[str, str], complaint: str) -> None:
-    """A variable nobody reads, or of the wrong type, does not pass in silence."""
+def test_invalid_variable_is_reported(home: Path, env: dict[str, str], complaint: str) -> None:
+    """An unknown variable that begins with ORCH_ is an error, too."""
     with pytest.raises(ConfigError, match=complaint):
         load(None, env, home=home)
 
 
-def test_what_an_agent_runs_is_marked_and_has_settings_all_the_same(home: Path) -> None:
-    """orch works inside a command of one: the marks of its processes are no settings."""
+def test_variables_set_for_agents_are_no_settings(home: Path) -> None:
+    """Commands of an agent inherit these variables, and orch must work in such a command."""
     marks = {RUN_VARIABLE: "/o/runs/daemon", MARK: "0123456789abcdef"}
     assert load(None, marks, home=home).config == load(None, {}, home=home).config
 
 
-def test_a_bad_override_is_named(home: Path) -> None:
-    """Overrides are checked like everything else."""
+def test_invalid_override_is_reported(home: Path) -> None:
     with pytest.raises(ConfigError, match=r"override limits\.max_turns: .*does not fit"):
         load(None, {}, {"limits.max_turns": -1}, home=home)
 
 
 @pytest.mark.parametrize("over", [{}, {"archival.high_tokens": 19_999}, {"archival.profile": "economy"}])
-def test_settings_that_contradict_each_other_are_named(home: Path, over: dict[str, Any]) -> None:
-    """Also when one of them is a profile's: where the one that was set is set, and what both are."""
+def test_contradicting_settings_are_reported(home: Path, over: dict[str, Any]) -> None:
+    """A setting is also compared with values of the profile."""
     (home / "config.toml").write_text("[archival]\nlow_tokens = 20_001\n")
     if not over:
         assert load(None, {}, home=home).config.archival.low_tokens == 20_001
@@ -230,8 +237,8 @@ def test_settings_that_contradict_each_other_are_named(home: Path, over: dict[st
 
 
 def test_every_setting_has_a_rule_for_untrusted_folders() -> None:
-    """A setting added to Config cannot be forgotten here."""
-    assert NARROWS.keys() == config.flatten(Config()).keys()
+    """A new setting without a rule fails this test."""
+    assert STRICTNESS_CHECKS.keys() == config.flatten(Config()).keys()
 
 
 @pytest.mark.parametrize(
@@ -265,6 +272,8 @@ def test_every_setting_has_a_rule_for_untrusted_folders() -> None:
         ("daemon.idle_minutes = 1e7", False),
         ("environment.pass = []", True),
         ('environment.pass = ["SLACK_WEBHOOK"]', False),
+        ('approval.channel = "person"', True),
+        ('approval.channel = "program"', False),
         ('policy.approval_mode = "deny"', True),
         ('policy.approval_mode = "allow"', False),
         ("policy.dangerous_tools = []", False),
@@ -307,8 +316,8 @@ def test_every_setting_has_a_rule_for_untrusted_folders() -> None:
         ("prompt.volatile_tokens = 100", True),
     ],
 )
-def test_an_untrusted_project_may_only_narrow(home: Path, project: Path, line: str, kept: bool) -> None:
-    """What would widen is left at the user's value and reported with what to do; what narrows holds."""
+def test_untrusted_project_may_only_narrow(home: Path, project: Path, line: str, kept: bool) -> None:
+    """A value that is less strict is ignored with a notice."""
     own = write(project_file(project), line + "\n")
     loaded = load(project, {}, home=home)
     key = line.partition(" =")[0]
@@ -321,8 +330,8 @@ def test_an_untrusted_project_may_only_narrow(home: Path, project: Path, line: s
         ]
 
 
-def test_an_untrusted_project_may_set_no_larger_budget(home: Path, project: Path) -> None:
-    """One that the user has set stays, or gets smaller; money is no amount when it is nothing, or endless."""
+def test_untrusted_project_may_not_raise_a_budget(home: Path, project: Path) -> None:
+    """A lower budget applies, and a higher one is ignored. Zero, negative and infinite amounts are errors."""
     write(home / "config.toml", "[budget]\nmax_cost_usd = 5\n")
     own = project_file(project)
     for usd, holds in ((6.0, 5.0), (4.5, 4.5)):
@@ -335,8 +344,8 @@ def test_an_untrusted_project_may_set_no_larger_budget(home: Path, project: Path
     assert load(None, {"ORCH_SUBAGENTS__MAX_COST_USD": "0.25"}, home=home).config.subagents.max_cost_usd == 0.25
 
 
-def test_an_untrusted_project_narrows_the_users_own_values(home: Path, project: Path) -> None:
-    """Narrower means narrower than what the user set, not than the defaults."""
+def test_untrusted_project_narrows_the_users_values(home: Path, project: Path) -> None:
+    """The project's value is compared with the user's value, not with the default."""
     write(home / "config.toml", '[subagents]\nmax_concurrent = 4\ndefault_tools = ["read_file", "bash"]\n')
     write(project_file(project), '[subagents]\nmax_concurrent = 5\ndefault_tools = ["read_file"]\n')
     loaded = load(project, {}, home=home)
@@ -345,8 +354,8 @@ def test_an_untrusted_project_narrows_the_users_own_values(home: Path, project: 
     assert "ignored subagents.max_concurrent." in loaded.notes[0]
 
 
-def test_permissions_of_tools_are_merged_one_by_one(home: Path, project: Path) -> None:
-    """A file that says something of one tool leaves what another says of others, and each has its source."""
+def test_tool_permissions_are_merged_per_tool(home: Path, project: Path) -> None:
+    """Each layer sets the permissions of the tools that it names, and each permission has its source."""
     user = write(home / "config.toml", '[policy.permissions]\nbash = "deny"\nown = "ask"\n')
     own = write(project_file(project), '[policy.permissions]\nbash = "allow"\nown = "deny"\nread_file = "deny"\n')
     loaded = load(project, {"ORCH_POLICY__PERMISSIONS__CHAT": "ask"}, home=home)
@@ -356,8 +365,8 @@ def test_permissions_of_tools_are_merged_one_by_one(home: Path, project: Path) -
     assert "ignored policy.permissions.bash." in loaded.notes[0]
 
 
-def test_a_sandbox_for_what_is_no_preset_or_tool_is_noticed(home: Path) -> None:
-    """A preset that does not exist is an error, for programs too; a tool that nearly does is told of."""
+def test_sandbox_for_an_unknown_preset_or_tool_is_reported(home: Path) -> None:
+    """An unknown preset is an error. An unknown tool is a notice."""
     file = write(home / "config.toml", '[sandbox.presets]\nwrok = "L2"\n')
     with pytest.raises(ConfigError, match=r"line 2: unknown preset 'wrok' in sandbox\.presets: use h"):
         load(None, {}, home=home)
@@ -368,8 +377,8 @@ def test_a_sandbox_for_what_is_no_preset_or_tool_is_noticed(home: Path) -> None:
     assert note.startswith(f"{file}, line 2: sandbox.tools names 'bahs', ")
 
 
-def test_a_slip_in_the_name_of_a_tool_is_noticed(home: Path) -> None:
-    """A name that is nearly a built-in tool's is told with that one and its place; others may be a program's own."""
+def test_misspelled_tool_name_is_reported(home: Path) -> None:
+    """Names that resemble no built-in tool are not reported, because they may be tools of a program."""
     file = write(
         home / "config.toml",
         '[policy.permissions]\nbahs = "deny"\nbash = "ask"\nzebra = "deny"\n'
@@ -393,31 +402,31 @@ def test_a_slip_in_the_name_of_a_tool_is_noticed(home: Path) -> None:
             r"line 2: policy\.permissions\.bash = 'never' .*'allow', 'ask', 'deny'",
         ),
         ('[policy]\npermissions = "deny"\n', "line 2: policy.permissions = 'deny' does not fit"),
-        ("[policy.permission]\n", "there is no section"),
+        ("[policy.permission]\n", "unknown section"),
     ],
 )
-def test_a_bad_permission_is_named(home: Path, text: str, complaint: str) -> None:
-    """A permission that is none, and a table by another name, do not pass in silence."""
+def test_invalid_permission_is_reported(home: Path, text: str, complaint: str) -> None:
+    """An unknown decision, and a misspelled table, are errors."""
     write(home / "config.toml", text)
     with pytest.raises(ConfigError, match=complaint):
         load(None, {}, home=home)
 
 
-def test_a_value_that_is_overridden_may_be_unknown(home: Path) -> None:
-    """What does not exist is refused only where it would hold: a variable gets one out of it."""
+def test_overridden_value_is_not_validated(home: Path) -> None:
+    """A variable can replace a model that this version does not know."""
     write(home / "config.toml", 'model = "nope:1"\n')
     assert load(None, {"ORCH_MODEL": "openai:2"}, home=home).config.model == "openai:2"
 
 
-def test_ones_own_provider_is_known(home: Path) -> None:
-    """A provider of the home's models.json is as good as any."""
+def test_provider_from_models_json_is_known(home: Path) -> None:
+    """The model of such a provider is valid in the configuration."""
     (home / "models.json").write_text('{"providers": {"mine": {"api": "chat", "base_url": "http://localhost:1"}}}')
     assert load(None, {"ORCH_MODEL": "mine:1"}, home=home).config.model == "mine:1"
     assert load(None, {"ORCH_MODEL": "local"}, home=home).config.model == "local"
 
 
-def test_a_project_that_is_the_home_is_read_once(tmp_path: Path) -> None:
-    """With ORCH_HOME=./.orch the user's file is not a project's."""
+def test_project_inside_the_home_is_read_once(tmp_path: Path) -> None:
+    """With ORCH_HOME=./.orch, the user's file is not also the project's file."""
     (tmp_path / ".orch").mkdir()
     write(tmp_path / ".orch" / "config.toml", 'model = "openai:1"\n')
     loaded = load(tmp_path, {}, home=tmp_path / ".orch")
@@ -439,12 +448,11 @@ def test_a_project_that_is_the_home_is_read_once(tmp_path: Path) -> None:
     ],
 )
 def test_line_of_finds_the_line_that_sets_a_key(text: str, key: str, line: int) -> None:
-    """Tables, dotted keys, quoted keys and inline tables are followed."""
+    """Tables, dotted keys, quoted keys and inline tables are supported."""
     assert config.line_of(text, key) == line
 
 
-def test_loaded_is_data() -> None:
-    """It can be printed as JSON."""
+def test_loaded_configuration_is_json_serializable() -> None:
     assert msgspec.json.decode(msgspec.json.encode(load(None, {}, home=Path("/nowhere"))))["notes"] == []
 
 
@@ -457,8 +465,8 @@ def test_loaded_is_data() -> None:
         ({"load": (object(),)}, "not object"),
     ],
 )
-def test_what_a_program_configures_is_checked_before_anything_starts(hooks: dict[str, Any], where: str) -> None:
-    """Each value of it, as those of files are; what fits may be written as data, and paths as paths."""
+def test_programmatic_configuration_is_validated_before_start(hooks: dict[str, Any], where: str) -> None:
+    """Plain data and paths are converted to the types of `Config`."""
     with pytest.raises(ConfigError, match=re.escape(where)):
         config.check_config(Config(hooks=HooksConfig(**hooks)))
     good = Config(hooks=HooksConfig(loop_detection={"repeats": 2}), session_dir=Path("/s"))  # type: ignore[arg-type]
@@ -468,7 +476,7 @@ def test_what_a_program_configures_is_checked_before_anything_starts(hooks: dict
 
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())
 def test_renamed_key_names_the_new_key(tmp_path: Path, old: str, new: str) -> None:
-    """A former key in a variable or a file raises ConfigError with the new key."""
+    """The former key in a variable or a file raises ConfigError."""
     variable = f"ORCH_{old.upper().replace('.', '__')}"
     with pytest.raises(ConfigError, match=f"variable {variable}: {old} was renamed: use {new}"):
         load(None, {variable: "1"}, home=tmp_path)

@@ -28,19 +28,19 @@ from orch_worker.tools.files.gitignore import walk
         ({"HOME": "/h"}, "/h/.local/share/orch"),
     ],
 )
-def test_home_follows_the_variables_in_order(env: dict[str, str], expected: str) -> None:
-    """ORCH_HOME beats XDG_DATA_HOME beats HOME; an empty or relative one does not count."""
+def test_home_is_found_by_variables_in_order(env: dict[str, str], expected: str) -> None:
+    """The order is ORCH_HOME, XDG_DATA_HOME, HOME. Empty variables and a relative XDG_DATA_HOME are ignored."""
     assert paths.home(env) == Path(expected)
 
 
-def test_a_relative_home_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that changes its folder later still finds the same home."""
+def test_relative_home_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later change of the working directory does not change the home."""
     monkeypatch.chdir(tmp_path)
     assert paths.home_text({"ORCH_HOME": "here"}) == str(tmp_path / "here")
 
 
-def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No folder called ~ is made wherever the program happens to be; with a variable all is well."""
+def test_missing_home_names_the_variable_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error is raised only if HOME and the password database have no home."""
 
     def nobody(_: int) -> None:
         raise KeyError
@@ -54,8 +54,8 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("env", [{"ORCH_HOME": "/o\udcff"}, {"HOME": "/o\udcff"}], ids=str)
-def test_a_home_that_is_not_utf8_is_refused(env: dict[str, str]) -> None:
-    """Its path goes through messages that are: it is told before anything is made in it."""
+def test_undecodable_home_is_refused(env: dict[str, str]) -> None:
+    """Messages cannot contain a path that is not UTF-8."""
     with pytest.raises(ConfigError, match=r"/o\\xff.* is not UTF-8: set ORCH_HOME"):
         paths.home(env)
     with pytest.raises(ConfigError, match="is not UTF-8"):
@@ -63,7 +63,6 @@ def test_a_home_that_is_not_utf8_is_refused(env: dict[str, str]) -> None:
 
 
 def test_folders_of_a_home_lie_inside_it() -> None:
-    """Sessions, runs and the daemon live under the home."""
     home = Path("/o")
     assert [f(home) for f in (paths.sessions_dir, paths.runs_dir, paths.daemon_dir)] == [
         Path("/o/sessions"),
@@ -74,8 +73,7 @@ def test_folders_of_a_home_lie_inside_it() -> None:
 
 
 @pytest.mark.parametrize("mask", [0, 0o777])
-def test_private_dir_is_0700_whatever_the_umask(tmp_path: Path, mask: int) -> None:
-    """Neither an open nor a closed umask changes the mode of the folders made."""
+def test_private_dir_is_0700_under_any_umask(tmp_path: Path, mask: int) -> None:
     before = os.umask(mask)
     try:
         made = paths.private_dir(tmp_path / "a" / "b")
@@ -84,21 +82,20 @@ def test_private_dir_is_0700_whatever_the_umask(tmp_path: Path, mask: int) -> No
     assert [stat.S_IMODE(f.stat().st_mode) for f in (made, made.parent)] == [0o700, 0o700]
 
 
-def test_private_dir_leaves_an_existing_folder_alone(tmp_path: Path) -> None:
-    """The mode of a folder that was there is its owner's business."""
+def test_private_dir_leaves_an_existing_folder_unchanged(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir(mode=0o755)
     before = (tmp_path / "a").stat().st_mode
     assert paths.private_dir(tmp_path / "a").stat().st_mode == before
 
 
-def test_private_dir_says_what_stands_in_the_way(tmp_path: Path) -> None:
-    """A file where the folder should be is named, with what to do."""
+def test_private_dir_names_a_file_in_the_way(tmp_path: Path) -> None:
+    """The error names the variable or setting that must be changed."""
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"file.*ORCH_HOME"):
         paths.private_dir(tmp_path / "file")
     with pytest.raises(StoreError, match=r"below.*ORCH_HOME"):
         paths.private_dir(tmp_path / "file" / "below")
-    with pytest.raises(StoreError, match="or set session_dir to one that is"):
+    with pytest.raises(StoreError, match="or change session_dir"):
         paths.private_dir(tmp_path / "file" / "below", "session_dir")
 
 
@@ -106,29 +103,29 @@ def test_private_dir_says_what_stands_in_the_way(tmp_path: Path) -> None:
     ("chosen", "there"),
     [(None, "/o/sessions"), ("/data//s/", "/data/s"), ("s/t", "/o/s/t"), ("../s", "/s"), ("~/s", "/me/s")],
 )
-def test_sessions_are_in_the_same_place_from_whichever_folder(
+def test_relative_sessions_folder_is_below_the_home(
     chosen: str | None, there: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A relative path is below the home, for a daemon and for whoever is started somewhere."""
+    """The result does not depend on the working directory."""
     monkeypatch.setenv("HOME", "/me")
     assert paths.sessions_of(Path("/o"), chosen) == Path(there)
 
 
 @pytest.mark.parametrize("chosen", ["", " ", "a\0b", "~nobody-of-that-name/s"])
-def test_what_names_no_folder_is_refused(chosen: str) -> None:
-    """As soon as it is read: else sessions would be in the home, or nowhere."""
-    with pytest.raises(ConfigError, match=r"session_dir = .* names no folder"):
+def test_invalid_sessions_folder_is_refused(chosen: str) -> None:
+    """The configuration is refused as soon as it is checked."""
+    with pytest.raises(ConfigError, match=r"session_dir = .* is not the path of a folder"):
         check_combination(Config(session_dir=chosen))
 
 
-def test_a_socket_lies_in_its_folder_when_the_path_is_short() -> None:
-    """The usual case creates nothing."""
+def test_short_socket_path_lies_in_its_folder() -> None:
+    """A short path needs no folder outside the home."""
     assert paths.socket_path("/o/daemon", "control.sock", {}) == "/o/daemon/control.sock"
     assert paths.control_socket({"ORCH_HOME": "/o"}) == "/o/daemon/control.sock"
 
 
-def test_a_long_path_falls_back_to_the_runtime_folder(tmp_path: Path) -> None:
-    """The fallback is private, short, and differs from folder to folder."""
+def test_long_socket_path_uses_the_runtime_folder(tmp_path: Path) -> None:
+    """The path is short and unique for each folder, and its parent is private."""
     runtime = tmp_path / "r"
     runtime.mkdir()
     first, second = (paths.socket_path("/" + c * 120, "s", {"XDG_RUNTIME_DIR": str(runtime)}) for c in "ab")
@@ -138,8 +135,8 @@ def test_a_long_path_falls_back_to_the_runtime_folder(tmp_path: Path) -> None:
     assert len(os.fsencode(first)) <= paths.MAX_SOCKET_PATH
 
 
-def test_a_fallback_somebody_else_prepared_is_refused(tmp_path: Path) -> None:
-    """A link, a file, or a folder open to others in its place is an error that names it."""
+def test_unsafe_runtime_folder_is_refused(tmp_path: Path) -> None:
+    """The folder is a link, a file, or open to other users."""
     env = {"XDG_RUNTIME_DIR": str(tmp_path)}
     trap = tmp_path / "orch"
     (tmp_path / "elsewhere").mkdir(mode=0o700)
@@ -157,24 +154,24 @@ def test_a_fallback_somebody_else_prepared_is_refused(tmp_path: Path) -> None:
         paths.socket_path("/" + "a" * 120, "s", env)
 
 
-def test_a_fallback_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who owns the folder owns the socket, so it must be us."""
+def test_runtime_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner of the folder could replace the socket."""
     (tmp_path / "orch").mkdir(mode=0o700)
     owner = (tmp_path / "orch").stat().st_uid
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)
     with pytest.raises(StoreError, match=f"uid {owner}"):
-        paths.check_private_folder(str(tmp_path / "orch"))
+        paths.ensure_private_folder(str(tmp_path / "orch"))
 
 
-def test_a_runtime_folder_that_is_not_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after sudo, or in a container: then sockets lie in /tmp."""
-    monkeypatch.setattr(paths, "check_private_folder", lambda _: None)
+def test_missing_runtime_folder_falls_back_to_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder may be missing after sudo or in a container."""
+    monkeypatch.setattr(paths, "ensure_private_folder", lambda _: None)
     path = paths.socket_path("/" + "a" * 120, "s", {"XDG_RUNTIME_DIR": str(tmp_path / "gone")})
     assert Path(path).parent == Path(f"/tmp/orch-{os.getuid()}")
 
 
-def test_a_daemon_shows_where_its_socket_is(tmp_path: Path) -> None:
-    """Commands find it whatever their environment says; one that is found by itself needs no showing."""
+def test_daemon_records_its_socket_path(tmp_path: Path) -> None:
+    """A command with another environment finds the socket through the link in the daemon's folder."""
     home = tmp_path / ("h" * 100)
     folder = paths.private_dir(paths.daemon_dir(home))
     for path in ("/run/one", "/run/two"):
@@ -185,7 +182,7 @@ def test_a_daemon_shows_where_its_socket_is(tmp_path: Path) -> None:
 
 
 def test_orch_folders_are_homes_sessions_and_folders_of_sockets(tmp_path: Path) -> None:
-    """The run's home, the existing homes of the user, sessions elsewhere and the folder of a socket; nothing twice."""
+    """Missing folders are left out, and no folder is listed twice."""
     home, other, usual = tmp_path / "home", tmp_path / "other", tmp_path / ".local" / "share" / "orch"
     run = paths.run_dir(home, "r")
     env = {"HOME": str(tmp_path), "ORCH_HOME": str(other)}
@@ -202,8 +199,8 @@ def test_orch_folders_are_homes_sessions_and_folders_of_sockets(tmp_path: Path) 
     assert str(runtime / "orch") in found or f"/tmp/orch-{os.getuid()}" in found
 
 
-def test_unnamed_runs_of_killed_programs_are_swept(tmp_path: Path) -> None:
-    """What nobody opens again goes; a named run, one that somebody works in and one that is just made stay."""
+def test_unnamed_runs_of_killed_programs_are_removed(tmp_path: Path) -> None:
+    """Named runs, runs with an owner and new runs are not removed."""
     runs = paths.private_dir(paths.runs_dir(tmp_path))
     left, alive, new = (f"{paths.UNNAMED_RUN_PREFIX}{new_id()}" for _ in range(3))
     folders = {name: paths.private_dir(runs / name) for name in (left, alive, new, "mine", "run-mine")}
@@ -216,8 +213,8 @@ def test_unnamed_runs_of_killed_programs_are_swept(tmp_path: Path) -> None:
     assert sorted(folder.name for folder in runs.iterdir()) == sorted(["mine", "run-mine", alive, new])
 
 
-def test_folders_of_killed_commands_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as `orch demo`: the next one takes it away, and what still runs in it; that of one that runs stays."""
+def test_folders_of_killed_commands_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that still run in these folders are ended."""
     ended: list[Path] = []
     monkeypatch.setenv("ORCH_HOME", str(tmp_path))
     monkeypatch.setattr(orphan_cleanup, "kill_orphans", lambda run: ended.append(run) or 0)
@@ -232,10 +229,8 @@ def test_folders_of_killed_commands_are_swept(tmp_path: Path, monkeypatch: pytes
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_socket_of_a_swept_run_goes_with_it_wherever_it_lies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One in a long home lies in another folder, which nobody else would tidy up."""
+def test_socket_of_a_removed_run_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The socket of a run with a long home is outside the home."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     home = tmp_path / ("long" * 30)
     folder = paths.private_dir(paths.run_dir(home, f"run-{new_id()}"))
@@ -247,8 +242,8 @@ def test_the_socket_of_a_swept_run_goes_with_it_wherever_it_lies(
     assert not socket.exists()
 
 
-def test_a_disk_that_fails_as_runs_are_swept_fails_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sweeping can wait; a program that opens its own run is told of that one."""
+def test_failed_cleanup_of_other_runs_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An OSError during the cleanup is not raised."""
 
     def broken(*_: object) -> list[Path]:
         raise OSError(errno.EIO, "Input/output error")
@@ -258,10 +253,10 @@ def test_a_disk_that_fails_as_runs_are_swept_fails_nobody(tmp_path: Path, monkey
 
 
 class TestHide:
-    """What orch keeps is nobody's to look through."""
+    """The .gitignore of a home."""
 
-    def test_an_agent_that_looks_through_the_folder_around_it_finds_none_of_it(self, tmp_path: Path) -> None:
-        """What the user keeps there is found, such as the configuration."""
+    def test_gitignore_of_the_home_hides_sessions_runs_and_logs(self, tmp_path: Path) -> None:
+        """The configuration is not hidden."""
         home = tmp_path / "home"
         for name in ("sessions/a/session.jsonl", "runs/daemon/journal.jsonl", "daemon/log", "config.toml"):
             (home / name).parent.mkdir(parents=True, exist_ok=True)
@@ -269,8 +264,8 @@ class TestHide:
         paths.write_gitignore(home)
         assert [name for name, _ in walk(tmp_path, tmp_path)] == ["home/.gitignore", "home/config.toml"]
 
-    def test_what_is_there_stays(self, tmp_path: Path) -> None:
-        """The user may want something else."""
+    def test_existing_gitignore_is_kept(self, tmp_path: Path) -> None:
+        """A missing home is not created."""
         (tmp_path / ".gitignore").write_text("mine")
         paths.write_gitignore(tmp_path)
         assert (tmp_path / ".gitignore").read_text() == "mine"

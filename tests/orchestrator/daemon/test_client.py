@@ -21,8 +21,8 @@ from orch_protocol.wire import frames
 from orch_protocol.wire.control_socket import ALREADY_RUNNING
 
 
-def test_the_cli_knows_what_the_daemon_does_without_importing_it() -> None:
-    """Constants that are repeated because importing them is expensive are the same."""
+def test_client_constants_equal_the_daemons() -> None:
+    """The client repeats the constants to avoid a slow import."""
     assert connection.PROTOCOL == frames.VERSION
     assert connection.MAX_LINE == MAX_LINE
     assert DaemonLeaving.__name__ == connection.LEAVING
@@ -30,13 +30,13 @@ def test_the_cli_knows_what_the_daemon_does_without_importing_it() -> None:
 
 
 class Desk:
-    """Handles requests for one server: answers its version, and what `then` says."""
+    """The handler of a server. Its attributes determine how it responds."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.busy = False
         self.leaves = 0
-        """How many requests it does not take."""
+        """The number of requests that fail with DaemonLeaving."""
         self.stopped = asyncio.Event()
         self.silence = asyncio.Event()
 
@@ -49,18 +49,18 @@ class Desk:
             if self.busy:
                 raise AgentBusyError("1 agents are at work (a)")
             self.stopped.set()
-            return Stopping(2**22 + 1)  # above any pid there is
+            return Stopping(2**22 + 1)  # larger than any pid
         if method == "show":
             raise AgentNotFoundError("no agent 'x'")
         if method == "query":
-            client.tell({"n": 1})
+            client.send_event({"n": 1})
             await self.silence.wait()
-            client.tell({"n": 2})
+            client.send_event({"n": 2})
         return {"asked": method}
 
 
 class House:
-    """An ORCH_HOME in which servers come and go."""
+    """An ORCH_HOME in which servers start and stop."""
 
     def __init__(self, folder: Path) -> None:
         self.env = {"ORCH_HOME": str(folder)}
@@ -69,7 +69,7 @@ class House:
         self.server: ControlServer | None = None
         self.starts = 0
         self.options: dict[str, Any] = {}
-        """What daemons that are started here are like."""
+        """The options of servers that `start` opens."""
         self._clients: list[Connection] = []
         self._loop = asyncio.get_running_loop()
 
@@ -91,7 +91,7 @@ class House:
             client.close()
 
     def start(self, env: Mapping[str, str], log: str, seconds: float) -> bool:
-        """Stand for starting a daemon; called in the CLI's thread."""
+        """Open a server instead of starting a daemon. The client calls this function in its thread."""
         assert env == self.env
         assert log == os.path.join(env["ORCH_HOME"], "daemon", "log")
         assert seconds > 0
@@ -108,8 +108,8 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
     await made.close()
 
 
-async def test_a_running_daemon_is_asked(house: House) -> None:
-    """Several requests go over one connection, and nothing is started."""
+async def test_running_daemon_is_asked_over_one_connection(house: House) -> None:
+    """No daemon is started."""
     await house.open()
     client = house.client()
     assert await asyncio.to_thread(client.call, "list", {"all": True}) == {"asked": "list"}
@@ -117,25 +117,25 @@ async def test_a_running_daemon_is_asked(house: House) -> None:
     assert (house.starts, house.desk.asked) == (0, ["list", "state"])
 
 
-async def test_events_and_silence_are_passed_on_while_waiting(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Events reach whoever asked for them; who did not, gets the answer all the same."""
-    monkeypatch.setattr(connection, "TICK", 0.01)
+async def test_events_and_keepalives_are_delivered_while_waiting(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without callbacks the result is returned, too."""
+    monkeypatch.setattr(connection, "TICK_SECONDS", 0.01)
     await house.open()
-    client, told = house.client(), list[Any]()
+    client, collected = house.client(), list[Any]()
     loop = asyncio.get_running_loop()
 
     def on_silence() -> None:
-        told.append("silence")
+        collected.append("silence")
         loop.call_soon_threadsafe(house.desk.silence.set)
 
-    answer = await asyncio.to_thread(client.call, "query", on_event=told.append, on_silence=on_silence)
+    answer = await asyncio.to_thread(client.call, "query", on_event=collected.append, on_silence=on_silence)
     assert answer == {"asked": "query"}
-    assert [told[0], told[1], told[-1]] == [{"n": 1}, "silence", {"n": 2}]
+    assert [collected[0], collected[1], collected[-1]] == [{"n": 1}, "silence", {"n": 2}]
     assert await asyncio.to_thread(client.call, "query") == {"asked": "query"}
 
 
-async def test_a_daemon_is_started_when_none_listens(house: House) -> None:
-    """A missing socket, or one that nobody listens on any more, means: start one and ask it."""
+async def test_daemon_is_started_when_none_listens(house: House) -> None:
+    """The socket is missing, or no process listens on it."""
     client = house.client()
     assert await asyncio.to_thread(client.call, "list") == {"asked": "list"}
     client.close()
@@ -145,8 +145,7 @@ async def test_a_daemon_is_started_when_none_listens(house: House) -> None:
     assert house.starts == 2
 
 
-async def test_without_a_daemon_and_without_starting_one(house: House) -> None:
-    """Looking at the daemon does not make one; exit code 3 says that it is not there."""
+async def test_missing_daemon_without_start_exits_with_3(house: House) -> None:
     client = house.client(start=False)
     assert not client.dial()
     with pytest.raises(CommandError, match="no daemon is running") as raised:
@@ -154,8 +153,8 @@ async def test_without_a_daemon_and_without_starting_one(house: House) -> None:
     assert raised.value.exit_code == 3
 
 
-async def test_the_status_of_a_daemon_that_may_not_be_there(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing when none is running, and none is started for it; what it says when there is one."""
+async def test_status_without_a_daemon_is_none(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No daemon is started for the status."""
     monkeypatch.setenv("ORCH_HOME", house.env["ORCH_HOME"])
     assert connection.daemon_status() is None
     await house.open()
@@ -163,16 +162,16 @@ async def test_the_status_of_a_daemon_that_may_not_be_there(house: House, monkey
     assert house.starts == 0
 
 
-async def test_an_error_of_the_daemon_keeps_class_and_exit_code(house: House) -> None:
-    """What the root raises is what the command exits with."""
+async def test_daemon_errors_keep_class_and_exit_code(house: House) -> None:
+    """The error that a service raises determines the exit code of the command."""
     await house.open()
     with pytest.raises(CommandError, match="no agent 'x'") as raised:
         await asyncio.to_thread(house.client(start=False).call, "show")
     assert (raised.value.kind, raised.value.exit_code) == ("AgentNotFoundError", 3)
 
 
-async def test_a_daemon_that_leaves_is_succeeded(house: House) -> None:
-    """A request that was not taken goes to the next daemon, without a word."""
+async def test_request_to_a_leaving_daemon_goes_to_the_next(house: House) -> None:
+    """The request is repeated on a new daemon without an error."""
     await house.open()
     client = house.client()
     await asyncio.to_thread(client.call, "list")
@@ -181,22 +180,18 @@ async def test_a_daemon_that_leaves_is_succeeded(house: House) -> None:
     assert house.starts == 1
 
 
-async def test_daemons_that_leave_one_after_the_other_are_given_up(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Such as those that fail as soon as they serve: nobody waits for the next one for ever."""
+async def test_repeatedly_leaving_daemons_are_given_up(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client stops after some attempts, for example if each daemon fails right after its start."""
     monkeypatch.setattr(connection, "START_SECONDS", 0)
     house.desk.leaves = 2
     await house.open()
-    with pytest.raises(CommandError, match="no daemon took this request") as raised:
+    with pytest.raises(CommandError, match="no daemon accepted this request") as raised:
         await asyncio.to_thread(house.client().call, "list")
     assert (raised.value.kind, house.desk.asked) == ("DaemonNotRunning", ["list", "list"])
 
 
-async def test_what_the_next_daemon_says_of_a_request_that_it_took_is_told(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However long it took to say so: an error is no sign of a daemon that does not come."""
+async def test_late_error_of_the_next_daemon_is_reported(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client returns the error of the daemon, and not an error about a missing daemon."""
     monkeypatch.setattr(connection, "START_SECONDS", 0)
     house.desk.leaves = 1
     await house.open()
@@ -205,21 +200,21 @@ async def test_what_the_next_daemon_says_of_a_request_that_it_took_is_told(
     assert (raised.value.kind, house.desk.asked) == ("AgentNotFoundError", ["show", "show"])
 
 
-async def test_an_idle_daemon_of_another_version_is_replaced(house: House, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is asked to stop if idle, its end is awaited, and its successor gets the request."""
+async def test_idle_daemon_of_another_version_is_replaced(house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    """The client stops the daemon, waits until it has ended, and sends the request to the new daemon."""
     await house.open(version=99)
     asking = asyncio.create_task(asyncio.to_thread(house.client().call, "list"))
     await house.desk.stopped.wait()
     await house.close()
     assert await asking == {"asked": "list"}
     assert house.desk.asked == ["daemon_stop", "list"]
-    assert "spoke another version" in capsys.readouterr().err
+    assert "has another version" in capsys.readouterr().err
 
 
-async def test_a_successor_of_another_version_too_is_an_error_naming_both(
+async def test_successor_of_another_version_is_an_error_naming_both(
     house: House, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As of two installations that each find the other's daemon: nobody replaces it again and again."""
+    """Otherwise two installations would replace each other's daemon forever."""
     house.options = {"version": 99}
     await house.open(version=99)
     asking = asyncio.create_task(asyncio.to_thread(house.client().call, "list"))
@@ -228,11 +223,11 @@ async def test_a_successor_of_another_version_too_is_an_error_naming_both(
     with pytest.raises(CommandError, match=r"version 1 .* version 99") as raised:
         await asking
     assert (raised.value.kind, raised.value.exit_code, house.starts) == ("VersionMismatchError", 2, 1)
-    assert capsys.readouterr().err.count("spoke another version") == 1
+    assert capsys.readouterr().err.count("has another version") == 1
 
 
-async def test_a_busy_daemon_of_another_version_is_an_error_naming_both(house: House) -> None:
-    """Nobody's work is ended for a version."""
+async def test_busy_daemon_of_another_version_is_an_error_naming_both(house: House) -> None:
+    """The daemon and its agents continue."""
     house.desk.busy = True
     await house.open(version=99)
     with pytest.raises(CommandError, match=r"version 1 .*version 99.*1 agents are at work \(a\)") as raised:
@@ -240,16 +235,16 @@ async def test_a_busy_daemon_of_another_version_is_an_error_naming_both(house: H
     assert (raised.value.kind, raised.value.exit_code, house.starts) == ("VersionMismatchError", 2, 0)
 
 
-async def test_a_request_that_is_too_long_is_not_sent(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit is told before anything is connected or started."""
+async def test_oversized_request_is_refused_before_connecting(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error states the limit."""
     monkeypatch.setattr(connection, "MAX_LINE", 100)
-    with pytest.raises(CommandError, match="the most is 100") as raised:
+    with pytest.raises(CommandError, match="at most 100 are allowed") as raised:
         house.client(start=False).call("query", {"prompt": "x" * 100})
     assert raised.value.exit_code == 2
 
 
 class Mute:
-    """A server that accepts and never says a word, or hangs up after the first."""
+    """A server that sends no response. With `hangs_up` it closes the connection after the first request."""
 
     def __init__(self, *, hangs_up: bool) -> None:
         self.hangs_up = hangs_up
@@ -267,13 +262,13 @@ class Mute:
 @pytest.mark.parametrize(
     ("hangs_up", "kind", "lines"), [(True, "DaemonGone", 1), (False, "DaemonSilent", 2)], ids=["dies", "hangs"]
 )
-async def test_a_daemon_that_dies_or_hangs_is_an_error_naming_its_log(
+async def test_dead_or_hanging_daemon_is_an_error_naming_its_log(
     house: House, monkeypatch: pytest.MonkeyPatch, hangs_up: bool, kind: str, lines: int, listens: Any
 ) -> None:
-    """A closed connection is noticed at once, silence after the daemon was asked for a sign of life."""
+    """A closed connection is an error at once. Silence is an error after a ping without a response."""
     if not hangs_up:
-        monkeypatch.setattr(connection, "PATIENCE", 0.02)
-        monkeypatch.setattr(connection, "TICK", 0.01)
+        monkeypatch.setattr(connection, "SILENCE_SECONDS", 0.02)
+        monkeypatch.setattr(connection, "TICK_SECONDS", 0.01)
     mute = Mute(hangs_up=hangs_up)
     async with await asyncio.start_unix_server(mute, paths.control_socket(house.env)):
         with pytest.raises(CommandError, match=r"h/daemon/log") as raised:
@@ -284,18 +279,17 @@ async def test_a_daemon_that_dies_or_hangs_is_an_error_naming_its_log(
     assert (b'"ping"' in mute.heard[-1]) is not hangs_up
 
 
-def test_a_daemon_that_hangs_is_given_up_in_ten_seconds() -> None:
-    """Two silences, before and after it was asked for a sign of life, are no longer together."""
-    assert 2 * connection.PATIENCE <= 10
+def test_hanging_daemon_times_out_after_ten_seconds() -> None:
+    """The time includes the wait after a ping."""
+    assert 2 * connection.SILENCE_SECONDS <= 10
 
 
-def test_the_end_of_a_process_that_is_gone_is_not_awaited() -> None:
-    """A pid above any there is, is gone."""
+def test_end_of_a_missing_process_is_not_awaited() -> None:
     await_end(2**22 + 1)
 
 
-def test_a_process_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waiting has an end; the message says what to do."""
+def test_process_that_does_not_end_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error has the command that ends the process."""
     monkeypatch.setattr(connection, "STOP_SECONDS", 0)
     with pytest.raises(CommandError, match=f"kill -9 {os.getpid()}"):
         await_end(os.getpid())

@@ -15,12 +15,12 @@ import pytest
 
 from orch.daemon.control_socket import ANY_VERSION, Client, ControlServer
 from orch_protocol.core.errors import AgentNotFoundError
-from orch_protocol.services.requests import Killed
+from orch_protocol.services.agents.lifecycle import Killed
 from orch_protocol.wire.frames import VERSION
 
 
 class Desk:
-    """A handler whose requests wait for the test: `met` fills as they begin, `open` lets them end."""
+    """A handler whose requests wait for the test: `met` has the requests that began, and `open` lets them end."""
 
     def __init__(self) -> None:
         self.met: asyncio.Queue[str] = asyncio.Queue()
@@ -41,7 +41,7 @@ class Desk:
             return Killed(("\ud800",))
         if method == "events":
             for number in range(3):
-                client.tell({"n": number})
+                client.send_event({"n": number})
             return "told"
         self.met.put_nowait(method)
         try:
@@ -54,7 +54,7 @@ class Desk:
 
 
 class Caller:
-    """A client that speaks lines."""
+    """A client that sends and receives lines."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -99,16 +99,16 @@ async def serving(folder: Path, **options: Any) -> AsyncIterator[tuple[ControlSe
             caller.writer.close()
 
 
-async def test_a_request_gets_its_answer(tmp_path: Path) -> None:
-    """The params reach the handler as they are, the result comes back under the request's id."""
+async def test_request_reaches_the_handler_and_returns_its_result(tmp_path: Path) -> None:
+    """The parameters are unchanged, and the response has the id of the request."""
     async with serving(tmp_path) as (_, desk, connect):
         caller = await connect()
         assert await caller.ask(7, "echo", {"a": [1, "é"]}) == {"id": 7, "result": {"a": [1, "é"]}}
         assert [(client.pid, client.uid) for client in desk.clients] == [(os.getpid(), os.getuid())]
 
 
-async def test_events_come_before_their_answer(tmp_path: Path) -> None:
-    """Whatever the handler tells is a line under the request's id; the answer ends it."""
+async def test_events_precede_their_response(tmp_path: Path) -> None:
+    """The events have the id of the request."""
     async with serving(tmp_path) as (_, _, connect):
         caller = await connect()
         caller.say(3, "events")
@@ -118,17 +118,18 @@ async def test_events_come_before_their_answer(tmp_path: Path) -> None:
         ]
 
 
-async def test_an_error_names_type_message_and_exit_code(
+async def test_error_response_has_type_message_and_exit_code(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ours keep their class; anything else is told, logged, and the next request is served."""
+    """An internal error is logged, and the connection stays open."""
     async with serving(tmp_path) as (_, _, connect):
         caller = await connect()
         assert await caller.ask(1, "missing") == {
             "id": 1,
             "error": {"type": "AgentNotFoundError", "message": "no agent 'x': see orch list", "exit_code": "3"},
         }
-        monkeypatch.setattr(logging.getLogger("orch.daemon.control_socket"), "disabled", False)  # import-linter sets it
+        # import-linter disables the logger.
+        monkeypatch.setattr(logging.getLogger("orch.daemon.control_socket"), "disabled", False)
         with caplog.at_level(logging.ERROR):
             answer = await caller.ask(2, "broken")
         assert answer["error"] == {"type": "OrchError", "message": "RuntimeError: boom", "exit_code": "1"}
@@ -136,8 +137,8 @@ async def test_an_error_names_type_message_and_exit_code(
         assert (await caller.ask(3, "echo"))["id"] == 3
 
 
-async def test_answers_come_as_they_are_ready(tmp_path: Path) -> None:
-    """A request that takes long does not hold up the next one on the same connection."""
+async def test_responses_are_sent_as_they_are_ready(tmp_path: Path) -> None:
+    """A slow request does not delay the next request on the same connection."""
     async with serving(tmp_path) as (_, desk, connect):
         caller = await connect()
         caller.say(1, "query")
@@ -159,8 +160,8 @@ async def test_answers_come_as_they_are_ready(tmp_path: Path) -> None:
         b'{"id":1,"method":"\\ud800"}',
     ],
 )
-async def test_a_line_that_is_no_request_is_answered(tmp_path: Path, line: bytes) -> None:
-    """Whatever the bytes, the answer is an error with id 0 and the connection lives."""
+async def test_malformed_line_gets_an_error_response(tmp_path: Path, line: bytes) -> None:
+    """The response has the id 0, and the connection stays open."""
     async with serving(tmp_path) as (_, _, connect):
         caller = await connect()
         caller.raw(line)
@@ -171,16 +172,15 @@ async def test_a_line_that_is_no_request_is_answered(tmp_path: Path, line: bytes
         assert (await caller.ask(2, "echo"))["id"] == 2
 
 
-async def test_ten_megabytes_pass(tmp_path: Path) -> None:
-    """A long prompt goes through whole, both ways."""
+async def test_ten_megabyte_messages_pass_both_ways(tmp_path: Path) -> None:
     async with serving(tmp_path) as (_, _, connect):
         caller = await connect()
         text = "x" * 10_000_000
         assert (await caller.ask(1, "echo", {"t": text}))["result"]["t"] == text
 
 
-async def test_a_line_over_the_limit_is_refused_and_skipped(tmp_path: Path) -> None:
-    """The error says the limit; what follows the long line is served."""
+async def test_oversized_line_is_refused_and_skipped(tmp_path: Path) -> None:
+    """The error states the limit, and the next line is served."""
     async with serving(tmp_path, max_line=1000) as (_, _, connect):
         caller = await connect()
         caller.raw(b"x" * 10_000)
@@ -190,8 +190,8 @@ async def test_a_line_over_the_limit_is_refused_and_skipped(tmp_path: Path) -> N
         assert (await caller.ask(2, "echo"))["id"] == 2
 
 
-async def test_another_version_is_an_error_naming_both(tmp_path: Path) -> None:
-    """Only what it takes to replace the daemon is answered to every version."""
+async def test_other_version_is_an_error_naming_both(tmp_path: Path) -> None:
+    """Only the requests that a client needs to replace the daemon are served."""
     async with serving(tmp_path, version=5) as (_, desk, connect):
         caller = await connect()
         error = (await caller.ask(1, "echo", version=4))["error"]
@@ -203,8 +203,8 @@ async def test_another_version_is_an_error_naming_both(tmp_path: Path) -> None:
             assert (await caller.ask(number, method, version=4))["result"] == {"method": method}
 
 
-async def test_a_client_that_leaves_drops_its_waits(tmp_path: Path) -> None:
-    """A query nobody waits for any more is cancelled; a spawn that was asked for still happens."""
+async def test_disconnect_cancels_waits(tmp_path: Path) -> None:
+    """A pending query is cancelled, and a pending spawn is completed."""
     async with serving(tmp_path) as (_, desk, connect):
         caller = await connect()
         caller.say(1, "query")
@@ -217,18 +217,18 @@ async def test_a_client_that_leaves_drops_its_waits(tmp_path: Path) -> None:
         assert desk.dropped.empty()
 
 
-async def test_another_user_is_refused(tmp_path: Path) -> None:
-    """The kernel says who connects; a uid that is not the daemon's gets an error and nothing else."""
+async def test_other_user_is_refused(tmp_path: Path) -> None:
+    """The socket's peer credentials have the uid of the client."""
     async with serving(tmp_path, uid=os.getuid() + 1) as (_, desk, connect):
         caller = await connect()
         caller.say(1, "echo")
         error = (await caller.hear())["error"]
-        assert f"uid {os.getuid()} may not ask it" in error["message"]
+        assert f"uid {os.getuid()} may not use it" in error["message"]
         assert desk.clients == []
 
 
-async def test_too_many_requests_at_once_are_refused(tmp_path: Path) -> None:
-    """A connection holds a bounded number of requests."""
+async def test_concurrent_requests_of_a_connection_are_bounded(tmp_path: Path) -> None:
+    """With 256 pending requests, the next request is refused."""
     async with serving(tmp_path) as (_, desk, connect):
         caller = await connect()
         for number in range(257):
@@ -239,14 +239,14 @@ async def test_too_many_requests_at_once_are_refused(tmp_path: Path) -> None:
         assert desk.met.qsize() == 256
 
 
-async def test_a_lone_surrogate_in_an_answer_is_replaced(tmp_path: Path) -> None:
-    """Text that no encoding carries does not cost the answer."""
+async def test_lone_surrogates_in_a_response_are_replaced(tmp_path: Path) -> None:
+    """Text that cannot be encoded does not fail the response."""
     async with serving(tmp_path) as (_, _, connect):
         assert (await (await connect()).ask(1, "surrogate"))["result"] == {"ids": ["\N{REPLACEMENT CHARACTER}"]}
 
 
-async def test_leaving_takes_nothing_new_and_finishes_what_runs(tmp_path: Path) -> None:
-    """While the server leaves, a running request is answered and a new one told to ask the next daemon."""
+async def test_leaving_server_finishes_requests_and_refuses_new_ones(tmp_path: Path) -> None:
+    """A running request is answered. New requests get the error that makes a client connect to the next daemon."""
     async with serving(tmp_path) as (server, desk, connect):
         caller, waiting = await connect(), await connect()
         caller.say(1, "spawn")
@@ -261,15 +261,15 @@ async def test_leaving_takes_nothing_new_and_finishes_what_runs(tmp_path: Path) 
         assert [await c.hear() for c in (caller, waiting)] == [None, None]
 
 
-async def test_a_successors_socket_is_left_alone(tmp_path: Path) -> None:
-    """A server whose folder was replaced while it ran does not take the next one's socket along."""
+async def test_socket_of_a_successor_is_not_removed(tmp_path: Path) -> None:
+    """A server that closes does not remove the socket of a newer server at the same path."""
     async with serving(tmp_path) as (first, _, _), serving(tmp_path) as (_, _, connect):
         await first.close()
         assert (await (await connect()).ask(1, "echo"))["id"] == 1
 
 
-async def test_whoever_connected_just_before_is_told(tmp_path: Path) -> None:
-    """A connection that waits in the backlog when the server leaves is not cut without a word."""
+async def test_backlogged_connection_learns_that_the_server_leaves(tmp_path: Path) -> None:
+    """A connection that was not accepted yet gets an error response instead of a reset."""
     async with serving(tmp_path) as (server, desk, connect):
         late = await connect()
         await server.close()
@@ -277,8 +277,8 @@ async def test_whoever_connected_just_before_is_told(tmp_path: Path) -> None:
         assert desk.clients == []
 
 
-async def test_closing_ends_what_does_not_end_by_itself(tmp_path: Path) -> None:
-    """After its grace, a request under way is dropped, told so, and the connection closed."""
+async def test_close_drops_requests_after_the_grace_period(tmp_path: Path) -> None:
+    """A dropped request gets an error response, and the connection is closed."""
     async with serving(tmp_path) as (server, desk, connect):
         caller = await connect()
         caller.say(1, "spawn")
@@ -292,8 +292,8 @@ async def test_closing_ends_what_does_not_end_by_itself(tmp_path: Path) -> None:
         assert await caller.hear() is None
 
 
-async def test_a_socket_left_behind_is_replaced_by_a_private_one(tmp_path: Path) -> None:
-    """A stale file at the path does not stop the server, and its own socket is for the user alone."""
+async def test_stale_socket_is_replaced_by_a_private_one(tmp_path: Path) -> None:
+    """A file at the path is replaced. The new socket is private under any umask, and is removed at the end."""
     (tmp_path / "s").write_text("stale")
     before = os.umask(0)
     try:
@@ -303,24 +303,3 @@ async def test_a_socket_left_behind_is_replaced_by_a_private_one(tmp_path: Path)
     finally:
         os.umask(before)
     assert not (tmp_path / "s").exists()
-
-
-async def test_events_of_a_request_come_before_its_answer(tmp_path: Path) -> None:
-    """What the handler tells is sent under the request's id, in order."""
-
-    async def handler(method: str, _: msgspec.Raw, client: Client) -> Any:
-        client.tell({"n": 1})
-        client.tell({"n": 2})
-        return method
-
-    path = str(tmp_path / "control.sock")
-    server = ControlServer(path, handler)
-    await server.start()
-    reader, writer = await asyncio.open_unix_connection(path)
-    try:
-        writer.write(b'{"id": 3, "method": "watch"}\n')
-        lines = [msgspec.json.decode(await reader.readline()) for _ in range(3)]
-    finally:
-        writer.close()
-        await server.close()
-    assert lines == [{"id": 3, "event": {"n": 1}}, {"id": 3, "event": {"n": 2}}, {"id": 3, "result": "watch"}]

@@ -20,9 +20,10 @@ from orch.policy.caller import Caller
 from orch_protocol.agent.config import Config, DaemonConfig
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.errors import AgentBusyError, ProtocolError, ToolNotGrantedError
-from orch_protocol.services.registry import SERVICES
-from orch_protocol.services.requests import AgentRow, Kill, ListAgents
-from orch_protocol.services.service import AnyService, Empty
+from orch_protocol.services.agents.lifecycle import Kill
+from orch_protocol.services.agents.status import AgentRow, ListAgents
+from orch_protocol.services.dispatch.registry import SERVICES
+from orch_protocol.services.service import AnyService, Empty, StreamingService
 from orch_protocol.wire.frames import VERSION
 from orch_worker.sandbox.probe import AvailableLevels
 from virtual_clock import passed, virtual
@@ -31,21 +32,21 @@ US = Client(1, os.getuid())
 
 
 def row(id: str, status: Any) -> AgentRow:
-    """Return an agent that is called `id`."""
+    """Return the row of an agent with this id and status."""
     from orch_protocol.core.messages import Usage
 
     return AgentRow(id, 1, id, None, 1, "agent", status, "", "", "", None, "", "", None, 0, 0, 0, Usage())
 
 
 class Root:
-    """A root as the daemon sees it: rows to list, and what else it was asked."""
+    """A fake root. It lists rows of agents and records the other requests."""
 
     def __init__(self, *rows: AgentRow) -> None:
         self.rows = list(rows)
         self.asked: list[tuple[str, Any]] = []
         self.hold = asyncio.Event()
 
-    async def call(self, root: Any, caller: Caller, service: AnyService, params: Any) -> Any:
+    async def call(self, root: Any, caller: Caller, service: AnyService, params: Any, _: Any = None) -> Any:
         assert root is self
         assert caller.is_user
         if isinstance(params, ListAgents):
@@ -57,7 +58,7 @@ class Root:
 
 
 class Hour:
-    """A clock that stands until it is moved."""
+    """A clock that advances only when a test changes it."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -68,11 +69,11 @@ class Hour:
 
 def open_daemon(root: Root, clock: Hour, minutes: float = 15) -> Daemon:
     config = Config(daemon=DaemonConfig(idle_minutes=minutes))
-    return Daemon(root, root.call, home=Path("/o"), config=config, clock=clock, offered=little)
+    return Daemon(root, root.call, home=Path("/o"), config=config, clock=clock, find_levels=little)
 
 
 async def little() -> AvailableLevels:
-    """A machine that has little to keep tools from anything."""
+    """Return the sandbox levels of a machine without Landlock and bubblewrap."""
     return AvailableLevels({"L2": "no Landlock", "L3": "no bubblewrap"})
 
 
@@ -80,8 +81,8 @@ async def ask(served: Daemon, method: str, params: Any = None) -> Any:
     return await served.handle(method, msgspec.Raw(msgspec.json.encode(params or {})), US)
 
 
-async def test_a_service_is_called_with_its_parameters() -> None:
-    """JSON from the socket reaches the service table as the struct it takes."""
+async def test_service_is_called_with_typed_parameters() -> None:
+    """JSON from the socket is converted to the parameter struct of the service."""
     root = Root()
     await ask(open_daemon(root, Hour()), "kill", {"refs": ["1"], "dry_run": True})
     assert root.asked == [("kill", Kill(("1",), dry_run=True))]
@@ -96,16 +97,34 @@ async def test_a_service_is_called_with_its_parameters() -> None:
         ("daemon_stop", {"now": 1}, "parameters of 'daemon_stop': Object contains unknown field `now`"),
     ],
 )
-async def test_what_does_not_fit_is_an_error(method: str, params: Any, complaint: str) -> None:
-    """An unknown method or parameter is named, and nothing is called."""
+async def test_unknown_method_or_parameter_is_an_error(method: str, params: Any, complaint: str) -> None:
+    """The error has the unknown name, and no service is called."""
     root = Root()
     with pytest.raises(ProtocolError, match=complaint):
         await ask(open_daemon(root, Hour()), method, params)
     assert root.asked == []
 
 
-async def test_status_tells_what_the_daemon_is() -> None:
-    """Process, home, versions, counts; at which level tools run, and what the machine offers, in words."""
+@pytest.mark.parametrize("method", [name for name in SERVICES if isinstance(SERVICES[name], StreamingService)])
+async def test_streaming_service_sends_its_events_to_the_client(method: str) -> None:
+    """The watcher of each streaming service is the client that called the service."""
+    watchers: list[Any] = []
+
+    async def call(_: Any, __: Caller, ___: AnyService, params: Any, watcher: Any = None) -> Any:
+        if isinstance(params, ListAgents):
+            return []
+        watchers.append(watcher)
+        return Empty()
+
+    client = Client(7, os.getuid())
+    required = {each.name: "1" for each in msgspec.structs.fields(SERVICES[method].params) if each.required}
+    served = Daemon(agents(), call, home=Path("/o"), config=Config(), find_levels=little)
+    await served.handle(method, msgspec.Raw(msgspec.json.encode(required)), client)
+    assert watchers == [client.send_event]
+
+
+async def test_status_has_process_home_versions_counts_and_sandbox() -> None:
+    """The sandbox is described by the level of tools and by the levels that the machine supports."""
     status = await ask(open_daemon(Root(row("a", "busy"), row("b", "idle")), Hour()), "daemon_status")
     assert isinstance(status, DaemonStatus)
     assert (status.pid, status.sandbox, status.agents, status.busy) == (os.getpid(), "L0", 2, 1)
@@ -118,8 +137,8 @@ async def test_status_tells_what_the_daemon_is() -> None:
     assert (status.settings["daemon.idle_minutes"], status.settings["subagents.enabled"]) == (15, True)
 
 
-async def test_an_idle_daemon_leaves_in_time() -> None:
-    """Without a request it stays for its minutes and no longer."""
+async def test_idle_daemon_exits_after_its_timeout() -> None:
+    """The timeout begins with the last request."""
     clock = Hour()
     served = open_daemon(Root(row("a", "idle")), clock)
     assert await served.seconds_left() == 900
@@ -129,8 +148,8 @@ async def test_an_idle_daemon_leaves_in_time() -> None:
     assert await served.until_done() == "idle for 15 minutes"
 
 
-async def test_requests_keep_the_daemon_looks_do_not() -> None:
-    """A request starts the minutes anew; asking how it is does not."""
+async def test_requests_restart_the_idle_timer_and_status_does_not() -> None:
+    """`daemon_status` and `ping` do not restart the timer; other requests do."""
     clock = Hour()
     served = open_daemon(Root(), clock)
     clock.now += 600
@@ -141,8 +160,8 @@ async def test_requests_keep_the_daemon_looks_do_not() -> None:
     assert await served.seconds_left() == 900
 
 
-async def test_an_agent_at_work_keeps_the_daemon() -> None:
-    """While an agent is busy the minutes do not run."""
+async def test_busy_agent_stops_the_idle_timer() -> None:
+    """The timeout begins when no agent is busy any more."""
     clock = Hour()
     root = Root(row("a", "busy"))
     served = open_daemon(root, clock)
@@ -153,8 +172,8 @@ async def test_an_agent_at_work_keeps_the_daemon() -> None:
     assert await served.seconds_left() == 0
 
 
-async def test_a_request_under_way_keeps_the_daemon() -> None:
-    """Somebody who waits is not left."""
+async def test_pending_request_stops_the_idle_timer() -> None:
+    """The timeout begins when the request is answered."""
     clock = Hour()
     root = Root()
     served = open_daemon(root, clock)
@@ -169,11 +188,11 @@ async def test_a_request_under_way_keeps_the_daemon() -> None:
 
 
 @virtual
-async def test_a_daemon_whose_folder_is_gone_leaves_within_a_minute() -> None:
-    """However busy it is: who looks for it in the folder does not find it any more."""
+async def test_daemon_without_its_folder_exits_within_a_minute() -> None:
+    """A busy daemon exits, too, because clients cannot find it."""
     loop, there = asyncio.get_running_loop(), [True]
     root = Root(row("a", "busy"))
-    served = Daemon(root, root.call, home=Path("/o"), config=Config(), holds=lambda: there[0], clock=loop.time)
+    served = Daemon(root, root.call, home=Path("/o"), config=Config(), owns_folder=lambda: there[0], clock=loop.time)
     leaving = asyncio.create_task(served.until_done())
     await passed(100)
     assert not leaving.done()
@@ -182,10 +201,10 @@ async def test_a_daemon_whose_folder_is_gone_leaves_within_a_minute() -> None:
     assert loop.time() <= 160
 
 
-async def test_a_daemon_whose_folder_is_gone_takes_no_request() -> None:
-    """Whoever still has a connection is sent to the next one, and this one leaves at once."""
+async def test_daemon_without_its_folder_refuses_requests() -> None:
+    """The error makes clients connect to the next daemon, and the daemon exits at once."""
     root = Root()
-    served = Daemon(root, root.call, home=Path("/o"), config=Config(), holds=lambda: False)
+    served = Daemon(root, root.call, home=Path("/o"), config=Config(), owns_folder=lambda: False)
     for method in ("kill", "daemon_status"):
         with pytest.raises(DaemonLeaving, match="its home /o was moved or deleted"):
             await ask(served, method)
@@ -193,29 +212,29 @@ async def test_a_daemon_whose_folder_is_gone_takes_no_request() -> None:
     assert "was removed" in await served.until_done()
 
 
-async def test_a_daemon_whose_journal_can_be_written_no_more_leaves() -> None:
-    """After a sync that failed, say: only who opens it anew knows what it holds, and that is the next daemon."""
+async def test_daemon_with_an_unwritable_journal_exits() -> None:
+    """The journal could not be synced, so the next daemon must read it from the disk."""
     root, why = Root(row("a", "busy")), [""]
     served = Daemon(root, root.call, home=Path("/o"), config=Config(), fault=lambda: why[0])
     await ask(served, "kill", {"all": True})
     why[0] = "cannot sync journal.jsonl: the disk reports an input/output error"
     for method in ("kill", "daemon_status"):
-        with pytest.raises(DaemonLeaving, match=r"leaving: cannot sync journal\.jsonl.*; ask the next one"):
+        with pytest.raises(DaemonLeaving, match=r"shutting down: cannot sync journal\.jsonl.*; retry"):
             await ask(served, method)
     assert len(root.asked) == 1
     assert await served.until_done() == why[0]
 
 
-async def test_stop_stops() -> None:
-    """Whoever asks gets the pid to wait for, and the daemon leaves, busy or not."""
+async def test_stop_returns_the_pid_and_ends_the_daemon() -> None:
+    """The client needs the pid to wait for the end of the daemon. A busy daemon is stopped, too."""
     served = open_daemon(Root(row("a", "busy")), Hour())
     leaving = asyncio.create_task(served.until_done())
     assert await ask(served, "daemon_stop") == Stopping(os.getpid())
-    assert await leaving == "told to stop"
+    assert await leaving == "asked to stop"
 
 
-async def test_stop_if_idle_spares_work() -> None:
-    """A client that merely wants another version does not end what runs."""
+async def test_stop_if_idle_refuses_while_busy() -> None:
+    """With `if_idle`, busy agents and pending requests prevent the stop."""
     root = Root(row("a", "busy"), row("b", "starting"))
     served = open_daemon(root, Hour())
     with pytest.raises(AgentBusyError, match=r"2 agents are at work \(a, b\)"):
@@ -230,8 +249,8 @@ async def test_stop_if_idle_spares_work() -> None:
     assert isinstance(await ask(served, "daemon_stop", {"if_idle": True}), Stopping)
 
 
-def test_keys_come_through_a_descriptor() -> None:
-    """A JSON object to the end of the pipe; an empty pipe is no key."""
+def test_keys_are_read_from_a_descriptor() -> None:
+    """The keys are a JSON object. An empty pipe means no keys."""
     for sent, expected in ((b'{"A_KEY":"x"}', {"A_KEY": "x"}), (b"", {})):
         read, write = os.pipe()
         os.write(write, sent)
@@ -239,16 +258,16 @@ def test_keys_come_through_a_descriptor() -> None:
         assert daemon.read_keys(read) == expected
 
 
-def test_a_starter_that_is_gone_is_no_error() -> None:
-    """Nobody has to listen when the daemon says that it is up."""
+def test_vanished_starter_is_no_error() -> None:
+    """`report` ignores a closed pipe and a missing descriptor."""
     read, write = os.pipe()
     os.close(read)
     daemon.report(write, pid=1)
     daemon.report(None, pid=1)
 
 
-def test_the_log_has_no_key() -> None:
-    """A line, or the report of an error, that quotes one is written without it."""
+def test_daemon_log_contains_no_key() -> None:
+    """A key in a log record is replaced by `[a key]`."""
     handler = logging.StreamHandler(out := io.StringIO())
     handler.setFormatter(_WithoutKeys(("sk-planted-1",)))
     handler.emit(
@@ -258,14 +277,14 @@ def test_the_log_has_no_key() -> None:
 
 
 async def test_command_of_an_agent_is_served_as_that_agent() -> None:
-    """What one of its tools asks for is called on its behalf, without a watcher; the daemon may be looked at."""
+    """A service that a tool of the agent uses is called as the agent. The status of the daemon may be read."""
     asked: list[tuple[str | None, str]] = []
 
     async def call(_: Any, caller: Caller, service: AnyService, params: Any) -> Any:
         asked.append((caller.agent_id, service.name))
         return [] if isinstance(params, ListAgents) else Empty()
 
-    served = Daemon(agents(), call, home=Path("/o"), config=Config(), offered=little)
+    served = Daemon(agents(), call, home=Path("/o"), config=Config(), find_levels=little)
     command = Client(7, os.getuid(), agent_id="a1")
     params = msgspec.Raw(b'{"ref": "x", "prompt": "hi", "approve": true, "stream": true}')
     await served.handle("query", params, command)
@@ -278,31 +297,33 @@ BY_TOOL = {name for name, service in SERVICES.items() if service.agents.tools}
 
 
 @pytest.mark.parametrize("method", sorted({*SERVICES, "daemon_stop", "fly"} - BY_TOOL))
-async def test_command_of_an_agent_is_refused_what_is_for_users(method: str) -> None:
-    """Every service that no tool asks for, those of the agent's own worker included, and the daemon's end."""
+async def test_services_for_users_are_refused_to_agents(method: str) -> None:
+    """An agent may call no service that no tool uses, and may not stop the daemon."""
 
     async def call(*_: Any) -> Any:
         raise AssertionError(method)
 
-    served = Daemon(agents(), call, home=Path("/o"), config=Config(), offered=little)
-    with pytest.raises(ToolNotGrantedError, match=rf"'{method}' is for users, .* agent 'worker' \(a1\).* terminal"):
+    served = Daemon(agents(), call, home=Path("/o"), config=Config(), find_levels=little)
+    with pytest.raises(
+        ToolNotGrantedError, match=rf"'{method}' is a command for users, .* agent 'worker' \(a1\).* terminal"
+    ):
         await served.handle(method, msgspec.Raw(b"{}"), Client(7, os.getuid(), agent_id="a1"))
 
 
 @pytest.mark.parametrize("method", sorted(BY_TOOL))
-async def test_command_of_an_agent_is_refused_what_its_tools_do_not_ask_for(method: str) -> None:
-    """With bash alone it may ask for nothing."""
+async def test_command_of_an_agent_without_subagent_tools_is_refused(method: str) -> None:
+    """An agent with the tool `bash` only may call no service."""
 
     async def call(*_: Any) -> Any:
         raise AssertionError(method)
 
-    served = Daemon(agents("bash"), call, home=Path("/o"), config=Config(), offered=little)
+    served = Daemon(agents("bash"), call, home=Path("/o"), config=Config(), find_levels=little)
     with pytest.raises(ToolNotGrantedError, match=f"may not call '{method}': it was not granted"):
         await served.handle(method, msgspec.Raw(b"{}"), Client(7, os.getuid(), agent_id="a1"))
 
 
 def agents(*tools: str) -> Any:
-    """Return a root with the agent a1, which has those tools, or all that ask for services."""
+    """Return a root with the agent a1, which has `tools`, or by default all tools that call services."""
     tools = tools or tuple({tool for name in BY_TOOL for tool in SERVICES[name].agents.tools})
     spec = AgentSpec("a1", 1, "worker", "t", BackendSpec("scripted"), "/f", "/", tools=tools)
     node = SimpleNamespace(spec=spec)

@@ -1,4 +1,4 @@
-"""What `orch demo` prints: width, colors and live lines, chart, figures of the recorded session, quotations."""
+"""The output of `orch demo`: width, colors, live lines, charts, figures of the recorded session, and quotations."""
 
 from __future__ import annotations
 
@@ -12,10 +12,18 @@ import pytest
 
 from orch.demo.bug_hunt import copy_project, read_script
 from orch.demo.chart import svg_chart, text_chart
-from orch.demo.context_meter import Course, course_of, read_session, session_cost
-from orch.demo.long_session import TOKENS_PER_CELL, PlayedSession, progress_line, show_session
+from orch.demo.long_session import (
+    TOKENS_PER_CELL,
+    PlayedSession,
+    RequestSizes,
+    progress_line,
+    read_session,
+    request_sizes,
+    session_cost,
+    show_session,
+)
 from orch.demo.play import Quotation, best_line, quotations, tree_lines
-from orch.demo.screen import DemoScreen, screen_of
+from orch.demo.screen import DemoScreen, make_screen
 from orch.replay.report import ReplayPricing
 from source_tree import ROOT
 
@@ -24,7 +32,7 @@ SNAPSHOTS = Path(__file__).parent / "snapshots"
 
 
 class Out(io.TextIOWrapper):
-    """Standard output, at a terminal or not, with an encoding."""
+    """Standard output with a given encoding, at a terminal or not."""
 
     def __init__(self, *, terminal: bool = False, encoding: str = "utf-8") -> None:
         self.bytes = io.BytesIO()
@@ -41,7 +49,7 @@ class Out(io.TextIOWrapper):
 
 @pytest.fixture
 def columns(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets the width of the terminal."""
+    """A function that sets the width of the terminal."""
     return lambda width: monkeypatch.setenv("COLUMNS", str(width))
 
 
@@ -58,10 +66,10 @@ def columns(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_screen_is_live_and_colored_at_a_terminal_only(
     columns: Any, terminal: bool, environ: dict[str, str], live: bool, color: bool
 ) -> None:
-    """A pipe, CI and TERM=dumb get plain lines; NO_COLOR takes the colors and leaves the live lines."""
+    """A pipe, CI and TERM=dumb get plain lines; NO_COLOR removes the colors and keeps the live lines."""
     columns(100)
     out = Out(terminal=terminal)
-    screen = screen_of(out, environ)
+    screen = make_screen(out, environ)
     screen.heading("Title")
     screen.update(["first"])
     screen.update(["second"])
@@ -75,26 +83,26 @@ def test_screen_is_live_and_colored_at_a_terminal_only(
     ("width", "used", "live"), [(40, 80, False), (80, 80, True), (100, 100, True), (300, 120, True)]
 )
 def test_screen_uses_80_to_120_columns(columns: Any, width: int, used: int, live: bool) -> None:
-    """A narrower terminal wraps lines, so that none is replaced there."""
+    """A narrower terminal wraps lines, so no line is replaced in it."""
     columns(width)
-    screen = screen_of(Out(terminal=True), {})
+    screen = make_screen(Out(terminal=True), {})
     assert (screen.width, screen.live) == (used, live)
 
 
 def test_screen_lines_fit_its_width() -> None:
-    """Paragraphs and quotations are wrapped, tables cut; commands and paths stay whole."""
+    """Paragraphs and quotations are wrapped, tables are cut, and commands and paths stay whole."""
     out = Out()
     screen = DemoScreen(out, width=80)
     for write in (screen.heading, screen.say, screen.quote):
         write("seven words that are said again and again " * 9)
     screen.lines(["x" * 200])
     assert max(map(len, out.text.splitlines())) == 80
-    screen.uncut("y" * 200)
+    screen.untruncated("y" * 200)
     assert out.text.endswith(f"   {'y' * 200}\n")
 
 
 def test_quotation_is_wrapped_to_two_lines() -> None:
-    """The figure at its end is whole; control characters are written out."""
+    """The number at the end of the quotation is not split, and control characters are escaped."""
     out = Out()
     line = "2026-03-29T05:03:19Z ERROR mail     station=17 smtp timeout after 30 s, queued as 17-0329-0502\x1b"
     DemoScreen(out, width=80).quote(line)
@@ -105,20 +113,20 @@ def test_quotation_is_wrapped_to_two_lines() -> None:
 
 
 def test_screen_draws_with_ascii_where_nothing_else_can_be_written() -> None:
-    """Chart, bar, tree and shortened quotations have no other character."""
+    """Charts, bars, trees and shortened quotations contain only ASCII characters."""
     out = Out(encoding="ascii")
     screen = DemoScreen(out, width=80)
-    course = Course((3000, 9000), (3000, 4000))
-    screen.lines(text_chart(course.without, course.archived, width=60, drawn=screen.draws))
-    screen.lines([progress_line(course, 1, draws=screen.draws)])
-    screen.lines(tree_lines([("a", True, 1, 0.1, 0.0), ("b", False, None, 0.2, 0.0)], draws=screen.draws))
+    course = RequestSizes((3000, 9000), (3000, 4000))
+    screen.lines(text_chart(course.without, course.archived, width=60, unicode=screen.unicode))
+    screen.lines([progress_line(course, 1, unicode=screen.unicode)])
+    screen.lines(tree_lines([("a", True, 1, 0.1, 0.0), ("b", False, None, 0.2, 0.0)], unicode=screen.unicode))
     screen.quote("word " * 99)
     assert "`- b" in out.text
     assert out.text.endswith(" ...\n")
 
 
 def test_chart_shows_both_curves() -> None:
-    """Columns are filled as high as the session with archives, and dotted as high as the one without."""
+    """A column is filled up to the size with archives, and dotted up to the size without archives."""
     lines = text_chart([1000] * 8 + [2000, 9000], [1000] * 9 + [3000], width=60)
     assert lines[1] == "9k |         ·"
     assert lines[7:10] == ["   |         █", "   |        ·█", "   |██████████"]
@@ -127,30 +135,32 @@ def test_chart_shows_both_curves() -> None:
 
 @pytest.mark.parametrize("width", [40, 76, 116])
 def test_chart_fits_the_width(width: int) -> None:
-    """Many steps are sampled; the axis names their number."""
+    """Many steps are sampled, and the axis shows their number."""
     lines = text_chart(range(1, 1001), [1] * 1000, width=width)
     assert max(map(len, lines[1:])) <= width
     assert lines[-1].endswith("1000")
 
 
-def test_chart_of_nothing_is_empty() -> None:
-    """A session without a model call has no curve."""
-    assert text_chart([0], [0], width=40)[-1].strip().startswith("step 1")
-    assert svg_chart([0], [0]).startswith("<svg ")
+def test_chart_of_nothing_can_be_drawn() -> None:
+    """Charts can be drawn for a session without tokens."""
+    _, *rows, _, steps = text_chart([0], [0], width=40)
+    assert [row.partition("|")[2] for row in rows] == [""] * 9
+    assert steps.strip().startswith("step 1")
+    assert svg_chart([0], [0]).count('points="64.0,312.0"') == 2
 
 
 def test_svg_chart_has_a_line_for_each_curve() -> None:
-    """The highest value is at the top, the last step at the right."""
+    """The highest value is at the top, and the last step is at the right."""
     svg = svg_chart([0, 100], [0, 50])
     assert svg.count("<polyline ") == 2
     assert '"64.0,312.0 696.0,24.0"' in svg
     assert '"64.0,312.0 696.0,168.0"' in svg
 
 
-def test_context_meter_reads_the_recorded_session(tmp_path: Path) -> None:
-    """It was recorded without archives: both curves are the same but for the estimate, and grow with each step."""
+def test_sizes_and_cost_come_from_the_recorded_session(tmp_path: Path) -> None:
+    """The sizes grow with each step and agree with the recorded ones, and archives reduce the cost."""
     recording = read_session(EXAMPLE / "session.jsonl")
-    course = course_of(recording)
+    course = request_sizes(recording)
     assert len(course.without) == len(course.archived) == len(read_script().steps)
     assert list(course.without) == sorted(course.without)
     assert course.archived[-1] > 20_000
@@ -160,24 +170,24 @@ def test_context_meter_reads_the_recorded_session(tmp_path: Path) -> None:
 
 
 def test_recorded_session_follows_the_script() -> None:
-    """record.py ran script.json: the same questions, the same tool calls and texts, in the same order."""
+    """The recording has the prompts, texts and tool calls of script.json, in the same order."""
     script = json.loads((EXAMPLE / "script.json").read_text())
     expected = []
     for turn in script["turns"]:
         for step in turn["steps"]:
             calls = step.get("tools") or ([step] if "tool" in step else [])
             expected.append((step.get("text", ""), [call["tool"] for call in calls]))
-    said = []
+    collected = []
     prompts = []
     for line in (EXAMPLE / "session.jsonl").read_text().splitlines():
         message = json.loads(line).get("message") or {}
         blocks = message.get("content") or []
         text = "".join(block.get("text", "") for block in blocks if block["type"] == "text")
         if message.get("role") == "assistant":
-            said.append((text, [block["name"] for block in blocks if block["type"] == "tool_use"]))
+            collected.append((text, [block["name"] for block in blocks if block["type"] == "tool_use"]))
         elif message.get("role") == "user" and text:
             prompts.append(text)
-    assert said == expected
+    assert collected == expected
     _, *asked = prompts  # the first message is about the project
     assert len(asked) == len(script["turns"])
     for prompt, turn in zip(asked, script["turns"], strict=True):
@@ -185,7 +195,7 @@ def test_recorded_session_follows_the_script() -> None:
 
 
 def test_record_and_demo_run_the_same_task() -> None:
-    """The program that records the session gives the agent the task that the demo gives it."""
+    """The task in record.py is equal to the task in orch.demo."""
     spec = importlib.util.spec_from_file_location("record", EXAMPLE / "record.py")
     assert spec is not None
     assert spec.loader is not None
@@ -197,14 +207,14 @@ def test_record_and_demo_run_the_same_task() -> None:
 
 
 def test_project_is_copied_without_caches(tmp_path: Path) -> None:
-    """The agent changes a copy; the example stays as it is."""
+    """The agent changes the copy and not the example."""
     copy_project(tmp_path / "copy")
     assert (tmp_path / "copy" / "logs" / "ingest-2026-03-29.log").is_file()
     assert list((tmp_path / "copy").rglob("__pycache__")) == []
 
 
 def test_quotations_of_an_offline_answer() -> None:
-    """Each has the place that the line above it names."""
+    """The place of each quotation is in the line above it."""
     answer = (
         "Offline search (no model).\n\nREADME.md:3\n> # Pump\n>\n> It pumps.\n\nsrc/a.py:1\n> def a():\n>     pass\n"
     )
@@ -216,24 +226,24 @@ def test_quotations_of_an_offline_answer() -> None:
 
 
 def test_best_line_has_most_words_of_the_question() -> None:
-    """Among equals the first; none of no lines."""
+    """The first of several equal lines is chosen; without lines, the result is empty."""
     lines = ["mail was sent", "smtp timeout, mail queued as 17-0329-0502", "smtp timeout, mail queued again"]
     assert best_line("Under which number was the mail queued after the smtp timeout?", lines) == lines[1]
     assert best_line("Which?", []) == ""
 
 
 def test_progress_bar_shows_what_archives_save() -> None:
-    """Filled: what is sent. Dotted: what would have been sent in addition."""
-    line = progress_line(Course((9000,), (TOKENS_PER_CELL,)), 2, draws=True)
+    """Filled cells are tokens that were sent, and dotted cells are tokens that archives saved."""
+    line = progress_line(RequestSizes((9000,), (TOKENS_PER_CELL,)), 2, unicode=True)
     assert line == "question 2, step  1:  9,000 tokens without archives,  3,000 with  █··"
-    assert progress_line(Course((), ()), 1, draws=True).endswith("0 with  ")
+    assert progress_line(RequestSizes((), ()), 1, unicode=True).endswith("0 with  ")
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_totals_and_chart_are_as_in_the_snapshot(width: int) -> None:
-    """Of the recorded session, with an end of its archives that is made up."""
-    without = course_of(read_session(EXAMPLE / "session.jsonl")).without
-    course = Course(without, tuple(min(tokens, 4000 + 90 * at) for at, tokens in enumerate(without)))
+    """The sizes without archives are recorded, and the sizes with archives are invented."""
+    without = request_sizes(read_session(EXAMPLE / "session.jsonl")).without
+    course = RequestSizes(without, tuple(min(tokens, 4000 + 90 * at) for at, tokens in enumerate(without)))
     out = Out()
     show_session(DemoScreen(out, width=width), PlayedSession(course, 0.52, 0.34, "/tmp/orch-demo-x.svg"))
     assert out.text == (SNAPSHOTS / f"demo_totals_{width}.txt").read_text()

@@ -1,4 +1,4 @@
-"""What is said behind `%orch`: a prompt or a command; and who answers when nobody waits any more."""
+"""`%orch` lines: prompts and commands, output in a terminal, interrupts and errors."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from orch.notebook.session import NotebookSession
 from orch_protocol.core.errors import AgentGoneError
 from orch_protocol.core.messages import Reply, Usage
 from orch_protocol.policy.approval import Consent, Question
-from orch_protocol.resources.slash_commands import Executed
+from orch_protocol.services.resources.slash_commands import Executed
 from orch_protocol.wire.worker_messages import TurnEvent
 from orchestrator.chat.test_app import question
 
 pytest.importorskip("IPython")
 
 from orch.notebook.magic import MagicLine, OrchMagics
-from orch.notebook.view import Told, TurnView
+from orch.notebook.view import TerminalView, TurnView
 
 
 class Desk:
-    """Stands where a session would, and its agent."""
+    """A test double of a notebook session and its agent."""
 
     note = ""
 
@@ -35,12 +35,12 @@ class Desk:
         self.said: list[tuple[str, str]] = []
 
     def run(self, prompt: str, *_: Any) -> str:
-        """Take note of what was asked."""
+        """Record a prompt."""
         self.said.append(("asked", prompt))
         return "reply"
 
     def execute(self, line: str) -> Executed:
-        """Take note of what was executed."""
+        """Record a command line."""
         self.said.append(("executed", line))
         return Executed("it")
 
@@ -55,18 +55,18 @@ class Desk:
         ("what is in df?", ("asked", "what is in df?")),
     ],
 )
-def test_a_line_is_read_as_everywhere(typed: str, done: tuple[str, str]) -> None:
-    """The path of a file is a prompt, and two slashes begin one with one."""
+def test_line_is_parsed_like_in_every_front_end(typed: str, done: tuple[str, str]) -> None:
+    """A file path is a prompt, and two slashes escape one slash."""
     magics = OrchMagics.__new__(OrchMagics)
     magics._session = desk = Desk()  # type: ignore[assignment]
-    magics._names, magics._approve, magics._draws = {}, "ask", True
-    magics._obey(MagicLine(typed), "")
+    magics._names, magics._approve, magics._can_replace_output = {}, "ask", True
+    magics._execute_line(MagicLine(typed), "")
     assert desk.said == [done]
 
 
-def test_where_nothing_can_be_replaced_each_line_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """As in IPython at a terminal: text as it comes, a line a call and a result, and at the end what it took."""
-    told = Told()
+def test_plain_terminal_prints_each_event_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Texts are printed to stdout; calls, results, warnings and usage are printed to stderr."""
+    found = TerminalView()
     events = [
         ("text", "Let me"),
         ("text", " see."),
@@ -75,33 +75,33 @@ def test_where_nothing_can_be_replaced_each_line_is_told_once(capsys: pytest.Cap
         ("tool_result", "3"),
     ]
     for n, (kind, text) in enumerate(events, start=1):
-        told.event(TurnEvent(n, kind, text, "bash", step=1))  # type: ignore[arg-type]
-        told.below([])
-    told.reply(Reply("abc", "q", "Three.", usage=Usage(1000, 5), tool_calls=1, steps=2, warning="mended"))
+        found.event(TurnEvent(n, kind, text, "bash", step=1))  # type: ignore[arg-type]
+        found.subagents([])
+    found.reply(Reply("abc", "q", "Three.", usage=Usage(1000, 5), tool_calls=1, steps=2, warning="mended"))
     out, err = capsys.readouterr()
     assert out == "Let me see.\nThree.\n"
     assert err.splitlines() == ["-> bash {}", "<- bash 3", "[mended]", "[1 tool call, 1,005 tokens]"]
-    told.failed("it has died")
+    found.failed("it has died")
     assert capsys.readouterr().err == "[it has died]\n"
 
 
-def test_a_question_that_nobody_waits_for_any_more_is_denied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after Ctrl-C while it was on the screen: its thread does not wait for ever."""
-    monkeypatch.setattr(sessions, "LOOK_SECONDS", 0.001)
+def test_interrupted_question_is_denied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that waits for the answer gets a denial when the cell has ended."""
+    monkeypatch.setattr(sessions, "POLL_SECONDS", 0.001)
     session = NotebookSession({}, "pumps", lambda _: Consent(True))
     session._inbox = inbox = queue.SimpleQueue()
-    said: list[Consent] = []
+    collected: list[Consent] = []
     asked = msgspec.convert(question(), Question)
-    thread = threading.Thread(target=lambda: said.append(session._approve(asked)), daemon=True)
+    thread = threading.Thread(target=lambda: collected.append(session._approve(asked)), daemon=True)
     thread.start()
     inbox.get(timeout=20)
     session._inbox = None
     thread.join(20)
-    assert said == [Consent(False)]
+    assert collected == [Consent(False)]
 
 
-def test_who_interrupts_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when the agent cannot be cancelled any more: a cell that was stopped never looks finished or broken."""
+def test_interrupt_is_raised_even_when_the_cancel_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupted cell must look neither finished nor broken, even if its agent was killed."""
 
     class Agent:
         def query(self, *_: Any, **__: Any) -> None:
@@ -122,16 +122,14 @@ def test_who_interrupts_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "error", [AgentGoneError("it was killed"), KeyboardInterrupt()], ids=lambda each: type(each).__name__
 )
-def test_a_cell_shows_what_ended_it_and_not_where_in_here(
-    error: BaseException, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever interrupts, too, is shown no page of ours."""
+def test_cell_error_hides_internal_frames(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """IPython shows only the line with the error, also for KeyboardInterrupt."""
 
     def fails(*_: Any) -> None:
         raise error
 
     magics = OrchMagics.__new__(OrchMagics)
-    monkeypatch.setattr(OrchMagics, "_obey", fails)
+    monkeypatch.setattr(OrchMagics, "_execute_line", fails)
     with pytest.raises(type(error)) as raised:
         magics.orch("go")
     [shown] = raised.value._render_traceback_()  # type: ignore[attr-defined]

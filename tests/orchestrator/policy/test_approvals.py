@@ -1,4 +1,4 @@
-"""Approvals: who is asked, what counts as an answer, and what an answer is good for later."""
+"""Approvals: who is asked, which answers count, and which later calls an answer covers."""
 
 from __future__ import annotations
 
@@ -6,82 +6,82 @@ import asyncio
 import math
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch import Config, Consent, PolicyConfig, Question, SubagentsConfig
-from orch.policy.approvals import NOBODY_TO_ASK, ApprovalBroker
+from orch import AgentOptions, ApprovalConfig, Config, Consent, PolicyConfig, Question, ScriptedBackend, SubagentsConfig
+from orch.policy.approvals import NO_APPROVER, ApprovalBroker
 from orch.policy.caller import USER, AgentCaller
 from orch.policy.grants import GrantStore, covers, grant_of
 from orch.services import call
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.text import plain_line
-from orch_protocol.policy.approval import AnswerQuestion, AnswerResult
-from orch_protocol.services.approvals import ANSWER_APPROVAL
-from orch_protocol.services.requests import QUERY, SPAWN, QueryAgent, Spawn
+from orch_protocol.services.agents.query import QUERY, QueryAgent
+from orch_protocol.services.agents.spawn import SPAWN, Spawn
+from orch_protocol.services.policy.approvals import ANSWER_APPROVAL, AnswerQuestion, AnswerResult
 from orchestrator.root_double import NEST, opened
 from virtual_clock import virtual
 
 
 def question(id: str = "q1", **changes: Any) -> Question:
-    """Return a question about `rm x`."""
+    """Return a question about the command `rm x`."""
     fields: dict[str, Any] = {"tool": "bash", "subject": "rm x", "input": {"command": "rm x"}, "digest": "d1"}
     fields |= {"paths": (), "reason": "why", "folder": "/w", "agent": "n", "agent_id": "a", "task": "t", "depth": 1}
     return Question(id=id, **(fields | changes))
 
 
 @virtual
-async def test_nobody_there_is_a_no_at_once(tmp_path: Path) -> None:
-    """Without client and approver nothing is waited for."""
+async def test_call_without_an_approver_is_denied_at_once(tmp_path: Path) -> None:
+    """Without a client and an approver, the broker denies the call without waiting."""
     before = asyncio.get_running_loop().time()
-    assert "nobody is there" in await ApprovalBroker(tmp_path).ask(question(), "a", None, 100)
+    assert "there is no one to ask" in await ApprovalBroker(tmp_path).ask(question(), "a", None, 100)
     assert asyncio.get_running_loop().time() == before
 
 
-@pytest.mark.parametrize("said", [True, Consent(True)])
+@pytest.mark.parametrize("expected", [True, Consent(True)])
 @virtual
-async def test_a_program_may_answer_with_either(tmp_path: Path, said: Any) -> None:
-    """True and a Consent are a yes, from an async function."""
+async def test_approver_returns_true_or_a_consent(tmp_path: Path, expected: Any) -> None:
+    """An async approver allows the call by returning True or a Consent with `allow=True`."""
 
     async def approve(_: Question) -> Any:
-        return said
+        return expected
 
     assert await ApprovalBroker(tmp_path, approve).ask(question(), "a", None, 100) == ""
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("expected", "why"),
     [
         *(
-            (False, "the user said no"),
-            (None, "answered NoneType"),
-            (1, "answered int"),
-            (Consent("no"), "a Consent that is none"),  # type: ignore[arg-type]
-            (Consent(True, "project", seconds=math.nan), "a Consent that is none: seconds is nan"),
-            (Consent(True, "ever"), "a Consent that is none"),  # type: ignore[arg-type]
+            (False, "the user denied it"),
+            (None, "got NoneType"),
+            (1, "got int"),
+            (Consent("no"), "an invalid Consent"),  # type: ignore[arg-type]
+            (Consent(True, "project", seconds=math.nan), "an invalid Consent: seconds is nan"),
+            (Consent(True, "ever"), "an invalid Consent"),  # type: ignore[arg-type]
             (KeyError("k"), "KeyError: 'k'"),
         ),
         (asyncio.CancelledError(), "failed: CancelledError"),
     ],
 )
 @virtual
-async def test_whatever_is_no_clear_yes_is_a_no(tmp_path: Path, said: Any, why: str) -> None:
-    """A no, nothing, something else, a failure and a way out of the program all deny, and say which."""
+async def test_anything_but_a_clear_yes_denies(tmp_path: Path, expected: Any, why: str) -> None:
+    """False, None, other types, exceptions and a cancellation deny the call, with a reason."""
 
     async def approve(_: Question) -> Any:
-        if isinstance(said, BaseException):
-            raise said
-        return said
+        if isinstance(expected, BaseException):
+            raise expected
+        return expected
 
     assert why in await ApprovalBroker(tmp_path, approve).ask(question(), "a", None, 100)
 
 
 @pytest.mark.parametrize("raised", [SystemExit(3), StopIteration(), KeyboardInterrupt()])
-async def test_whoever_leaves_while_asked_ends_a_thread_alone(tmp_path: Path, raised: BaseException) -> None:
-    """A function that is not async runs in one; the program goes on, and the call is denied."""
+async def test_sync_approver_raising_system_exit_ends_its_thread_only(tmp_path: Path, raised: BaseException) -> None:
+    """Only this call is denied. The program continues."""
 
     def approve(_: Question) -> bool:
         raise raised
@@ -89,37 +89,37 @@ async def test_whoever_leaves_while_asked_ends_a_thread_alone(tmp_path: Path, ra
     assert type(raised).__name__ in await ApprovalBroker(tmp_path, approve).ask(question(), "a", None, 100)
 
 
-async def test_who_approves_has_the_context_variables_of_the_program(tmp_path: Path) -> None:
-    """In its thread, too."""
-    user = ContextVar("user", default="nobody")
-    user.set("somebody")
-    assert await ApprovalBroker(tmp_path, lambda _: user.get() == "somebody").ask(question(), "a", None, 100) == ""
+async def test_approver_runs_in_the_programs_context(tmp_path: Path) -> None:
+    """A synchronous approver, which runs in a thread, sees the context variables of its program."""
+    user = ContextVar("user", default="none")
+    user.set("alice")
+    assert await ApprovalBroker(tmp_path, lambda _: user.get() == "alice").ask(question(), "a", None, 100) == ""
 
 
 @virtual
-async def test_an_answer_that_does_not_come_is_a_no_in_time(tmp_path: Path) -> None:
-    """A question waits as long as it may and no longer; an answer after that does not count."""
+async def test_unanswered_question_is_denied_at_its_deadline(tmp_path: Path) -> None:
+    """A later answer does not count."""
     asked: list[Question] = []
     approvals = ApprovalBroker(tmp_path)
-    approvals.attend("q", asked.append)
+    approvals.register_client("q", asked.append)
     assert "within 5 s" in await approvals.ask(question(), "a", "q", 5)
     late = approvals.answer(AnswerQuestion("q1", True))
-    assert (late.taken, late.note) == (False, "nobody answered in time")
+    assert (late.taken, late.note) == (False, "no answer in time")
 
 
 @virtual
-async def test_client_that_could_not_ask_denies_as_if_nobody_were_there(tmp_path: Path) -> None:
-    """The reason is the same, and such calls are counted."""
+async def test_client_that_could_not_ask_denies_like_a_missing_one(tmp_path: Path) -> None:
+    """The call is denied with the same reason as a call without a client."""
     approvals = ApprovalBroker(tmp_path)
-    approvals.attend("q", lambda _: None)
+    approvals.register_client("q", lambda _: None)
     asking = asyncio.create_task(approvals.ask(question(), "a", "q", 5))
     await asyncio.sleep(0)
     assert approvals.answer(AnswerQuestion("q1", True, unasked=True)).taken
-    assert await asking == NOBODY_TO_ASK
+    assert await asking == NO_APPROVER
 
 
-def test_denied_calls_are_counted_for_each_query_once(tmp_path: Path) -> None:
-    """A count is taken with the end of its query."""
+def test_denied_calls_are_counted_once_per_query(tmp_path: Path) -> None:
+    """The count of a query starts again at zero after it is read."""
     approvals = ApprovalBroker(tmp_path)
     approvals.count_denied(["parent", "child"])
     approvals.count_denied(["parent"])
@@ -127,70 +127,70 @@ def test_denied_calls_are_counted_for_each_query_once(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_the_first_answer_counts(tmp_path: Path) -> None:
-    """Of two answers the second is told that it did not count."""
+async def test_first_answer_counts(tmp_path: Path) -> None:
+    """The broker refuses an invalid consent and later answers."""
     approvals = ApprovalBroker(tmp_path)
-    approvals.attend("q", lambda _: None)
+    approvals.register_client("q", lambda _: None)
     asking = asyncio.create_task(approvals.ask(question(), "a", "q", 5))
     await asyncio.sleep(0)
-    assert not approvals.answer(AnswerQuestion("q1", True, "project", seconds=math.nan)).taken  # it would never end
+    assert not approvals.answer(AnswerQuestion("q1", True, "project", seconds=math.nan)).taken  # NaN would never expire
     assert approvals.answer(AnswerQuestion("q1", False)) == AnswerResult(True)
     assert not approvals.answer(AnswerQuestion("q1", True)).taken
-    assert await asking == "the user said no"
+    assert await asking == "the user denied it"
     assert not approvals.answer(AnswerQuestion("other", True)).taken
 
 
 @virtual
-async def test_a_client_that_leaves_has_said_no(tmp_path: Path) -> None:
-    """What a client was asked is denied when it goes away."""
+async def test_disconnecting_client_denies_its_questions(tmp_path: Path) -> None:
+    """When the asked client disconnects, its question is denied."""
     approvals = ApprovalBroker(tmp_path)
     asked: list[Question] = []
-    approvals.attend("q", asked.append)
+    approvals.register_client("q", asked.append)
     asking = asyncio.create_task(approvals.ask(question(), "a", "q", 500))
     await asyncio.sleep(0)
-    approvals.leave("q", asked.append)
-    assert await asking == "whoever was asked is gone"
+    approvals.unregister_client("q", asked.append)
+    assert await asking == "the client that was asked has disconnected"
 
 
 @virtual
-async def test_a_question_waits_for_a_client_that_returns(tmp_path: Path) -> None:
-    """Who comes back, or comes along, is asked what was asked before; the no has a reason."""
+async def test_question_waits_for_a_returning_client(tmp_path: Path) -> None:
+    """The client that connects next is asked. The reason of its denial reaches the agent."""
     first: list[Question] = []
     second: list[Question] = []
     approvals = ApprovalBroker(tmp_path)
-    approvals.attend("agent", first.append)
+    approvals.register_client("agent", first.append)
     asking = asyncio.create_task(approvals.ask(question(), "a", "agent", 500))
     await asyncio.sleep(0)
-    approvals.leave("agent", first.append, returns=True)
-    assert not approvals.attended("agent")
-    approvals.attend("agent", second.append)
+    approvals.unregister_client("agent", first.append, will_reconnect=True)
+    assert not approvals.has_client("agent")
+    approvals.register_client("agent", second.append)
     assert first == second != []
     assert approvals.answer(AnswerQuestion("q1", False, reason="not on a Friday")).taken
-    assert await asking == "the user said no: not on a Friday"
+    assert await asking == "the user denied it: not on a Friday"
 
 
 @virtual
-async def test_one_of_two_clients_may_leave(tmp_path: Path) -> None:
-    """Both are asked, and the question stays as long as one of them is there."""
+async def test_question_stays_while_one_client_is_connected(tmp_path: Path) -> None:
+    """Two clients are asked. After one disconnects, the answer of the other one counts."""
     first: list[Question] = []
     second: list[Question] = []
     approvals = ApprovalBroker(tmp_path)
-    approvals.attend("q", first.append)
-    approvals.attend("q", second.append)
+    approvals.register_client("q", first.append)
+    approvals.register_client("q", second.append)
     asking = asyncio.create_task(approvals.ask(question(), "a", "q", 500))
     await asyncio.sleep(0)
     assert first == second != []
-    approvals.leave("q", first.append)
+    approvals.unregister_client("q", first.append)
     assert approvals.answer(AnswerQuestion("q1", True)).taken
     assert await asking == ""
 
 
 class TestLater:
-    """What a yes is good for afterwards."""
+    """Later calls that an approval covers."""
 
     @virtual
-    async def test_a_session_is_one_tree(self, tmp_path: Path) -> None:
-        """A yes for the session holds for the same call below the same first agent, and nowhere else."""
+    async def test_session_approval_covers_one_agent_tree(self, tmp_path: Path) -> None:
+        """An approval for the session covers the same call of the agents below the same top-level agent."""
         asked: list[Question] = []
 
         async def approve(each: Question) -> Consent:
@@ -203,8 +203,8 @@ class TestLater:
         assert [each.id for each in asked] == ["1", "3", "4"]
 
     @virtual
-    async def test_a_project_is_a_folder_and_ends(self, tmp_path: Path) -> None:
-        """A yes for the project holds in other roots too, for its folder, until its time is over or it is revoked."""
+    async def test_project_approval_covers_a_folder_until_it_expires(self, tmp_path: Path) -> None:
+        """An approval for a project covers its folder in every root until it expires or is revoked."""
         now = [1000.0]
 
         async def approve(_: Question) -> Consent:
@@ -224,8 +224,9 @@ class TestLater:
             another.revoke([taken.id])
 
     @virtual
-    async def test_what_holds_is_listed_and_taken_back(self, tmp_path: Path) -> None:
-        """Sessions' and projects' are listed while they hold, with their end; what is revoked is asked about anew."""
+    async def test_approvals_are_listed_and_revoked(self, tmp_path: Path) -> None:
+        """Approvals of sessions and projects are listed with their expiry. After a revocation, the next call is
+        asked."""
         now = [1000.0]
         says = [Consent(True, "session", seconds=50), Consent(True, "session"), Consent(True, "project", "git *")]
 
@@ -246,7 +247,7 @@ class TestLater:
             approvals.revoke([second.id, "x"])
         assert approvals.revoke([second.id]) == [second]
         says.append(Consent(False))
-        assert await approvals.ask(question("5", digest="d2"), "b", None, 5) == "the user said no"
+        assert await approvals.ask(question("5", digest="d2"), "b", None, 5) == "the user denied it"
         assert [each.id for each in approvals.revoke(None)][:1] == [git.id]
         assert approvals.permissions() == []
 
@@ -254,31 +255,31 @@ class TestLater:
         ("subject", "covered"),
         [("git log", True), ("git log; rm x", False), ("git log\nrm x", False), ("git $(rm x)", False), ("got", False)],
     )
-    def test_a_pattern_covers_simple_commands(self, subject: str, covered: bool) -> None:
-        """A pattern never covers a command that may be more than one, nor what is for a local model."""
+    def test_pattern_covers_simple_commands_only(self, subject: str, covered: bool) -> None:
+        """A pattern covers neither compound commands nor local-only calls nor other tools."""
         grant = grant_of(question(), Consent(True, "project", "git *"), 0.0)
         assert covers(grant, question(subject=subject, digest="other"), 1.0) is covered
         assert not covers(grant, question(subject=subject, digest="other", local=True), 1.0)
         assert not covers(grant, question(subject=subject, digest="other", tool="own"), 1.0)
 
-    def test_a_file_that_cannot_be_read_is_an_error(self, tmp_path: Path) -> None:
-        """A damaged record grants nothing and says what to do."""
+    def test_damaged_permission_file_is_an_error(self, tmp_path: Path) -> None:
+        """Reading it raises ConfigError and grants nothing."""
         (tmp_path / "permissions.json").write_text("{")
         with pytest.raises(ConfigError, match="remove the file"):
             GrantStore(tmp_path).of()
 
 
 @given(st.text(max_size=60))
-def test_no_text_forges_a_line(text: str) -> None:
-    """Whatever a model writes, each line of a question is one line of what can be seen, and begins with its name."""
+def test_question_text_cannot_forge_a_line(text: str) -> None:
+    """Each line of a question has a known name and contains only printable characters."""
     lines = question(agent=text, task=text, subject=text, reason=text, folder=text).with_lines().lines
     names = [line.partition(":")[0] for line in lines]
-    assert names == ["agent", "task", "tool", "wants", "in", "asked since"]
+    assert names == ["agent", "task", "tool", "wants", "in", "reason"]
     assert all(line.isprintable() for line in lines)
 
 
-def test_a_line_shows_what_was_hidden() -> None:
-    """Line ends, escape sequences and marks of direction are written out, and a long text is cut."""
+def test_hidden_characters_of_a_question_are_visible() -> None:
+    """Line ends, escape sequences and direction marks are escaped, and a long text is truncated."""
     assert plain_line("a\nb\x1b[2K\u202ec\u2028", 40) == "a\\nb\\x1b[2K\\u202ec\\u2028"
     assert plain_line("x" * 50, 10) == "xxxxxxx..."
     assert len(plain_line("\n" * 10, 10)) <= 10
@@ -288,7 +289,7 @@ RM = {"tool": "bash", "input": {"command": "rm precious.txt"}}
 
 
 async def test_reply_counts_denied_calls_of_the_agent_and_of_its_subagents(tmp_path: Path) -> None:
-    """Where nobody can be asked: for every query that the call was made for, and for no later one."""
+    """Without an approver, the count includes denied calls of subagents during the query."""
     asks = {"tool": "query_subagent", "input": {"id": "child", "prompt": "go"}}
     config = Config(subagents=SubagentsConfig(allow_nested=True), policy=PolicyConfig(approval_mode="ask"))
     async with opened(tmp_path / "home", config=config) as world:
@@ -302,9 +303,9 @@ async def test_reply_counts_denied_calls_of_the_agent_and_of_its_subagents(tmp_p
 
 
 @pytest.mark.parametrize(("allow", "left"), [(True, False), (False, True)])
-async def test_what_a_grandchild_wants_is_asked_at_the_root(tmp_path: Path, allow: bool, left: bool) -> None:
-    """A question of an agent two levels down reaches the program with its name, task, command and folder; its answer
-    decides, and a yes runs exactly that."""
+async def test_call_of_a_grandchild_is_asked_at_the_root(tmp_path: Path, allow: bool, left: bool) -> None:
+    """The question contains the name, task, command and folder of the agent. The answer decides only about this
+    call."""
     (tmp_path / "precious.txt").write_text("x")
     asked: list[Question] = []
 
@@ -336,8 +337,8 @@ async def test_what_a_grandchild_wants_is_asked_at_the_root(tmp_path: Path, allo
 
 
 @virtual
-async def test_a_session_that_was_approved_is_listed_until_its_agent_is_gone(tmp_path: Path) -> None:
-    """Programs see what holds, and take it back: the next call is asked about; a killed agent's holds for nobody."""
+async def test_session_approval_is_listed_until_its_agent_ends(tmp_path: Path) -> None:
+    """After its revocation, the next call is asked again."""
     asked: list[Question] = []
 
     async def approve(each: Question) -> Consent:
@@ -360,8 +361,8 @@ async def test_a_session_that_was_approved_is_listed_until_its_agent_is_gone(tmp
         assert await world.permissions.list() == []
 
 
-async def test_the_client_that_waits_is_asked_and_answers(tmp_path: Path) -> None:
-    """The client of the first agent's query is asked what an agent below wants, and its answer counts."""
+async def test_client_waiting_for_the_ancestor_is_asked(tmp_path: Path) -> None:
+    """The client that queries an agent is asked about its calls, and the client's answer counts."""
     (tmp_path / "precious.txt").write_text("x")
     config = Config(subagents=SubagentsConfig(allow_nested=True), policy=PolicyConfig(approval_mode="ask"))
     async with opened(tmp_path / "home", config=config) as world:
@@ -370,8 +371,8 @@ async def test_the_client_that_waits_is_asked_and_answers(tmp_path: Path) -> Non
 
         def client(event: Any) -> None:
             seen.append(event)
-            said = AnswerQuestion(event.id, allow=True)
-            tasks.append(asyncio.ensure_future(call(root, USER, ANSWER_APPROVAL, said)))
+            found = AnswerQuestion(event.id, allow=True)
+            tasks.append(asyncio.ensure_future(call(root, USER, ANSWER_APPROVAL, found)))
 
         tasks: list[asyncio.Future[Any]] = []
         agent = await world.scripted(RM, "done", tools=["bash"], cwd=tmp_path)
@@ -381,8 +382,8 @@ async def test_the_client_that_waits_is_asked_and_answers(tmp_path: Path) -> Non
         assert not (tmp_path / "precious.txt").exists()
 
 
-def test_pattern_does_not_cover_a_call_that_asks_for_credentials() -> None:
-    """Whoever approved `rm *` was not asked about credentials; the approval of exactly that call holds."""
+def test_pattern_does_not_cover_credentials() -> None:
+    """An approval of exactly that call covers its credentials."""
     pattern = grant_of(question(), Consent(True, "session", "rm *"), 0.0)
     asking = question(input={"command": "rm x", "credentials": True})
     assert covers(pattern, question(), 1.0)
@@ -391,12 +392,55 @@ def test_pattern_does_not_cover_a_call_that_asks_for_credentials() -> None:
 
 
 @virtual
-async def test_approval_by_a_pattern_is_told_from_one_of_the_call(tmp_path: Path) -> None:
-    """A pattern that was approved earlier is no approval of this very call."""
+async def test_pattern_approval_is_not_individual_approval(tmp_path: Path) -> None:
+    """Tools that need an individual approval ask even if a pattern covers the call."""
     approvals = ApprovalBroker(tmp_path, lambda _: Consent(True, "session", "rm *"))
-    assert not approvals.by_pattern(question(), "a")
+    assert not approvals.is_covered_by_pattern(question(), "a")
     await approvals.ask(question(), "a", None, 100)
-    assert approvals.by_pattern(question(), "a")
+    assert approvals.is_covered_by_pattern(question(), "a")
     exactly = ApprovalBroker(tmp_path, lambda _: Consent(True, "session"))
     await exactly.ask(question(), "a", None, 100)
-    assert not exactly.by_pattern(question(), "a")
+    assert not exactly.is_covered_by_pattern(question(), "a")
+
+
+@pytest.mark.parametrize(
+    ("of_orchestrator", "of_agent", "channel", "asked"),
+    [
+        (False, False, "program", False),
+        (True, False, "program", True),
+        (False, True, "program", True),
+        (False, False, "person", True),
+    ],
+    ids=["none", "orchestrator", "agent", "config"],
+)
+async def test_personal_data_and_code_need_approval_where_a_person_approves(
+    tmp_path: Path, of_orchestrator: bool, of_agent: bool, channel: Literal["program", "person"], asked: bool
+) -> None:
+    """Subagents need approval, too. Other calls of the same tool run without approval."""
+    for folder in ("mine", "code", "other"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a").write_text("x")
+    policy = PolicyConfig(
+        personal_paths=(str(tmp_path / "mine"),), code_paths=(str(tmp_path / "code"),), no_local_model="ask"
+    )
+    config = Config(
+        subagents=SubagentsConfig(allow_nested=True), policy=policy, approval=ApprovalConfig(channel=channel)
+    )
+    approve = (lambda _: False) if of_orchestrator else None
+    script = [
+        *({"tool": "write_file", "input": {"path": f"{name}/a", "content": "y"}} for name in ("other", "code")),
+        {"tool": "read_file", "input": {"path": "mine/a"}},
+        "done",
+    ]
+    tools = ("read_file", "write_file", *NEST)
+    async with opened(tmp_path / "home", config=config, approve=approve) as world:
+        options: AgentOptions = {"tools": tools, "cwd": tmp_path, "approve": (lambda _: False) if of_agent else None}
+        agent = await world.session(backend=ScriptedBackend(script), **options)
+        spawn = Spawn("read", tools=tools, script=tuple(script))
+        child = await world.get((await call(world.supervisor, AgentCaller(agent.id), SPAWN, spawn)).id)
+        for each in (agent, child):
+            for name in ("other", "code"):
+                (tmp_path / name / "a").write_text("x")
+            ran = (await each.query("go")).tool_calls
+            assert ran == (1 if asked else 3)
+            assert [(tmp_path / name / "a").read_text() for name in ("other", "code")] == ["y", "x" if asked else "y"]

@@ -1,4 +1,4 @@
-"""Budgets of every kind by the same rules: tokens, calls, tools' time, time at work, processes."""
+"""Budgets of all kinds follow the same rules: tokens, calls, time of tools, working time and processes."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ from orch.policy.budget_rules import LOW_SHARE, budget_change, format_amount
 from orch.policy.budgets import BudgetLedger
 from orch.supervisor.timing.time_budget import TimeBudgets
 from orch.tree.agents.agent_record import BusyTime
+from orch.tree.interface.events import FinishQuery, ProcessExited, Recover, ResumeRequested
 from orch.tree.journal.entries import RunStarted
-from orch.tree.journal.events import FinishQuery, ProcessExited, Recover, ResumeRequested
 from orch_protocol.agent.spec import Limits
 from orch_protocol.core.errors import BudgetExceededError, ConfigError
 from orch_protocol.core.messages import Reply, Usage
-from orch_protocol.policy.budget import KINDS, Budget, BudgetAmounts, BudgetChange, ReserveBudget, amounts_of, limit_of
+from orch_protocol.policy.budget import KINDS, Budget, BudgetAmounts, BudgetChange, amounts_of, limit_of
+from orch_protocol.services.policy.budgets import ReserveBudget
 from orchestrator.tree_double import Forest
 
 RESERVED = ("usd", "tokens", "tool_seconds", "model_calls", "tool_calls")
 
 
 class Land:
-    """Agents, and their budgets of any kind."""
+    """A tree of agents with budgets of any kind."""
 
     def __init__(self, **limits: float) -> None:
         self.forest = Forest(allow_nested=True, max_concurrent=99)
         self.budgets = BudgetLedger(self.forest.tree.agents, Budget(**limits), lambda: self.forest.now)
 
     def work(self, parent: str | None = None, **limits: float) -> str:
-        """Let an agent with these limits be at work, and return its id."""
+        """Spawn an agent with these limits, start a query, and return its id."""
         id = self.forest.spawn(parent, limits=Limits(**limits))
         self.forest.ask(id, f"q-{id}")
         return id
 
     def take(self, id: str, **amounts: float) -> BudgetAmounts:
-        """Put so much aside, use all that there was, and return it."""
+        """Reserve the amounts, use all that was reserved, and return it."""
         wanted = BudgetAmounts(**amounts)
         reserved = self.budgets.reserve(id, ReserveBudget(wanted, wanted, wanted))
         assert reserved is not None
@@ -45,13 +46,13 @@ class Land:
         return reserved.amounts
 
     def finish(self, id: str, usage: Usage = Usage()) -> None:  # noqa: B008
-        """Let the agent answer."""
+        """Finish the agent's query."""
         self.forest.handle(FinishQuery(id, f"q-{id}", Reply(id, f"q-{id}", "done", usage=usage)))
 
 
 @pytest.mark.parametrize("kind", RESERVED)
-def test_each_kind_is_put_aside_used_and_over(kind: str) -> None:
-    """A parent's limit holds for its child, whatever that was given; what is refused names limit, owner and remedy."""
+def test_each_kind_is_reserved_settled_and_refused(kind: str) -> None:
+    """A parent's limit applies to its child. The error contains the limit, its owner and the remedy."""
     land = Land()
     parent = land.work(**{limit_of(kind): 10})
     child = land.work(parent, **{limit_of(kind): 1000})
@@ -61,14 +62,14 @@ def test_each_kind_is_put_aside_used_and_over(kind: str) -> None:
     assert getattr(land.budgets.spent(land.forest.tree.agents[parent]), kind) == 10
     assert getattr(land.budgets.spent(None), kind) == 10
     with pytest.raises(
-        BudgetExceededError, match=r"agent 'agent-1' and those below it.*`orch resume 1 --max-"
+        BudgetExceededError, match=r"agent 'agent-1' and its descendants.*`orch resume 1 --max-"
     ) as raised:
         land.take(child, **{kind: 1})
     assert limit_of(kind).removesuffix("_usd").replace("_", "-") in str(raised.value)
 
 
-def test_of_several_kinds_all_must_be_there() -> None:
-    """Nothing is put aside of one kind when another is used up: it would be missing to others."""
+def test_reservation_of_several_kinds_is_atomic() -> None:
+    """If one kind is used up, the request reserves nothing of the other kinds."""
     land = Land(max_tokens=100, max_model_calls=2)
     one, two = land.work(), land.work()
     land.take(one, tokens=10, model_calls=1)
@@ -77,18 +78,18 @@ def test_of_several_kinds_all_must_be_there() -> None:
         BudgetExceededError, match="0 model calls are left: all agents together used 2 of 2 model calls"
     ):
         land.take(one, tokens=10, model_calls=1)
-    assert land.budgets.holders() == []
+    assert land.budgets.release_topics() == []
     assert land.take(one, tokens=80).tokens == 80
 
 
-def test_a_kind_that_nobody_bounds_is_granted_whole() -> None:
-    """Beside one that is."""
+def test_unlimited_kind_is_granted_in_full() -> None:
+    """A limit of another kind does not reduce the amount."""
     land = Land(max_tool_calls=1)
     assert land.take(land.work(), tool_calls=1, tool_seconds=120).tool_seconds == 120
 
 
-def test_what_is_on_record_counts() -> None:
-    """Of a usage its tokens are all that models read and wrote, cached or not."""
+def test_recorded_usage_counts() -> None:
+    """Cached tokens count like other tokens."""
     usage = Usage(1, 2, 4, 8, 0.5, model_calls=3, tool_calls=4, tool_seconds=1.5)
     assert amounts_of(usage) == BudgetAmounts(usd=0.5, tokens=15, tool_seconds=1.5, model_calls=3, tool_calls=4)
     assert amounts_of(usage + usage) == amounts_of(usage) + amounts_of(usage)
@@ -101,10 +102,10 @@ def test_what_is_on_record_counts() -> None:
 
 
 class TestTime:
-    """Time at work, by the clock."""
+    """Budgets of working time, measured by the clock."""
 
-    def test_agents_that_work_at_once_use_it_once(self) -> None:
-        """A parent that waits for its child and the child are at work in the same seconds; nobody is between turns."""
+    def test_concurrent_work_uses_wall_time_once(self) -> None:
+        """The same seconds of a parent and its child count once for the parent."""
         land = Land()
         parent = land.work(max_seconds=60)
         land.forest.now += 5
@@ -120,8 +121,8 @@ class TestTime:
         assert land.budgets.time_left(child)[0] == 45  # type: ignore[index]
         assert land.forest.refold().agents.by_id == nodes.by_id
 
-    def test_turns_are_told_to_end_when_it_is_over(self) -> None:
-        """At that moment and once; a limit that was raised meanwhile holds."""
+    def test_turns_end_when_the_time_is_used_up(self) -> None:
+        """A turn is ended once, when the time is used up. A raised limit delays the end."""
         land = Land()
         parent = land.work(max_seconds=60)
         child = land.work(parent, max_seconds=40)
@@ -133,7 +134,7 @@ class TestTime:
             lambda id, _, short: ended.append((id, short)),
             lambda seconds, act: later.append((seconds, act)),
         )
-        watch.look()
+        watch.end_overdue_turns()
         assert ended == []
         assert later[-1][0] == pytest.approx(40, abs=0.01)
         land.forest.now += 40
@@ -147,13 +148,13 @@ class TestTime:
         stale = later[0][1]
         count = len(later)
         stale()  # type: ignore[operator]
-        assert len(later) == count  # somebody has looked since
+        assert len(later) == count  # a newer check has replaced this one
         land.forest.now += 30
         later[-1][1]()  # type: ignore[operator]
         assert [id for id, _ in ended] == [child, parent]
 
-    def test_an_agent_without_time_is_not_asked(self) -> None:
-        """It could do nothing but end."""
+    def test_agent_without_time_is_not_queried(self) -> None:
+        """A query raises BudgetExceededError if no time is left."""
         land = Land(max_seconds=10)
         id = land.work()
         land.budgets.require_time(id)
@@ -162,8 +163,8 @@ class TestTime:
         with pytest.raises(BudgetExceededError, match="all agents together used 10 of 10 s of work"):
             land.budgets.require_time(id)
 
-    def test_the_time_between_two_lives_of_a_root_is_nobodys(self) -> None:
-        """A turn that was under way when the root died did not work until the next one came."""
+    def test_time_between_two_roots_does_not_count(self) -> None:
+        """Time between the end of a root and the start of the next one is not working time."""
         land = Land()
         id = land.work(max_seconds=60)
         land.forest.now += 10
@@ -176,8 +177,8 @@ class TestTime:
         assert land.budgets.spent(None).seconds == 10
 
     @given(st.lists(st.tuples(st.floats(0, 9), st.booleans())))
-    def test_it_is_never_more_than_has_passed(self, steps: list[tuple[float, bool]]) -> None:
-        """However many turns begin and end."""
+    def test_used_time_never_exceeds_elapsed_time(self, steps: list[tuple[float, bool]]) -> None:
+        """For any number of overlapping turns, the working time is at most the elapsed time."""
         worked, now = BusyTime(), 0.0
         for seconds, begins in steps:
             now += seconds
@@ -188,8 +189,8 @@ class TestTime:
             assert 0 <= worked.seconds(now) <= now + 1e-6
 
 
-def test_processes_are_counted_as_they_are_started() -> None:
-    """Each start counts, of revived agents and of those below too; killed ones count."""
+def test_each_process_start_counts() -> None:
+    """Processes of descendants and restarted processes count for the parent's limit."""
     land = Land()
     parent = land.work(max_processes=3)
     child = land.work(parent)
@@ -204,43 +205,43 @@ def test_processes_are_counted_as_they_are_started() -> None:
 
 
 class TestLow:
-    """What an agent is told before it is too late."""
+    """The notice to an agent before its budget is used up."""
 
     @pytest.mark.parametrize("kind", RESERVED)
-    def test_it_is_told_from_four_fifths_on(self, kind: str) -> None:
-        """Of each budget that binds it, whose it is, how much is used and what follows."""
+    def test_low_budget_is_reported_from_four_fifths(self, kind: str) -> None:
+        """The notice contains the owner, the used share and the consequence."""
         land = Land()
         parent = land.work(**{limit_of(kind): 100})
         child = land.work(parent)
         land.take(child, **{kind: 79})
-        assert land.budgets.low(child) == ""
+        assert land.budgets.low_budget_warning(child) == ""
         land.take(child, **{kind: 1})
-        said = land.budgets.low(child)
-        assert said.startswith("[Budget: agent 'agent-1' and those below it used 80 % of what may be used, ")
-        assert "the turn ends: do what matters most now" in said
-        assert land.budgets.low(parent) == said
+        found = land.budgets.low_budget_warning(child)
+        assert found.startswith("[Budget: agent 'agent-1' and its descendants used 80 % of the limit, ")
+        assert "your turn ends. Do what matters most now" in found
+        assert land.budgets.low_budget_warning(parent) == found
 
-    def test_nothing_is_said_of_what_nobody_bounds(self) -> None:
-        """Whatever was used."""
+    def test_unlimited_kinds_are_never_reported_low(self) -> None:
+        """No amount of used tokens causes a notice."""
         land = Land()
         id = land.work()
         land.take(id, tokens=10**9)
-        assert land.budgets.low(id) == ""
+        assert land.budgets.low_budget_warning(id) == ""
         assert LOW_SHARE == 0.8
 
 
 class TestAll:
-    """The budget of all agents, set anew while they work."""
+    """Changes to the budget of all agents while they work."""
 
     def change(self, land: Land, **limits: float | None) -> None:
-        """Set limits anew."""
+        """Change the limits of the run, and record the change."""
         entry = land.budgets.change(BudgetChange(**limits))  # type: ignore[arg-type]
         assert entry is not None
         land.forest.journal.append(entry)
         land.forest.tree.apply([entry])
 
-    def test_it_holds_at_once_and_is_on_record(self) -> None:
-        """What is left out stays; None is no limit."""
+    def test_changed_run_limit_applies_at_once_and_is_recorded(self) -> None:
+        """Omitted limits stay, and None removes a limit."""
         land = Land(max_tokens=10, max_model_calls=1)
         id = land.work()
         land.take(id, tokens=10, model_calls=1)
@@ -255,23 +256,23 @@ class TestAll:
         again = BudgetLedger(
             land.forest.refold().agents, Budget(max_tokens=10, max_model_calls=1), lambda: land.forest.now
         )
-        assert again.of_all == land.budgets.of_all == Budget(max_tokens=30)
+        assert again.root_budget == land.budgets.root_budget == Budget(max_tokens=30)
         assert land.budgets.change(BudgetChange()) is None
 
-    def test_the_configuration_is_newer_when_it_says_something_else(self) -> None:
-        """Each limit for itself."""
+    def test_changed_configuration_overrides_recorded_limits(self) -> None:
+        """A limit whose value in the configuration has changed overrides the recorded limit."""
         land = Land(max_tokens=10, max_tool_calls=5)
         self.change(land, max_tokens=30, max_tool_calls=50)
         later = BudgetLedger(
             land.forest.refold().agents, Budget(max_tokens=20, max_tool_calls=5), lambda: land.forest.now
         )
-        assert later.of_all == Budget(max_tokens=20, max_tool_calls=50)
+        assert later.root_budget == Budget(max_tokens=20, max_tool_calls=50)
 
 
 @pytest.mark.parametrize("kind", RESERVED)
 @pytest.mark.parametrize("seed", range(4))
-def test_nobody_ever_uses_more_than_there_is(kind: str, seed: int) -> None:
-    """Fifty race for it in whatever order: overshoot is none at all, and all of it can be had."""
+def test_racing_agents_never_exceed_a_budget(kind: str, seed: int) -> None:
+    """Together, the agents can use the whole budget."""
     luck = random.Random(seed)
     land = Land(**{limit_of(kind): 100})
     ids = [land.work() for _ in range(50)]
@@ -296,67 +297,70 @@ def test_nobody_ever_uses_more_than_there_is(kind: str, seed: int) -> None:
     assert used == 100
 
 
-def test_amounts_are_told_to_people() -> None:
-    """With their unit, one and many."""
-    said = [format_amount(kind, 1) for kind in KINDS]
-    assert said == ["$1.00", "1 token", "1 s of work", "1 s of tools", "1 model call", "1 call of tools", "1 process"]
+def test_amounts_are_formatted_with_units() -> None:
+    """The unit has a singular and a plural."""
+    listed = [format_amount(kind, 1) for kind in KINDS]
+    assert listed == ["$1.00", "1 token", "1 s of work", "1 s of tools", "1 model call", "1 call of tools", "1 process"]
     assert format_amount("tokens", 12345.0) == "12,345 tokens"
     assert format_amount("seconds", 1.25) == "1.2 s of work"
 
 
-def test_what_a_program_sets_anew() -> None:
-    """Endless is no limit, what is left out stays, and what is no limit is refused by name."""
+def test_limits_set_by_a_program_are_validated() -> None:
+    """Infinity removes a limit, omitted limits stay, and the error names an invalid limit."""
     assert budget_change(None, None) == BudgetChange()
     assert budget_change(2.5, Budget(max_tokens=5)).limits() == {"max_cost_usd": 2.5, "max_tokens": 5}
     endless = float("inf")
     assert budget_change(endless, Budget(max_seconds=endless)).limits() == {"max_cost_usd": None, "max_seconds": None}
     for limits, what in (({"max_tokens": 1.5}, "a whole number"), ({"max_seconds": -1}, "a number")):
-        with pytest.raises(ConfigError, match=rf"{next(iter(limits))} = .* does not do: {what} above 0"):
+        with pytest.raises(ConfigError, match=rf"{next(iter(limits))} = .* is invalid: use {what} above 0"):
             budget_change(None, Budget(**limits))
 
 
 class TestCutOff:
-    """What a process had begun when it ended, and could not record."""
+    """Requests that a process had started and not recorded when it ended."""
 
     def end(self, land: Land, id: str, usage: Usage = Usage()) -> Usage:  # noqa: B008
-        """Let the process of the agent end, with so much on its record; return what the agent used in all."""
+        """End the process with the recorded usage. Return the total usage of the agent."""
         decision = land.forest.tree.decide(ProcessExited(id, 1, -9, usage=usage), land.forest.now)
-        land.forest.tree.apply(land.budgets.charged(decision.entries))
+        land.forest.tree.apply(land.budgets.with_lost_usage(decision.entries))
         return land.forest.tree.agents[id].usage
 
-    def hold(self, land: Land, id: str, least: BudgetAmounts, most: BudgetAmounts) -> str:
-        """Put something aside and return its id."""
-        reserved = land.budgets.reserve(id, ReserveBudget(least, least, most))
+    def hold(self, land: Land, id: str, minimum: BudgetAmounts, limit: BudgetAmounts) -> str:
+        """Reserve an amount, and return the id of the reservation."""
+        reserved = land.budgets.reserve(id, ReserveBudget(minimum, minimum, limit))
         assert reserved is not None
         return reserved.id
 
-    def test_a_request_that_was_made_costs_the_least_that_it_takes(self) -> None:
-        """Whatever became of the answer: an agent whose processes end in each request comes to its budget's end."""
+    def test_interrupted_request_costs_its_minimum(self) -> None:
+        """Each request that was started when the process ended costs its reserved minimum."""
         land = Land(max_cost_usd=10, max_model_calls=5)
         id = land.work()
         self.hold(land, id, BudgetAmounts(usd=1, model_calls=1), BudgetAmounts(usd=8, model_calls=1))
         assert self.end(land, id) == Usage(cost_usd=1, cost_known=False, model_calls=1)
         assert land.budgets.spent(None).model_calls == 1
 
-    def test_a_root_that_dies_meanwhile_knows_it_from_its_journal(self) -> None:
-        """What was put aside is on record before it is used: the next root charges the least of what was begun."""
+    def test_next_root_charges_reserved_requests_from_the_journal(self) -> None:
+        """A reservation is recorded before its use, so the next root charges the minimum of each started request."""
         land = Land(max_cost_usd=10, max_model_calls=5)
         id = land.work()
         one = BudgetAmounts(usd=1, model_calls=1)
         for settled in (True, False):
             hold = self.hold(land, id, one, BudgetAmounts(usd=3, model_calls=1))
-            entries = [land.budgets.put_aside(id, hold), land.budgets.settle(id, hold, one) if settled else None]
+            entries = [
+                land.budgets.reservation_entry(id, hold),
+                land.budgets.settle(id, hold, one) if settled else None,
+            ]
             land.forest.write([entry for entry in entries if entry is not None])
         again = land.forest.refold()
         budgets = BudgetLedger(again.agents, Budget(max_cost_usd=10, max_model_calls=5), lambda: land.forest.now)
         used = Usage(cost_usd=1, model_calls=1)
         decision = again.decide(Recover(1, {}, {f"q-{id}": used}), land.forest.now)
-        again.apply(budgets.charged(decision.entries))
+        again.apply(budgets.with_lost_usage(decision.entries))
         assert again.agents[id].usage == Usage(cost_usd=2, cost_known=False, model_calls=2)
-        assert again.agents.aside == {}
+        assert again.agents.reservations == {}
 
-    def test_what_is_on_record_counts_once(self) -> None:
-        """Though the root was not told of it any more."""
+    def test_recorded_usage_counts_once(self) -> None:
+        """Usage in the session file counts even if the process did not settle its reservation."""
         land = Land(max_cost_usd=10)
         id = land.work()
         one = BudgetAmounts(usd=1)
@@ -365,8 +369,8 @@ class TestCutOff:
         used = Usage(cost_usd=2, model_calls=2)
         assert self.end(land, id, used) == used
 
-    def test_a_call_that_was_begun_counts(self) -> None:
-        """Of two that were, one is on record."""
+    def test_started_call_counts(self) -> None:
+        """If one of two started calls is recorded, the other one costs its minimum."""
         land = Land(max_tool_calls=10, max_tool_seconds=100)
         id = land.work()
         for _ in range(2):
@@ -376,8 +380,8 @@ class TestCutOff:
         used = Usage(tool_calls=1, tool_seconds=3)
         assert self.end(land, id, used) == Usage(tool_calls=2, tool_seconds=4)
 
-    def test_nothing_is_made_up(self) -> None:
-        """Where nothing was put aside, or the turn ended by itself."""
+    def test_nothing_is_charged_without_a_reservation(self) -> None:
+        """A process without a reservation is not charged, and a turn that finished costs only its recorded usage."""
         land = Land(max_model_calls=9)
         idle, done = land.work(), land.work()
         assert self.end(land, idle) == Usage()
@@ -385,4 +389,4 @@ class TestCutOff:
         decision = land.forest.tree.decide(
             FinishQuery(done, f"q-{done}", Reply(done, f"q-{done}", "x")), land.forest.now
         )
-        assert land.budgets.charged(decision.entries) == decision.entries
+        assert land.budgets.with_lost_usage(decision.entries) == decision.entries

@@ -1,4 +1,4 @@
-"""Whose keys and servers an agent of the daemon uses."""
+"""Credentials of callers: which keys and servers an agent of the daemon uses."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ REFUSED = BackendError("openai said 401: no (set OPENAI_API_KEY to a key that ma
 
 
 class Desk:
-    """A daemon's credentials, its agents, and what callers were told."""
+    """The credentials of a daemon, its agents, and the notices to callers."""
 
     def __init__(self, *entries: AgentSpawned) -> None:
         self.secrets: set[str] = set()
         self.credentials = CallerCredentials(KNOWN, SALT, self.secrets)
-        self.nodes = self.credentials.nodes = TreeState(entries)
+        self.nodes = self.credentials.agents = TreeState(entries)
         self.said: list[str] = []
 
     def calling(self, values: dict[str, str], method: str = "query"):  # type: ignore[no-untyped-def]
-        return self.credentials.calling(values, method, self.said.append)
+        return self.credentials.on_behalf_of(values, method, self.said.append)
 
     def spawn(
         self, id: str, values: dict[str, str], provider: str = "openai", parent: str | None = None
     ) -> AgentRecord:
-        """Put an agent on record that a caller with `values` spawns."""
+        """Spawn an agent for a caller with `values`, and record it."""
         with self.calling(values, "spawn"):
             record = self.credentials.record() if parent is None else None
         self.nodes.apply(spawned(id, provider, parent, record))
         return self.nodes[id]
 
     def restarted(self) -> Desk:
-        """Return what the next daemon knows: the journal, but no values."""
+        """Return the next daemon's state: the journal, but no values."""
         entries = [spawned(n.spec.id, n.spec.backend.provider, n.spec.parent_id, n.credentials) for n in self.nodes]
         return Desk(*(entry for each in entries if isinstance(entry := decode_entry(encode_entry(each)), AgentSpawned)))
 
@@ -56,7 +56,7 @@ def spawned(id: str, provider: str, parent: str | None, record: CredentialsRecor
 
 
 def test_fingerprint_is_salted_and_covers_the_variables_of_one_provider() -> None:
-    """Other variables do not change it; another value, address or salt does. No value can be read from it."""
+    """The fingerprint depends on the salt, the key and the address. It does not contain the key."""
     openai = GROUPS["openai"]
     mark = fingerprint(SALT, openai, A)
     assert mark == fingerprint(SALT, openai, A | {"ANTHROPIC_API_KEY": "k", "HOME": "/"})
@@ -69,20 +69,20 @@ def test_fingerprint_is_salted_and_covers_the_variables_of_one_provider() -> Non
 
 
 def test_catalog_names_the_variables_that_commands_send() -> None:
-    """Keys, header variables and addresses of every provider, and the key of the web search."""
+    """The list contains keys, header variables and addresses of every provider, and the key for web search."""
     names = CallerCredentials(KNOWN, SALT).names
     assert {"OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_ORG_ID", "ANTHROPIC_CUSTOM_HEADERS", "OLLAMA_HOST"} <= {*names}
     assert "TAVILY_API_KEY" in names
 
 
 def test_salt_is_made_once_and_private(tmp_path: Path) -> None:
-    """Only its user may read the file."""
+    """The file has mode 0600."""
     assert read_salt(tmp_path) == read_salt(tmp_path)
     assert stat.S_IMODE((tmp_path / "credentials.salt").stat().st_mode) == 0o600
 
 
 def test_agents_keep_the_credentials_of_their_callers() -> None:
-    """So do agents below them; nothing of one shell reaches the agents of another. Logs leave out what was offered."""
+    """A subagent has the credentials of its parent. Commands of another shell do not change them."""
     desk = Desk()
     desk.spawn("a", A)
     desk.spawn("b", B)
@@ -94,7 +94,7 @@ def test_agents_keep_the_credentials_of_their_callers() -> None:
 
 
 def test_query_from_a_shell_with_another_key_uses_the_agents_own() -> None:
-    """One line says so; a shell with the same key, or without any, is told nothing."""
+    """The caller gets one notice. A shell with the same key or without a key gets none."""
     desk = Desk()
     node = desk.spawn("a", A)
     for values in (A, {}, {"ANTHROPIC_API_KEY": "k"}):
@@ -104,17 +104,22 @@ def test_query_from_a_shell_with_another_key_uses_the_agents_own() -> None:
     with desk.calling(B):
         assert desk.credentials.admit(node) is None
     assert len(desk.said) == 1
-    assert desk.said[0].startswith("agent a uses the OPENAI_API_KEY it was made with, not this shell's; `orch resume 1")
+    assert desk.said[0].startswith(
+        "agent a uses the OPENAI_API_KEY it was spawned with, not the value in this shell; `orch resume 1"
+    )
 
 
 def test_agent_waits_after_a_restart_until_the_same_credentials_are_offered() -> None:
-    """Those of another shell do not do; any command of the first one does."""
+    """Another shell's key does not end the wait. Any command from a shell with the same key does."""
     before = Desk()
     before.spawn("a", A)
     desk = before.restarted()
     node = desk.nodes["a"]
     assert desk.credentials.missing(node) == "OPENAI_API_KEY"
-    with desk.calling(B), pytest.raises(CredentialsError, match="waits for the OPENAI_API_KEY that it was made with"):
+    with (
+        desk.calling(B),
+        pytest.raises(CredentialsError, match="waits for OPENAI_API_KEY, with the value that it was spawned with"),
+    ):
         desk.credentials.admit(node)
     with desk.calling(A, "list"):
         pass
@@ -124,7 +129,7 @@ def test_agent_waits_after_a_restart_until_the_same_credentials_are_offered() ->
 
 @pytest.mark.parametrize("provider", ["scripted", "extractive", "ollama"])
 def test_agent_without_a_key_never_waits(provider: str) -> None:
-    """Scripts, offline answers and local servers need nobody's key."""
+    """Scripted and offline models and local servers need no key."""
     before = Desk()
     before.spawn("a", {**A, "OLLAMA_HOST": "http://h"}, provider)
     desk = before.restarted()
@@ -134,7 +139,7 @@ def test_agent_without_a_key_never_waits(provider: str) -> None:
 
 
 def test_agent_without_credentials_on_record_takes_those_of_the_next_caller() -> None:
-    """As one of a journal from before they were recorded."""
+    """An agent from a journal without credentials gets those of the caller that queries it."""
     desk = Desk(spawned("a", "openai", None, None))
     node = desk.nodes["a"]
     with desk.calling({}), pytest.raises(CredentialsError):
@@ -147,9 +152,9 @@ def test_agent_without_credentials_on_record_takes_those_of_the_next_caller() ->
 
 
 def test_daemons_own_keys_are_for_callers_without_one() -> None:
-    """Never mixed with a caller's: a server that the caller names does not get the daemon's key."""
+    """An address from a caller is never combined with the daemon's key."""
     desk = Desk()
-    desk.credentials.fall_back_on(A, "orch daemon start")
+    desk.credentials.set_fallback(A, "orch daemon start")
     assert dict(desk.credentials.values(desk.spawn("bare", {}).spec.id)) == A
     assert dict(desk.credentials.values(desk.spawn("other", B).spec.id)) == B
     assert dict(desk.credentials.values(desk.spawn("url", {"OPENAI_BASE_URL": "http://evil/v1"}).spec.id)) == A
@@ -159,8 +164,8 @@ def test_daemons_own_keys_are_for_callers_without_one() -> None:
     assert desk.credentials.source(both).endswith("(from the shell that ran orch spawn)")
 
 
-def test_refused_key_is_advised_about_where_the_caller_has_another_for_that_server() -> None:
-    """Not for the same key, another server, or another error."""
+def test_hint_offers_the_callers_other_key_for_the_same_server() -> None:
+    """The hint is empty for the same key, for another server and for another error."""
     desk = Desk()
     node = desk.spawn("a", A)
     hint = "this shell has another OPENAI_API_KEY: `orch resume 1 --credentials` gives it to the agent"
@@ -173,7 +178,7 @@ def test_refused_key_is_advised_about_where_the_caller_has_another_for_that_serv
 
 
 def test_replacement_takes_what_the_caller_offers() -> None:
-    """The rest stays; a caller without the key has nothing to give."""
+    """Other values stay. A caller without the key raises ConfigError."""
     desk = Desk()
     node = desk.spawn("a", A | {"ANTHROPIC_API_KEY": "k"})
     other = desk.spawn("b", A)
@@ -192,7 +197,7 @@ def test_replacement_takes_what_the_caller_offers() -> None:
 
 
 def test_record_survives_the_journal_without_values() -> None:
-    """What is written holds no key."""
+    """The journal contains no key."""
     desk = Desk()
     node = desk.spawn("a", A)
     line = encode_entry(spawned("a", "openai", None, node.credentials))
@@ -200,8 +205,8 @@ def test_record_survives_the_journal_without_values() -> None:
     assert decode_entry(line) == spawned("a", "openai", None, node.credentials)
 
 
-def test_new_address_holds_from_then_on() -> None:
-    """The model of the agent is asked there."""
+def test_new_address_applies_from_then_on() -> None:
+    """The recorded address becomes part of the agent's spec, and its key stays."""
     desk = Desk()
     node = desk.spawn("a", A)
     desk.nodes.apply(CredentialsSet(at=2.0, id="a", base_url="http://new/v1"))
@@ -209,11 +214,11 @@ def test_new_address_holds_from_then_on() -> None:
     assert dict(desk.credentials.values("a")) == A
 
 
-def test_program_has_one_set() -> None:
-    """Its environment: no agent waits, and none can be given another shell's."""
+def test_program_has_one_set_of_credentials() -> None:
+    """Agents of a program use the variables of its environment. No agent waits, and a replacement is refused."""
     credentials = ProgramCredentials()
     node = TreeState([spawned("a", "openai", None, None)])["a"]
     assert credentials.missing(node) == ""
     assert credentials.admit(node) is None
-    with pytest.raises(ConfigError, match="the program's environment"):
+    with pytest.raises(ConfigError, match="the environment of the program"):
         credentials.replacement(node)

@@ -1,4 +1,4 @@
-"""Hooks of the root's program: what they are given, what they say, and what goes wrong in them."""
+"""Hooks in the root's program: their events, results and failures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from orch_protocol.core.errors import ConfigError
 from orch_protocol.hooks.events import Event, TurnEnd
 from orch_protocol.hooks.events import Output as Replied
 from orch_protocol.hooks.patches import Abort, OutputPatch
-from orch_protocol.hooks.stages import STAGES, HookReply, HookTally, RunHook, RunHooks
+from orch_protocol.hooks.stages import STAGES, HookTally
+from orch_protocol.services.resources.hooks import HookReply, RunHook, RunHooks
 from orch_worker.hooks.hook import make_hook
 
 SPEC = AgentSpec("a1", 1, "a", "task", BackendSpec("scripted"), "/nowhere", "/work", depth=3)
@@ -26,14 +27,14 @@ SAID = Replied(text="hello", stop_reason="end_turn")
 
 
 async def run(hooks: RootHooks, event: Event = SAID, name: str = "h", stage: str | None = None) -> HookReply:
-    """Let the agent ask for the hook `name`."""
+    """Run the hook `name` for the agent, and return its reply."""
     asked = RunHooks((RunHook((name,), stage or event.stage, Raw(msgpack.encode(event))),))
-    return (await hooks.run(asked, SPEC, lambda _id, _text, _follow_up: None, lambda *_: None)).rows[0]
+    return (await hooks.call_hooks(asked, SPEC, lambda *_: None)).rows[0]
 
 
 def holding(home: Path, handler: Callable[..., Any], stage: str = "before_output", **options: Any) -> RootHooks:
-    """Return hooks with one function."""
-    hooks = RootHooks(home)
+    """Return hooks with one registered function."""
+    hooks = RootHooks(home, "run")
     hooks.register(make_hook(handler, stage, name="h", **options))
     return hooks
 
@@ -49,16 +50,14 @@ def holding(home: Path, handler: Callable[..., Any], stage: str = "before_output
         (Abort(None), None, Abort()),  # type: ignore[arg-type]
     ],
 )
-async def test_what_a_function_returns_goes_back_as_data(
-    tmp_path: Path, answer: Any, patch: Any, decision: Any
-) -> None:
-    """A patch, a dictionary, a decision and nothing each come to the agent as what they are."""
-    said = await run(holding(tmp_path, lambda _event, _ctx: answer))
-    assert (msgpack.decode(said.patch), said.decision, said.error) == (patch, decision, "")
+async def test_root_hook_results_are_serialized(tmp_path: Path, answer: Any, patch: Any, decision: Any) -> None:
+    """Patches, dictionaries, decisions and None reach the agent."""
+    output = await run(holding(tmp_path, lambda _event, _ctx: answer))
+    assert (msgpack.decode(output.patch), output.decision, output.error) == (patch, decision, "")
 
 
-async def test_it_is_told_of_the_agent_and_keeps_state(tmp_path: Path) -> None:
-    """A function is given the very event, knows whose it is, and finds what it kept for that agent."""
+async def test_root_hook_receives_event_agent_and_state(tmp_path: Path) -> None:
+    """The function receives the event and the agent. Its state lasts from one event to the next."""
     seen: list[Any] = []
 
     def look(event: Event, ctx: Any) -> None:
@@ -73,8 +72,8 @@ async def test_it_is_told_of_the_agent_and_keeps_state(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), SystemExit(3), KeyboardInterrupt(), BaseException("x")])
-async def test_whatever_it_raises_is_told(tmp_path: Path, error: BaseException) -> None:
-    """An error, and what would end the program, is told to the agent, from a thread and from a coroutine."""
+async def test_root_hook_exceptions_are_reported_to_the_agent(tmp_path: Path, error: BaseException) -> None:
+    """SystemExit and KeyboardInterrupt are reported, too, from functions in threads and from coroutines."""
 
     def plain(_event: Any, _ctx: Any) -> None:
         raise error
@@ -88,31 +87,32 @@ async def test_whatever_it_raises_is_told(tmp_path: Path, error: BaseException) 
         hooks.close()
 
 
-async def test_one_that_hangs_is_late_at_once_the_next_time(tmp_path: Path) -> None:
-    """At its deadline a function is late; while it hangs it is not called again."""
+async def test_hanging_root_hook_times_out_and_is_skipped(tmp_path: Path) -> None:
+    """After its timeout, a hanging function is not called again until it returns."""
     go = threading.Event()
     hooks = holding(tmp_path, lambda _event, _ctx: go.wait(30), timeout=0.01)
     assert (await run(hooks)).late
-    said = await run(hooks)
-    assert (said.error, said.late) == ("is still at work on an earlier event", True)
+    output = await run(hooks)
+    assert (output.error, output.late) == ("is still at work on an earlier event", True)
     go.set()
 
 
-async def test_what_an_agent_cannot_ask_for(tmp_path: Path) -> None:
-    """A hook that is not there, another stage, and what is no event are errors, and nothing is called."""
+async def test_invalid_root_hook_requests_are_errors(tmp_path: Path) -> None:
+    """An unknown hook, another stage, an invalid event and an invalid result each have an error message."""
     called: list[Any] = []
     hooks = holding(tmp_path, lambda event, _ctx: called.append(event))
     assert "no hook 'x'" in (await run(hooks, name="x")).error
     assert "'turn_end'" in (await run(hooks, TurnEnd(text="", stop_reason="end_turn"))).error
     asked = RunHooks((RunHook(("h",), "before_output", Raw(b"\x01")),))
-    assert "no event" in (await hooks.run(asked, SPEC, lambda *_: None, lambda *_: None)).rows[0].error
-    assert "no patch" in (await run(holding(tmp_path, lambda _event, _ctx: 3))).error
+    assert "did not get a valid event" in (await hooks.call_hooks(asked, SPEC, lambda *_: None)).rows[0].error
+    assert "neither a patch" in (await run(holding(tmp_path, lambda _event, _ctx: 3))).error
     assert called == []
 
 
-async def test_several_at_once(tmp_path: Path) -> None:
-    """Each of them answers for itself; an async one that only observes is not waited for, and counted when it fails."""
-    hooks, go, ran = RootHooks(tmp_path), asyncio.Event(), list[Any]()
+async def test_several_root_hooks_answer_separately(tmp_path: Path) -> None:
+    """A failed function does not affect the others. An asynchronous observer is not awaited, but its failure is
+    counted."""
+    hooks, go, ran = RootHooks(tmp_path, "run"), asyncio.Event(), list[Any]()
 
     async def aside(_event: Any, _ctx: Any) -> None:
         await go.wait()
@@ -125,8 +125,8 @@ async def test_several_at_once(tmp_path: Path) -> None:
     for name, handler in (("a", print), ("b", broken), ("c", aside)):
         hooks.register(make_hook(handler, "turn_end", name=name))
     asked = RunHooks((RunHook(("a", "gone", "c", "b"), "turn_end", Raw(msgpack.encode(end))),))
-    said = await hooks.run(asked, SPEC, lambda *_: None, lambda *work: ran.append(work))
-    assert [row.error for row in said.rows] == [
+    output = await hooks.call_hooks(asked, SPEC, lambda *work: ran.append(work))
+    assert [row.error for row in output.rows] == [
         *("", "there is no hook 'gone' at 'turn_end' in this program", ""),
         "failed: ValueError: broken",
     ]
@@ -137,19 +137,19 @@ async def test_several_at_once(tmp_path: Path) -> None:
     assert read_totals(tmp_path)["c"].tally.last_error == "failed: ValueError: late news"
 
 
-async def test_agents_are_told_what_there_is(tmp_path: Path) -> None:
-    """The rows are those of the hooks, in order, without stages that the root itself tells or the program may miss."""
+async def test_agents_receive_the_list_of_root_hooks(tmp_path: Path) -> None:
+    """The list excludes stages that the root runs itself. A hook of such a stage is refused after the start."""
     hooks = holding(tmp_path, print, "*")
     assert [row.name for row in hooks.rows] == ["h"]
-    assert set(hooks.rows[0].stages) == set(STAGES) - {"session_end", "subagent_spawned", "subagent_finished"}
-    with pytest.raises(ConfigError, match="name it under"):
+    assert set(hooks.rows[0].stages) == {name for name, stage in STAGES.items() if stage.in_root and not stage.by_root}
+    with pytest.raises(ConfigError, match="list the hook under"):
         hooks.register(make_hook(print, "session_end", name="late"))
     hooks.remove("h")
     assert hooks.rows == ()
 
 
-async def test_what_it_keeps_goes_with_the_turn_and_with_the_process(tmp_path: Path) -> None:
-    """What is kept for a turn is gone in the next one, the rest when the agent's process is; figures are added up."""
+async def test_root_hook_state_ends_with_turn_or_process(tmp_path: Path) -> None:
+    """`turn_state` ends with the turn, and `state` ends with the process. Metrics are added up."""
     seen: list[Any] = []
 
     def keep(event: Event, ctx: Any) -> None:
@@ -161,19 +161,19 @@ async def test_what_it_keeps_goes_with_the_turn_and_with_the_process(tmp_path: P
     for turn in ("q1", "q1", "q2"):
         await run(hooks, Replied(text="hello", stop_reason="end_turn", turn=turn))
     assert seen[::2] == [[], ["n"], []]
-    hooks.ended("a1")
+    hooks.remove_contexts("a1")
     await run(hooks)
     assert seen[-1][0] == {"n": 1}
     hooks.close()
     assert read_totals(tmp_path)["h"].tally.metrics == {"seen": 4.0}
 
 
-async def test_figures_are_on_record_when_it_is_closed(tmp_path: Path) -> None:
-    """What hooks did adds up, and is written at the end at the latest."""
+async def test_root_hook_statistics_are_written_on_close(tmp_path: Path) -> None:
+    """Calls and seconds of several reports are added up."""
     hooks = holding(tmp_path, print)
     written: list[Any] = []
     for _ in range(2):
-        hooks.ran([HookTally(hooks.rows[0], 1, 0.5)], lambda *work: written.append(work))
+        hooks.add_tallies([HookTally(hooks.rows[0], 1, 0.5)], lambda *work: written.append(work))
     hooks.close()
     assert written == []
     assert (read_totals(tmp_path)["h"].tally.calls, read_totals(tmp_path)["h"].tally.seconds) == (2, 1.0)

@@ -1,4 +1,4 @@
-"""Strangers on the root's socket, with bytes and not with words: whoever belongs there is heard all the while."""
+"""Unknown clients that send arbitrary bytes to the root's socket: the root continues to serve its workers."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ STREAMS = {
 }
 EACH = 20
 FLOOD = 5000
-MOST_KIB = 50 << 10
+MAX_KIB = 50 << 10
 
 
 class Scene:
-    """A router on a socket with one worker that belongs there, and what it heard."""
+    """A router on a socket, one worker that it accepts, and the kinds of the frames it received."""
 
     def __init__(self, folder: Path) -> None:
         self.heard: list[str] = []
@@ -63,10 +63,10 @@ class Scene:
         return line
 
     async def hears(self, count: int) -> None:
-        """Let the worker speak, until so many of its words were heard."""
+        """Send frames of the worker until the router has received `count` of them."""
         self.line.send(self.worker.encode("ready", Ready(), now=0.0))
         async with asyncio.timeout(10):
-            while self.heard.count("ready") < count:  # noqa: ASYNC110  # gives way; there is no event to wait for
+            while self.heard.count("ready") < count:  # noqa: ASYNC110  # yields; there is no event to wait for
                 await asyncio.sleep(0)
 
 
@@ -82,19 +82,19 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
 
 
 def stranger(address: str, data: bytes) -> socket.socket:
-    """Connect, say `data`, as far as anybody takes it, and stay."""
+    """Connect, send as much of `data` as possible, and stay connected."""
     line = socket.socket(socket.AF_UNIX)
     line.connect(address.removeprefix("ipc://"))
     line.setblocking(False)
     try:
         line.send(data)
     except OSError:
-        pass  # hung up on, or full
+        pass  # the router closed the connection, or the buffer is full
     return line
 
 
-async def test_bytes_of_every_kind_reach_nobody(scene: Scene) -> None:
-    """Connections that stay, and say what they like: none of it is delivered, memory stays, the worker is heard."""
+async def test_arbitrary_bytes_from_strangers_are_not_delivered(scene: Scene) -> None:
+    """The root's memory stays bounded, and it receives every frame of the worker."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     lines = []
     for round, data in enumerate(list(STREAMS.values()) * EACH):
@@ -103,13 +103,13 @@ async def test_bytes_of_every_kind_reach_nobody(scene: Scene) -> None:
             await scene.hears(round // 10 + 1)
     assert set(scene.heard) == {"hello", "ready"}
     assert scene.heard.count("hello") == 1
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MOST_KIB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MAX_KIB
     for line in lines:
         line.close()
 
 
-async def test_a_copy_of_what_a_worker_said_is_not_believed(scene: Scene) -> None:
-    """Its frames, heard by somebody who says them again: under its name, under another, and when it is gone."""
+async def test_replayed_worker_frames_are_not_accepted(scene: Scene) -> None:
+    """The root drops copies under the worker's identity, under another identity, and after the worker was removed."""
     await scene.hears(1)
     copies = [
         FrameChannel(1, Path("/")).encode("hello", Hello(TOKEN, VERSION, os.getpid())),
@@ -131,8 +131,8 @@ async def test_a_copy_of_what_a_worker_said_is_not_believed(scene: Scene) -> Non
     assert scene.heard == ["hello", "ready"]
 
 
-async def test_a_worker_that_says_things_without_end_holds_nobody_up(scene: Scene) -> None:
-    """It is believed, and as fast as its line takes it: the other is heard all the while, and memory stays."""
+async def test_flooding_worker_does_not_starve_others(scene: Scene) -> None:
+    """While a worker floods the root, frames of another worker arrive, and memory stays bounded."""
     flooder = scene.router.peers.expect("b", 1, b"flood", b"f" * 32)
     scene.router.peers.confirm(flooder, os.getpid())
     channel, over = FrameChannel(1, Path("/")), threading.Event()
@@ -157,5 +157,5 @@ async def test_a_worker_that_says_things_without_end_holds_nobody_up(scene: Scen
     finally:
         over.set()
         thread.join()
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MOST_KIB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MAX_KIB
     scene.router.peers.forget(flooder)

@@ -1,4 +1,4 @@
-"""Who is believed: fresh identities, the kernel's word on the sender, and a token."""
+"""Authentication of workers: a new identity, the sender's pid from the kernel, and a token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PID = 4242
 
 
 class Table:
-    """A peer table that expects one worker, and what it delivered and sent."""
+    """A connection table that expects one worker, with its delivered and sent frames."""
 
     def __init__(self, spool: Path, pid: int | None = PID) -> None:
         self.delivered: list[tuple[str, Any]] = []
@@ -45,8 +45,8 @@ async def table(tmp_path: Path) -> Table:
     return Table(tmp_path)
 
 
-async def test_a_worker_that_shows_its_token_is_believed(table: Table) -> None:
-    """Its hello and what follows are delivered, and its sender is not looked at again."""
+async def test_worker_with_the_right_token_is_accepted(table: Table) -> None:
+    """Later frames need no check of the sender."""
     table.hello()
     assert not table.table.needs_sender(IDENT)
     table.table.accept(IDENT, table.worker.encode("ready", Ready(), now=0.0), 0)
@@ -64,23 +64,23 @@ async def test_a_worker_that_shows_its_token_is_believed(table: Table) -> None:
     ],
     ids=["token", "version", "another process", "another user", "pid"],
 )
-async def test_an_impostor_is_turned_away(table: Table, lie: dict[str, Any]) -> None:
-    """Nothing of it is delivered, and it is counted."""
+async def test_worker_with_a_wrong_token_is_rejected_and_counted(table: Table, lie: dict[str, Any]) -> None:
+    """The hello is not delivered, and the counter of impostors is increased."""
     table.hello(**lie)
     assert table.delivered == []
     assert table.counts() == {"impostor": 1}
     assert table.table.needs_sender(IDENT)
 
 
-async def test_nobody_speaks_before_hello(table: Table) -> None:
-    """A first frame that is no hello is an impostor's."""
+async def test_first_frame_must_be_hello(table: Table) -> None:
+    """Another first frame counts as an impostor."""
     table.table.accept(IDENT, table.worker.encode("ready", Ready()), PID)
     assert table.delivered == []
     assert table.counts() == {"impostor": 1}
 
 
-async def test_a_hello_that_overtakes_the_launcher_is_parked(tmp_path: Path) -> None:
-    """It is heard once the launcher has told the pid, and judged by it."""
+async def test_early_hello_is_held_until_the_pid_is_known(tmp_path: Path) -> None:
+    """When the pid is known, a hello from another process is dropped."""
     table = Table(tmp_path, pid=None)
     table.hello()
     assert table.delivered == []
@@ -92,8 +92,8 @@ async def test_a_hello_that_overtakes_the_launcher_is_parked(tmp_path: Path) -> 
     assert other.delivered == []
 
 
-async def test_strangers_and_junk_are_counted_and_dropped(table: Table) -> None:
-    """An unknown identity, bytes that are no frame, a frame of an earlier incarnation: none reaches anybody."""
+async def test_unknown_and_malformed_frames_are_counted_and_dropped(table: Table) -> None:
+    """Frames of an unknown identity, malformed frames and frames of an earlier incarnation are counted."""
     table.hello()
     table.table.accept(b"nobody", b"junk", 1)
     table.table.accept(IDENT, b"junk", 0)
@@ -102,8 +102,8 @@ async def test_strangers_and_junk_are_counted_and_dropped(table: Table) -> None:
     assert [kind for kind, _ in table.delivered] == ["hello"]
 
 
-async def test_a_forgotten_worker_is_a_stranger(table: Table) -> None:
-    """After its end nothing is believed of it, and no timer runs for it."""
+async def test_removed_worker_is_unknown(table: Table) -> None:
+    """Frames of a removed worker are counted as frames of an unknown peer."""
     table.hello()
     table.peer.send("query", Query("x"), "q")
     table.table.forget(table.peer)
@@ -111,19 +111,19 @@ async def test_a_forgotten_worker_is_a_stranger(table: Table) -> None:
     assert table.counts() == {"unknown_peer": 1}
 
 
-async def test_what_is_owed_is_acknowledged(table: Table) -> None:
-    """A frame that nothing answers is acknowledged by itself when the peer leaves."""
+async def test_pending_acknowledgements_are_sent_on_close(table: Table) -> None:
+    """A received frame is acknowledged when the connection is flushed."""
     table.hello()
     table.table.accept(IDENT, table.worker.encode("ready", Ready(), now=0.0), 0)
     assert table.worker.unacked == 1
-    table.peer.courier.flush()
+    table.peer.channel.flush()
     assert table.worker.decode(table.sent[-1][1]) is None
     assert table.worker.unacked == 0
-    table.peer.courier.close()
+    table.peer.channel.close()
 
 
-async def test_the_kernel_names_the_sender(tmp_path: Path) -> None:
-    """Over a real socket the router learns this process's pid, and multi-part junk is counted."""
+async def test_router_reads_the_sender_pid_from_the_kernel(tmp_path: Path) -> None:
+    """The pid is that of this process. A frame with several parts is counted as malformed."""
     heard: list[tuple[str, Any]] = []
     router = Router(tmp_path / "r.sock", tmp_path, lambda _peer, kind, _id, body: heard.append((kind, body)))
     peer = router.peers.expect("a1", 1, IDENT, TOKEN)
@@ -157,5 +157,5 @@ async def _until(condition: Any) -> None:
     import asyncio
 
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110  # gives way; there is no event to wait for
+        while not condition():  # noqa: ASYNC110  # yields; there is no event to wait for
             await asyncio.sleep(0)

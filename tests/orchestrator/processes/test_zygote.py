@@ -1,4 +1,4 @@
-"""The root's end of a zygote, with the test at the other end."""
+"""The root's side of a zygote. The test acts as the zygote."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from orch_protocol.wire.zygote_messages import (
 
 
 class Zygote:
-    """A zygote, and the shim that starts it, played by the test."""
+    """A fake zygote together with the fake shim that starts it."""
 
     def __init__(self, folder: Path, boot_timeout: float = 20.0) -> None:
         self.folder = folder
@@ -41,7 +41,7 @@ class Zygote:
         )
 
     def start(self, argv: list[str], descriptors: list[int], started: Any) -> None:
-        """Be the shim: keep what would be passed on."""
+        """Act as the shim: keep copies of the passed descriptors."""
         assert argv[-4:] == ["zygote", "lean", "x:main", str(self.folder)]
         self.started = started
         control, lifeline, root = map(os.dup, descriptors)
@@ -50,7 +50,7 @@ class Zygote:
         self.pipes += [lifeline, root]
 
     def hear(self) -> list[int]:
-        """Return the numbers of the workers that were asked for."""
+        """Return the numbers of the requested workers."""
         found = []
         while True:
             try:
@@ -61,17 +61,16 @@ class Zygote:
             found.append(decode_fork(packet).req)
 
     def say(self, report: Report, *descriptors: int) -> None:
-        """Report to the root."""
+        """Send a report to the root."""
         socket.send_fds(self.control, [encode(report)], descriptors)
 
     def fork(self, agent: str = "a1") -> asyncio.Task[ChildProcess]:
-        """Ask for a worker."""
+        """Request a worker."""
         log = str(self.folder / "log")
         request = LaunchRequest(agent, 1, b"i", "x", WorkerBirth(b"t"), "lean", log, str(self.folder))
         return asyncio.ensure_future(self.forker.fork(request))
 
     def close(self) -> None:
-        """Release everything."""
         self.forker.fail("the test is over")
         self.control.close()
         for pipe in self.pipes:
@@ -80,7 +79,7 @@ class Zygote:
 
 @pytest.fixture
 async def zygote(tmp_path: Path) -> Any:
-    """A played zygote."""
+    """A fake zygote."""
     zygote = Zygote(tmp_path)
     yield zygote
     zygote.close()
@@ -96,13 +95,13 @@ def ends() -> Iterator[tuple[int, int]]:
 
 
 async def turns(count: int = 5) -> None:
-    """Let the loop do what is ready."""
+    """Run the callbacks that are ready."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
-async def test_worker_comes_up_and_ends(zygote: Zygote, ends: tuple[int, int]) -> None:
-    """A fork that is answered is a child; its reported exit is its end."""
+async def test_zygote_forks_a_worker_and_reports_its_exit(zygote: Zygote, ends: tuple[int, int]) -> None:
+    """The child has the reported pid and the reported exit code."""
     task = zygote.fork()
     await turns()
     [req] = zygote.hear()
@@ -114,8 +113,8 @@ async def test_worker_comes_up_and_ends(zygote: Zygote, ends: tuple[int, int]) -
     assert await child.ended == 7
 
 
-async def test_exit_in_the_same_breath_as_the_fork_is_not_lost(zygote: Zygote, ends: tuple[int, int]) -> None:
-    """A worker that was gone before its launch returned has ended with its code."""
+async def test_exit_before_the_launch_returns_is_not_lost(zygote: Zygote, ends: tuple[int, int]) -> None:
+    """If the worker ends before its launch has returned, its exit code is kept."""
     task = zygote.fork()
     await turns()
     [req] = zygote.hear()
@@ -125,16 +124,16 @@ async def test_exit_in_the_same_breath_as_the_fork_is_not_lost(zygote: Zygote, e
 
 
 async def test_refused_fork_is_a_launch_error(zygote: Zygote) -> None:
-    """What the system said is in the error."""
+    """The LaunchError contains the error message of the system."""
     task = zygote.fork()
     await turns()
     zygote.say(ForkFailed(zygote.hear()[0], "[Errno 11] Resource temporarily unavailable"))
-    with pytest.raises(LaunchError, match=r"no process for the worker: .*temporarily unavailable"):
+    with pytest.raises(LaunchError, match=r"no process could be started for the worker: .*temporarily unavailable"):
         await task
 
 
-async def test_worker_without_a_pidfd_is_given_up(zygote: Zygote) -> None:
-    """When the pidfd did not fit into this process, its lifeline is closed and the launch fails."""
+async def test_worker_without_a_pidfd_fails_to_launch(zygote: Zygote) -> None:
+    """The lifeline of the worker is closed, so the worker ends."""
     task = zygote.fork()
     await turns()
     [req] = zygote.hear()
@@ -143,11 +142,11 @@ async def test_worker_without_a_pidfd_is_given_up(zygote: Zygote) -> None:
     with pytest.raises(LaunchError, match="no descriptor left"):
         await task
     while os.read(pipe, 1):
-        pass  # the birth, then the end of file that ends the worker
+        pass  # reads the birth data, and then the end of file that ends the worker
 
 
-async def test_failed_boot_fails_what_waits_and_what_follows(zygote: Zygote) -> None:
-    """The traceback is in the error of every launch."""
+async def test_failed_boot_fails_all_launches_with_the_traceback(zygote: Zygote) -> None:
+    """Waiting launches and later ones get the traceback."""
     waiting = zygote.fork()
     await turns()
     zygote.say(ZygoteFailed("ImportError: nothing"))
@@ -156,27 +155,27 @@ async def test_failed_boot_fails_what_waits_and_what_follows(zygote: Zygote) -> 
             await task
 
 
-async def test_nonsense_ends_the_zygote(zygote: Zygote) -> None:
-    """A zygote that sends what is no report is not talked to any more."""
+async def test_malformed_report_ends_the_zygote(zygote: Zygote) -> None:
+    """The pending launch fails, and the zygote's connection is closed."""
     task = zygote.fork()
     await turns()
     zygote.control.send(b"\xff\xff")
-    with pytest.raises(LaunchError, match="spoke nonsense"):
+    with pytest.raises(LaunchError, match="sent an invalid message"):
         await task
     await turns()
     assert zygote.forker.failure is not None
 
 
-async def test_boot_has_a_deadline(tmp_path: Path) -> None:
-    """A zygote that says nothing is given up."""
+async def test_silent_zygote_times_out_at_boot(tmp_path: Path) -> None:
+    """A launch fails if the zygote is not ready within the time limit."""
     zygote = Zygote(tmp_path, boot_timeout=0.0)
     with pytest.raises(LaunchError, match="not ready within 0 s"):
         await zygote.fork()
     zygote.close()
 
 
-async def test_shim_that_cannot_start_it_is_quoted(zygote: Zygote) -> None:
-    """The reason that the shim gave is in the error."""
+async def test_shim_error_is_quoted(zygote: Zygote) -> None:
+    """The LaunchError contains the reason from the shim."""
     task = zygote.fork()
     await turns()
     zygote.control.close()
@@ -188,7 +187,7 @@ async def test_shim_that_cannot_start_it_is_quoted(zygote: Zygote) -> None:
 
 
 async def test_end_of_the_zygote_quotes_its_log(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the zygote wrote last is in the error of what waited for it."""
+    """The LaunchError contains the end of the zygote's log."""
     monkeypatch.setattr("orch.processes.zygote.kill", lambda _: None)
     (zygote.folder / "processes.log").write_text("Fatal Python error\n")
     task = zygote.fork()
@@ -200,8 +199,8 @@ async def test_end_of_the_zygote_quotes_its_log(zygote: Zygote, monkeypatch: pyt
         await task
 
 
-async def test_no_more_than_a_hundred_forks_are_under_way(zygote: Zygote) -> None:
-    """What exceeds the limit waits here until answers come, so that a stopped zygote cannot block the root."""
+async def test_at_most_a_hundred_forks_are_pending(zygote: Zygote) -> None:
+    """The limit prevents that a stopped zygote blocks the root."""
     tasks = [zygote.fork() for _ in range(IN_FLIGHT + 5)]
     await turns()
     asked = zygote.hear()
@@ -218,7 +217,7 @@ async def test_no_more_than_a_hundred_forks_are_under_way(zygote: Zygote) -> Non
 async def test_launch_cancelled_after_its_answer_ends_the_worker(
     zygote: Zygote, ends: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker that came up for nobody is killed."""
+    """The forked worker is killed."""
     killed: list[int] = []
     monkeypatch.setattr("orch.processes.exec.linux.kill", lambda _, number: killed.append(number))
     task = zygote.fork()

@@ -1,4 +1,4 @@
-"""Recorded conversations as tests: what is told again is the same, until something between has changed."""
+"""Recorded conversations as tests: a replay is equal to the recording until the agent or its environment changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from orch.sessions.formats.detect import read_conversation
 from orch_protocol.agent.config import Config, HooksConfig
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.errors import ConfigError
-from orch_protocol.core.messages import Message, Reply, Text, assistant, user
+from orch_protocol.core.messages import Image, Message, Reply, Text, assistant, user
 from orch_protocol.core.phases import Assess, Reflect
 from orch_protocol.policy.policy import PolicyConfig
 from orch_protocol.resources.memory import MemoryConfig, MemorySpec, Note
@@ -30,6 +30,7 @@ from orch_worker.memory.memory_file import FileMemory
 from orch_worker.session.transcript import Transcript
 from orchestrator.archival.store.prune_samples import EVER
 from orchestrator.root_double import opened
+from pictures import png
 from recordings import dump_lines
 
 SCRIPT = [
@@ -54,12 +55,14 @@ SPEC = AgentSpec("a", 1, "a", "task", BackendSpec("scripted"), "", "/")
 
 
 def lived(tmp_path: Path, session: Path | None = None, **options: Any) -> tuple[ImportedSession, AgentSpec]:
-    """Return the conversation of an agent that was asked twice, and called tools: one fails, one answers differently
-    each time; and what agent that was."""
+    """Return the conversation of an agent that has answered two queries, and the spec of the agent.
+
+    In the default script, two tool calls fail, and a repeated call has another result.
+    """
     (tmp_path / "one.txt").write_text("this is one\n")
     ROLLED[:] = ["four"]
     script, tools = options.pop("script", SCRIPT), options.pop("tools", ["read_file", roll])
-    beside = options.pop("beside", ())
+    beside, asked = options.pop("beside", ()), options.pop("asked", "What is there?")
 
     async def live() -> tuple[ImportedSession, AgentSpec]:
         async with opened(tmp_path / "home", **options) as world:
@@ -68,7 +71,7 @@ def lived(tmp_path: Path, session: Path | None = None, **options: Any) -> tuple[
                 agent = await world.spawn("Look", backend=backend, tools=tools, cwd=tmp_path, name="a-b")
             else:
                 agent = await world.sessions.import_(session, backend=backend, tools=["read_file"], cwd=tmp_path)
-            await agent.query("What is there?")
+            await agent.query(asked)
             await agent.query("Is that all?")
             return read_agent_conversation(await agent.state()), world.supervisor.tree.agents[agent.id].spec
 
@@ -76,7 +79,7 @@ def lived(tmp_path: Path, session: Path | None = None, **options: Any) -> tuple[
 
 
 def generated(story: dict[str, Any]) -> Callable[[Path], None]:
-    """Return the test in the module that is written for the story."""
+    """Return the test function in the module that is generated for `story`."""
     scope: dict[str, Any] = {"__file__": "test_it.py", "__name__": "test_it"}
     exec(compile(source_of("a-b", story), "test_it.py", "exec"), scope)
     (found,) = [value for name, value in scope.items() if name.startswith("test_")]
@@ -84,67 +87,84 @@ def generated(story: dict[str, Any]) -> Callable[[Path], None]:
     return made
 
 
-def test_a_recorded_conversation_is_a_test_that_passes(tmp_path: Path) -> None:
-    """Two turns, calls at once, a failing one, the same call with two answers: all as recorded, without the files."""
+def test_recorded_conversation_replays_as_a_passing_test(tmp_path: Path) -> None:
+    """The conversation has parallel, failing and repeated calls, and its files are not needed."""
     test = generated(replay_session(*lived(tmp_path)))
     assert test.__name__ == "test_a_b"
     (tmp_path / "one.txt").unlink()
     test(tmp_path / "again")
 
 
-def test_requests_are_those_that_the_model_was_sent(tmp_path: Path) -> None:
-    """System text, tools with their schemas, and each message, as the real request has them; no secret, no model."""
+def test_texts_replace_images_in_a_replay(tmp_path: Path) -> None:
+    """The test contains neither the image of the prompt nor the image of the result."""
+    image = Image.from_bytes(png(2, 1), "dot.png")
+
+    @tool
+    def look() -> Image:
+        """Look."""
+        return image
+
+    script = [{"tool": "look", "input": {}}, "A dot.", "Yes."]
+    found, spec = lived(tmp_path, asked=["What is this?", image], script=script, tools=[look])
+    story = replay_session(found, spec)
+    assert story["turns"][0]["prompt"] == "What is this?\n\n[image: dot.png, 2x1]"
+    assert image.data not in str(story)
+    assert differences(story, replay_recording(story, tmp_path / "again")) == []
+
+
+def test_replayed_requests_equal_the_recorded_ones(tmp_path: Path) -> None:
+    """The story has system texts, tool schemas and messages, but neither secrets nor paths of the machine."""
     found, spec = lived(tmp_path)
     born = BackendSpec("anthropic", "claude-sonnet-5-5", {"api": "messages", "base_url": "http://s3cret"})
-    chosen = {"chosen": "openai:gpt-4o", "born": born}  # whoever answered: here it is a script
+    chosen = {"chosen": "openai:gpt-4o", "born": born}  # the recorded model does not matter: here it is a script
     story = replay_session(found, msgspec.structs.replace(spec, env={"SECRET": "s3cret"}, persist=False, **chosen))
     assert len(story["requests"]) == 5
     assert len(story["systems"]) == len(story["offers"]) == 1
-    assert "Stay on the task" in story["systems"][0]
+    assert "one task, stated in the first message" in story["systems"][0]
     assert [offer[0] for offer in story["offers"][0]] == ["read_file", "roll"]
     assert story["offers"][0][1][1:] == ["Roll a die.", roll.input_schema]
-    said = [message for request in story["requests"] for message in request["more"]]
-    assert said[0]["content"][0]["text"] == "Task: Look\n\nQuery: What is there?"
+    listed = [message for request in story["requests"] for message in request["more"]]
+    assert listed[0]["content"][0]["text"] == "Task: Look\n\nQuery: What is there?"
     assert "s3cret" not in str(story)
     assert not {"persist", "memory", "compaction"} & {name for name, kept in story["agent"].items() if kept}
     assert str(tmp_path) not in str({name: story[name] for name in ("agent", "systems", "offers")})
 
 
-def test_what_has_changed_fails_it(tmp_path: Path) -> None:
-    """Another prompt, system text, tool, or request more: the test says which request, and what."""
+def test_changed_request_fails_the_replay(tmp_path: Path) -> None:
+    """Each difference names the request and the changed part."""
     story = replay_session(*lived(tmp_path))
     assert differences(story, replay_recording(story, tmp_path / "1")) == []
     other = story | {"turns": [story["turns"][0] | {"prompt": "Else?"}, story["turns"][1]]}
-    told = differences(story, replay_recording(other, tmp_path / "2"))
-    assert told[0].startswith("message 1: was ")
-    assert any("request 1: message 1" in each and "Else?" in each for each in told)
+    found = differences(story, replay_recording(other, tmp_path / "2"))
+    assert found[0].startswith("message 1: was ")
+    assert any("request 1: message 1" in each and "Else?" in each for each in found)
     brief = story["agent"] | {"prompt": {"identity": "Be brief."}}
-    told = differences(story, replay_recording(story | {"agent": brief}, tmp_path / "3"))
-    assert told[0].startswith("request 1: its system text: was 'You are a subagent")
+    found = differences(story, replay_recording(story | {"agent": brief}, tmp_path / "3"))
+    assert found[0].startswith("request 1: its system text: was 'You are a subagent")
     more = story["agent"] | {"tools": ["read_file", "list_files"]}
-    told = differences(story, replay_recording(story | {"agent": more}, tmp_path / "4"))
-    assert any('tool 2: was \'["roll"' in each for each in told)
+    found = differences(story, replay_recording(story | {"agent": more}, tmp_path / "4"))
+    assert any('tool 2: was \'["roll"' in each for each in found)
     fewer = story | {"turns": story["turns"][:1]}
     assert "4 requests are made, where 5 were" in " ".join(differences(story, replay_recording(fewer, tmp_path / "5")))
 
 
-def test_tools_that_run(tmp_path: Path) -> None:
-    """A tool that is named runs in the folder: as long as the files are the same, so is the conversation."""
+def test_selected_tools_run_during_a_replay(tmp_path: Path) -> None:
+    """A tool in `live` runs in the given folder, so a changed file changes the replay."""
     story = replay_session(*lived(tmp_path))
     assert differences(story, replay_recording(story, tmp_path / "1", folder=tmp_path, live=["read_file"])) == []
     (tmp_path / "one.txt").write_text("changed\n")
     assert differences(story, replay_recording(story, tmp_path / "2", folder=tmp_path, live=["read_file"])) != []
 
 
-def test_what_went_before_is_there(tmp_path: Path) -> None:
-    """Of an imported conversation, what was said elsewhere is the beginning."""
+def test_imported_history_is_replayed(tmp_path: Path) -> None:
+    """The imported messages are the beginning of the replayed conversation."""
     story = replay_session(*lived(tmp_path, dump_lines(tmp_path / "s.jsonl", pi_tree())))
     assert "We read two files." in str(story["history"][0])
     assert differences(story, replay_recording(story, tmp_path / "1")) == []
 
 
-def test_a_conversation_that_ended_with_a_question_goes_on_as_it_did(tmp_path: Path) -> None:
-    """What is asked next stands behind that question: who took it over was told no task, and is told none again."""
+def test_conversation_ending_with_a_question_continues_after_it(tmp_path: Path) -> None:
+    """The first prompt is added to the question, without a task."""
     ended = dump_lines(tmp_path / "s.jsonl", [{"role": "user", "content": "Which valve?"}])
     story = replay_session(*lived(tmp_path, ended))
     assert story["conversation"][0]["text"] == "Which valve?\n\nWhat is there?"
@@ -166,8 +186,8 @@ WRITING = [
 
 
 @pytest.mark.parametrize("approved", [True, False])
-def test_policy_has_its_say_again(tmp_path: Path, *, approved: bool) -> None:
-    """What was approved runs, what was declined does not; nothing is done for it. Another policy fails the test."""
+def test_approvals_are_replayed(tmp_path: Path, *, approved: bool) -> None:
+    """Approvals and denials are those of the recording, and a changed policy changes the replay."""
     config = Config(policy=PolicyConfig(permissions={"bash": "deny", "write_file": "ask"}))
     tools = ["write_file", "bash", "task_create"]
     found, spec = lived(tmp_path, script=WRITING, tools=tools, config=config, approve=lambda _: approved)
@@ -197,8 +217,8 @@ def note(event, ctx):
 """
 
 
-def test_hooks_have_their_say_again(tmp_path: Path) -> None:
-    """They run over what is on record, and what they put into a request is in it; without them the test fails."""
+def test_hooks_are_replayed(tmp_path: Path) -> None:
+    """A replay without the hooks differs from the recording."""
     (tmp_path / "mine.py").write_text(HOOKS)
     config = Config(hooks=HooksConfig(load=(str(tmp_path / "mine.py"),)))
     story = replay_session(*lived(tmp_path, config=config))
@@ -209,14 +229,14 @@ def test_hooks_have_their_say_again(tmp_path: Path) -> None:
     assert differences(story, replay_recording(without, tmp_path / "1")) != []
 
 
-def test_assessments_and_reflections_come_to_the_same(tmp_path: Path) -> None:
-    """A model that was asked beside the conversation says what it came to; one that failed fails again."""
+def test_phases_are_replayed_with_recorded_verdicts(tmp_path: Path) -> None:
+    """The replies of the models that assess and reflect are recorded; a replay without them differs."""
     config = Config(hooks=HooksConfig(assess=Assess("model"), reflect=Reflect("model", model="openai:gpt-4o")))
     again = '{"verdict": "again", "note": "Look again."}'
-    said = ('{"note": "Mind it.", "plan": true}', again, "what?", '{"note": "Again."}', '{"verdict": "done"}')
+    replies = ('{"note": "Mind it.", "plan": true}', again, "what?", '{"note": "Again."}', '{"verdict": "done"}')
     local = msgspec.structs.replace(config.hooks, reflect=Reflect("model"))
     found, spec = lived(
-        tmp_path, config=msgspec.structs.replace(config, hooks=local), script=["One.", "Two.", "Three."], beside=said
+        tmp_path, config=msgspec.structs.replace(config, hooks=local), script=["One.", "Two.", "Three."], beside=replies
     )
     options = msgspec.structs.replace(spec.hooks.options, reflect=config.hooks.reflect)
     hooks = msgspec.structs.replace(spec.hooks, options=options)
@@ -228,8 +248,8 @@ def test_assessments_and_reflections_come_to_the_same(tmp_path: Path) -> None:
     assert differences(story, replay_recording(without, tmp_path / "1")) != []
 
 
-def test_what_was_compacted_is_compacted_again(tmp_path: Path) -> None:
-    """Between turns and in the middle of one, where it was and to the same words: later requests are what they were."""
+def test_compactions_are_replayed(tmp_path: Path) -> None:
+    """The summaries are at the recorded places; a replay with other summaries differs."""
     long, look = "word " * 300, {"tool": "read_file", "input": {"path": "one.txt"}}
     config = Config(context_compaction=CompactionConfig(compact_tokens=1_200, min_messages=1))
 
@@ -255,8 +275,8 @@ def test_what_was_compacted_is_compacted_again(tmp_path: Path) -> None:
     assert differences(story, replay_recording(story | {"shortened": other}, tmp_path / "1")) != []
 
 
-def test_what_was_archived_is_a_holder_s_again(tmp_path: Path) -> None:
-    """Turn by turn, under the same ids; later requests have the stubs in place of it."""
+def test_archives_are_replayed(tmp_path: Path) -> None:
+    """The archives have the recorded ids, and later requests contain their records."""
     look = {"tool": "read_file", "input": {"path": "one.txt"}}
     config = Config(archival=msgspec.structs.replace(EAGER, async_=False))
 
@@ -274,14 +294,14 @@ def test_what_was_archived_is_a_holder_s_again(tmp_path: Path) -> None:
     assert len(holders) == 2
     last = [message for request in story["requests"] for message in request["more"]]
     assert all(holder in str(last) for holder in holders)
-    assert story["requests"][-1]["kept"] < 4  # what was read is not in it any more
+    assert story["requests"][-1]["kept"] < 4  # the archived tool results are no longer in the request
     generated(story)(tmp_path / "again")
     fewer = story["shortened"][:-1]
     assert differences(story, replay_recording(story | {"shortened": fewer}, tmp_path / "1")) != []
 
 
-def test_what_was_remembered_is_remembered_again(tmp_path: Path) -> None:
-    """Each turn is told what was noted by then: not what somebody noted afterwards."""
+def test_memory_is_replayed_as_of_each_turn(tmp_path: Path) -> None:
+    """A request contains no notes that were added after the start of its turn."""
     config, memory = Config(memory=MemoryConfig(enabled=True)), FileMemory(tmp_path / "kept", 10_000)
     spec = MemorySpec(str(tmp_path / "kept"))
     memory.add(Note("n1", "Valve 7 sticks.", "2026-01-01T00:00:00.000Z"))
@@ -303,18 +323,18 @@ def test_what_was_remembered_is_remembered_again(tmp_path: Path) -> None:
     memory.add(Note("n3", "Valve 9 is gone.", "2999-01-01T00:00:00.000Z"))
     notes = [*memory.notes(), *FileMemory(Path(agent.memory.folder), 10_000).notes()]
     story = replay_session(found, msgspec.structs.replace(agent, memory=spec), notes)
-    said = [str(story["systems"][request["system"]]) + str(request) for request in story["requests"]]
-    told = [[text in each for text in ("Valve 7 sticks", "Valve 8 is new", "Valve 9")] for each in said]
+    listed = [str(story["systems"][request["system"]]) + str(request) for request in story["requests"]]
+    found_texts = [[text in each for text in ("Valve 7 sticks", "Valve 8 is new", "Valve 9")] for each in listed]
     begun = [asked[0], asked[0], *asked[-2:]]  # two turns may begin within a millisecond
-    assert told == [[True, at == asked[-1], False] for at in begun]
-    assert "It is 9 bar" not in said[0]
+    assert found_texts == [[True, at == asked[-1], False] for at in begun]
+    assert "It is 9 bar" not in listed[0]
     generated(story)(tmp_path / "again")
     fewer = story["memory"] | {"notes": story["memory"]["notes"][1:]}
     assert differences(story, replay_recording(story | {"memory": fewer}, tmp_path / "1")) != []
 
 
-def test_a_way_back_behind_an_answer_is_told_again(tmp_path: Path) -> None:
-    """Where nothing says that the turn is over, which it is: what people see of it is its answer."""
+def test_going_back_behind_an_answer_is_replayed(tmp_path: Path) -> None:
+    """The branch does not contain the end of the turn, so the last response is the answer."""
 
     async def live() -> tuple[ImportedSession, AgentSpec]:
         async with opened(tmp_path / "home") as world:
@@ -331,8 +351,8 @@ def test_a_way_back_behind_an_answer_is_told_again(tmp_path: Path) -> None:
     generated(story)(tmp_path / "again")
 
 
-def test_what_goes_another_way_is_no_test(tmp_path: Path) -> None:
-    """A prompt that a hook had changed is changed twice: who asks for the test is told where it differs."""
+def test_non_deterministic_conversation_is_refused(tmp_path: Path) -> None:
+    """A hook that changes a prompt which it has changed before is an example; the error shows the difference."""
     (tmp_path / "mine.py").write_text(
         "from orch import hook\n\n@hook('before_turn')\ndef more(event, ctx):\n"
         "    return event.patch(prompt=event.prompt + ' Please.')\n"
@@ -353,8 +373,8 @@ def test_what_goes_another_way_is_no_test(tmp_path: Path) -> None:
         ("deleted", "cannot replay turn 1: its messages were deleted on 2026-11-21"),
     ],
 )
-def test_what_cannot_be_told_again(tmp_path: Path, what: str, words: str) -> None:
-    """What was not the model's doing is an error that says which turn, and why."""
+def test_unreplayable_turns_are_named(tmp_path: Path, what: str, words: str) -> None:
+    """The error states why a turn cannot be replayed: no end, steering, a cancel, an interruption or a deletion."""
     transcript = Transcript.open(tmp_path / "a", agent="a", cwd="/")
     if what == "nothing":
         transcript.seed([user("q"), assistant("a")])
@@ -378,8 +398,8 @@ def test_what_cannot_be_told_again(tmp_path: Path, what: str, words: str) -> Non
         recording_of(found, SPEC)
 
 
-def test_what_was_said_elsewhere_before_and_is_deleted_cannot_be_told_again(tmp_path: Path) -> None:
-    """The model was told it, or what an archive left of it in its place: as long as that stood there, it still does."""
+def test_deleted_imported_history_cannot_be_replayed(tmp_path: Path) -> None:
+    """A replay is possible if the model was shown only the archive of the deleted messages."""
     life = Life(tmp_path / "a", PROFILES["gated"])
     life.seed(user("how many valves?"), *steps(3, "a", 200), assistant("two"))
     life.turn(asked="which?", answer="red")

@@ -1,3 +1,5 @@
+"""Text for terminals: tables, trees and pages of agents, numbers, and escapes."""
+
 from __future__ import annotations
 
 import io
@@ -14,7 +16,7 @@ NOON = 1_700_000_000.0
 
 
 def row(seq: int, **changes: Any) -> dict[str, Any]:
-    """Return an agent as the daemon tells it."""
+    """Return the row of an agent as the daemon sends it."""
     return {
         "seq": seq,
         "id": f"id{seq}",
@@ -39,23 +41,32 @@ def row(seq: int, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def test_a_table_has_a_line_an_agent() -> None:
-    """Number, id, name, status, age, context, tokens, cost, and what it does or is for."""
+def test_agent_table_has_a_line_per_agent() -> None:
+    """The last column shows the running query, or else the task."""
     lines = terminal.agent_table([row(1), row(2, status="busy", pending="why\nis it?")], NOON).splitlines()
     assert [" ".join(line.split()) for line in lines] == [
-        "# ID NAME STATUS AGE CONTEXT TOKENS COST",
-        "1 id1 agent-1 idle 1m 1.2k/200k 1.5k $0.0123 look",
-        "2 id2 agent-2 busy 1m 1.2k/200k 1.5k $0.0123 busy: why is it?",
+        "# ID NAME STATUS AGE MODEL CONTEXT TOKENS COST",
+        "1 id1 agent-1 idle 1m m 1.2k/200k 1.5k $0.0123 look",
+        "2 id2 agent-2 busy 1m m 1.2k/200k 1.5k $0.0123 busy: why is it?",
     ]
 
 
-def test_an_empty_table_says_what_to_do() -> None:
-    """Nothing to list is no blank line."""
+def test_empty_agent_table_gives_a_hint() -> None:
+    """Without agents, the table names the command that spawns an agent."""
     assert "orch spawn TASK" in terminal.agent_table([])
 
 
-def test_a_tree_shows_children_below_their_parents() -> None:
-    """Branches are drawn, usage is the branch's, and a child whose parent is not listed is a root."""
+def test_long_model_names_are_cut_in_the_agent_table() -> None:
+    """A long model name is cut, and control characters in a name are escaped."""
+    long, odd = "vendor/" + "x" * 60, "m\x1b[31m"
+    head, first, second = terminal.agent_table([row(1, model=long), row(2, model=odd)], NOON).splitlines()
+    models = slice(head.index("MODEL"), head.index("CONTEXT"))
+    assert first[models].split()[0] == f"{long[:27]}…"
+    assert second[models].split()[0] == "m\\x1b[31m"
+
+
+def test_agent_tree_shows_children_below_parents() -> None:
+    """The usage is that of the whole branch; an agent whose parent is missing is a root."""
     rows = [row(1), row(2, parent_id="id1"), row(3, parent_id="id2"), row(4, parent_id="id1"), row(5, parent_id="gone")]
     head, *lines = terminal.agent_tree(rows, NOON).splitlines()
     names = slice(head.index("NAME"), head.index("STATUS"))
@@ -81,19 +92,19 @@ def test_a_tree_shows_children_below_their_parents() -> None:
         ("right\u202eleft\u2066", "right\\u202eleft\\u2066"),
     ],
 )
-def test_control_characters_are_written_out(text: str, expected: str) -> None:
-    """Nothing a model says moves the cursor, rings, or turns the reading direction; lines and letters stay."""
+def test_control_characters_are_escaped(text: str, expected: str) -> None:
+    """All control characters except line breaks and tabs are escaped."""
     assert terminal.safe(text) == expected
 
 
 @pytest.mark.parametrize(("encoding", "can"), [("utf-8", True), ("UTF8", True), ("ascii", False), ("iso8859-1", False)])
-def test_lines_are_drawn_where_the_encoding_has_them(encoding: str, can: bool) -> None:
-    """Elsewhere a table would come out as question marks."""
+def test_box_drawing_depends_on_the_encoding(encoding: str, can: bool) -> None:
+    """In other encodings, the characters would become question marks."""
     assert terminal.supports_unicode(io.TextIOWrapper(io.BytesIO(), encoding)) is can
 
 
-def test_only_a_terminal_gets_text_made_safe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file or a pipe gets the bytes as they are."""
+def test_output_is_escaped_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file or a pipe gets the unchanged text."""
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -116,8 +127,8 @@ def test_only_a_terminal_gets_text_made_safe(monkeypatch: pytest.MonkeyPatch) ->
         ("yesterday", "?"),
     ],
 )
-def test_age_is_the_largest_unit(since: str, expected: str) -> None:
-    """A time in the future has no age; what is no time is a question mark."""
+def test_age_is_shown_in_the_largest_unit(since: str, expected: str) -> None:
+    """A time in the future has the age 0, and an invalid time is shown as a question mark."""
     assert terminal.age(since, NOON) == expected
 
 
@@ -125,20 +136,20 @@ def test_age_is_the_largest_unit(since: str, expected: str) -> None:
     ("number", "expected"),
     [(0, "0"), (999, "999"), (1000, "1.0k"), (123_456, "123k"), (5_000_000, "5.0M"), (10**11, "100G")],
 )
-def test_counts_are_short(number: int, expected: str) -> None:
-    """Three digits and a unit are enough for a table."""
+def test_counts_have_three_digits_and_a_unit(number: int, expected: str) -> None:
+    """Numbers from 1,000 on have the unit k, M or G."""
     assert terminal.count(number) == expected
 
 
-def test_a_cost_that_is_a_floor_says_so() -> None:
-    """With a price missing, the sum is at least that much."""
+def test_incomplete_cost_is_marked_as_a_lower_bound() -> None:
+    """The mark is `>=` if a price is missing, and `~` if the missing part has a known maximum."""
     assert ">=$0.0123" in terminal.agent_table([row(1, usage=USAGE | {"cost_known": False})], NOON)
     guessed = USAGE | {"cost_known": False, "ceiling_usd": 0.01}
     assert "~$0.0123" in terminal.agent_table([row(1, usage=guessed)], NOON)
 
 
-def test_an_agent_is_shown_as_a_page() -> None:
-    """What it is, what went wrong, and its conversation block by block, all made safe."""
+def test_agent_page_shows_state_error_and_conversation() -> None:
+    """Each block of a message has its own lines, and control characters are escaped."""
     blocks = [
         {"type": "text", "text": "hi\x1b[2J\nthere"},
         {"type": "thinking", "thinking": "hm"},
@@ -161,7 +172,10 @@ def test_an_agent_is_shown_as_a_page() -> None:
         "  usage:         1.5k tokens, $0.0123",
         "  with children: 2.5k tokens, $0.0123",
         "  untrusted:     fetch_url https://a\\x07; agent b: web_search c",
-        'user:\n  hi\\x1b[2J\n  there\n  (thinking) hm\n  -> read_file {"path": "a"}\n  <- error: no file\n  (image)',
+        (
+            'user:\n  hi\\x1b[2J\n  there\n  (thinking) hm\n  -> read_file {"path": "a"}\n  <- error: no file\n'
+            "  [image: image/png]"
+        ),
     ):
         assert line in page
     assert "process:" not in page
@@ -171,8 +185,8 @@ def test_an_agent_is_shown_as_a_page() -> None:
     assert "  plan mode:     until its plan is approved" in terminal.agent_page(planning, NOON)
 
 
-def test_a_page_says_how_full_the_context_is_and_how_often_it_was_compacted() -> None:
-    """In percent, with a word when it is much."""
+def test_agent_page_shows_context_share_and_compactions() -> None:
+    """The share is shown in percent, with a remark from 75 % on."""
 
     def facts(tokens: int, compactions: int = 0) -> list[str]:
         shown = {"agent": row(1, context_tokens=tokens), "messages": [], "compactions": compactions}
@@ -185,8 +199,8 @@ def test_a_page_says_how_full_the_context_is_and_how_often_it_was_compacted() ->
     assert facts(190_000, 3)[0] == "context: 190k/200k (95 %, nearly full)"
 
 
-def test_a_prompt_is_a_table_of_its_parts_and_their_texts() -> None:
-    """A line a part with what has become of it, the tokens of all, what is to be said, then each text, made safe."""
+def test_prompt_page_shows_parts_and_texts() -> None:
+    """The page has a line for each part, the sum of tokens, notes, and then each text."""
     part = {
         "tier": "stable",
         "name": "identity",
@@ -202,13 +216,13 @@ def test_a_prompt_is_a_table_of_its_parts_and_their_texts() -> None:
     assert lines[1].split() == ["stable", "identity", "7", "hook", "h", "x", "ab", "the", "same"]
     assert lines[2].split()[-1] == "new"
     assert lines[3].split() == ["12"]
-    assert lines[4:] == ["said no more: tasks", "note: a b", "", "== identity", "Hi", "", "== time", "Today"]
+    assert lines[4:] == ["no longer included: tasks", "note: a b", "", "== identity", "Hi", "", "== time", "Today"]
     alone = prompts.page(shown | {"parts": [part | {"change": ""}], "asked": False, "gone": [], "notes": []})
     assert alone.splitlines()[1].endswith("ab")
 
 
-def test_who_has_a_budget_is_listed_with_the_part_that_is_used() -> None:
-    """Of the kind of which that is most; without any there is no such column."""
+def test_budget_column_shows_the_most_used_kind() -> None:
+    """The table has no such column if no agent has a budget."""
     plain = [row(1), row(2)]
     assert "BUDGET" not in terminal.agent_table(plain, NOON)
     spent = {"usd": 0.25, "tokens": 900.0, "seconds": 5.0}
@@ -220,8 +234,8 @@ def test_who_has_a_budget_is_listed_with_the_part_that_is_used() -> None:
     assert "budget:        $0.2500 of $1.0000 used, 900 of 1,000 tokens used, 5.0 of 10.0 s used" in page
 
 
-def test_agents_of_programs_are_listed_with_their_run() -> None:
-    """Without any there is no such column; numbers are those of the daemon's agents."""
+def test_run_column_is_shown_for_agents_of_programs() -> None:
+    """An agent of another run has no number; without such agents, the table has no such column."""
     assert "RUN" not in terminal.agent_table([row(1)], NOON)
     head, ours, theirs = terminal.agent_table([row(1), row(1, id="theirs", run="talks")], NOON).splitlines()
     assert head.split()[:4] == ["#", "ID", "RUN", "NAME"]
@@ -229,21 +243,21 @@ def test_agents_of_programs_are_listed_with_their_run() -> None:
     assert ours.split()[0] == "1"
 
 
-def test_the_budget_of_all_is_shown_kind_by_kind() -> None:
-    """What was set anew is told from what is configured."""
+def test_run_budget_is_shown_per_kind() -> None:
+    """Limits that differ from the configuration are marked as changed."""
     spent = {"usd": 0.5, "tokens": 7.0, "tool_seconds": 1.25, "model_calls": 3.0}
     shown = {"budget": {"max_tokens": 10, "max_model_calls": 4}, "configured": {"max_model_calls": 4}, "spent": spent}
     assert [line.split(None, 1)[1] for line in terminal.budget(shown).splitlines()] == [
         "$0.5000",
-        "7 of 10 tokens, set anew while it is as configured",
+        "7 of 10 tokens, changed by the user",
         "1.2 s of tools",
         "3 of 4 model calls",
     ]
 
 
-def test_a_query_that_did_not_end_by_itself_is_told_beside_the_status() -> None:
-    """Unless the status says the same."""
-    said = [
+def test_abnormal_end_of_the_last_query_is_shown_beside_the_status() -> None:
+    """The outcome is omitted if it is equal to the status."""
+    found = [
         terminal.status(row(1, status=status, outcome=outcome))
         for status, outcome in (
             ("idle", "done"),
@@ -253,4 +267,4 @@ def test_a_query_that_did_not_end_by_itself_is_told_beside_the_status() -> None:
             ("busy", ""),
         )
     ]
-    assert said == ["idle", "idle, budget", "died, oom", "killed", "busy"]
+    assert found == ["idle", "idle, budget", "died, oom", "killed", "busy"]

@@ -1,4 +1,4 @@
-"""Sessions of ours that archived: each request is replayed as it was made."""
+"""Replays of orch sessions with archives: each request is replayed as it was made."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SESSION = "session.jsonl"
 
 
 class Told(Life):
-    """An agent whose model reports the tokens of each request as those of what its conversation shows."""
+    """An agent whose model reports the tokens of each request, and whose requests are recorded."""
 
     requests: list[list[Message]]
 
     def ask(self, *work: Message) -> None:
-        """Live through a whole turn, in which what can go goes before each request."""
+        """Run a whole turn with `work`. Before each request, archive what is due."""
         self.begin(f"ask {self.queries + 1}")
         for message in (*work, assistant(f"answer {self.queries}")):
             if message.role == "user":
@@ -35,12 +35,12 @@ class Told(Life):
         self.end()
         ids = self.archive()
         if ids and self.queries % 3 == 0:
-            self.summarise(ids[0], "Outcome: better said", at_once=bool(self.queries % 2))
+            self.summarize(ids[0], "Outcome: better said", at_once=bool(self.queries % 2))
 
 
 @pytest.mark.parametrize("profile", ["eager", "tight", "phases"])
-def test_each_request_is_what_it_was(tmp_path: Path, profile: str) -> None:
-    """Turns, phases and eras have left it where they left the session; a better record came when it came there."""
+def test_replayed_own_requests_equal_the_recorded_ones(tmp_path: Path, profile: str) -> None:
+    """The replay archives turns, phases and eras at the recorded places."""
     life = Told(tmp_path / "a", PROFILES[profile])
     life.requests = []
     for number in range(9):
@@ -55,23 +55,23 @@ def test_each_request_is_what_it_was(tmp_path: Path, profile: str) -> None:
     assert len(recording.calls) == len(contexts) == 45
 
 
-def test_what_it_reports_is_what_a_replay_of_it_takes(tmp_path: Path) -> None:
-    """Within 10 %, though policies begin from the whole of what was ever said, which is far more."""
+def test_reported_and_replayed_sizes_agree_within_ten_percent(tmp_path: Path) -> None:
+    """A replay without archives sends at least 1.5 times as many tokens."""
     life = Told(tmp_path / "a", PROFILES["tight"])
     life.requests = []
     for number in range(12):
         life.ask(*steps(4, f"c{number}_", 40))
     life.close()
     recordings = read_recordings(tmp_path / "a" / SESSION)
-    told = recorded_input(recordings, ReplayPricing())
-    assert told is not None
-    assert abs(told[1] / told[0] - 1) < 0.1
+    found = recorded_input(recordings, ReplayPricing())
+    assert found is not None
+    assert abs(found[1] / found[0] - 1) < 0.1
     everything = replay(recordings, "none", ReplayPricing(items=0), tmp_path / "archives")
-    assert everything.bill.input_tokens > 1.5 * told[0]
+    assert everything.bill.input_tokens > 1.5 * found[0]
 
 
-def test_a_call_without_result_moves_what_comes_behind_it(tmp_path: Path) -> None:
-    """It gets one in the replay; archives stay in their places."""
+def test_call_without_result_gets_one_in_the_replay(tmp_path: Path) -> None:
+    """The result that the replay adds does not move the positions of archives."""
     life = Told(tmp_path / "a")
     life.requests = []
     life.begin("cut short")
@@ -88,8 +88,8 @@ def test_a_call_without_result_moves_what_comes_behind_it(tmp_path: Path) -> Non
     assert user("ask 3") in last
 
 
-def test_one_of_which_messages_are_deleted_measures_nothing(tmp_path: Path) -> None:
-    """What they took is nowhere any more. Those of another branch are not missed."""
+def test_deleted_archive_makes_a_replay_impossible(tmp_path: Path) -> None:
+    """A replay fails if archives of its branch are deleted; deleted archives of other branches do not matter."""
     life = Told(tmp_path / "a")
     life.requests = []
     life.ask(*steps(2, "c", 40))

@@ -1,4 +1,4 @@
-"""Reading recordings: every shape that is known, and clear words about every file that is not."""
+"""Reading recordings: the known formats, and errors for other and damaged files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from recordings import chat, dump_lines, pi, rows
 
 
 def test_pi_session(tmp_path: Path) -> None:
-    """A session of pi's has its messages, calls and results, and what each call was reported to take."""
+    """The recording of a pi session has its messages, calls, results and reported tokens."""
     (found,) = read_recordings(dump_lines(tmp_path / "s.jsonl", pi(2, steps=2)))
     assert (found.shape, len(found.messages), len(found.calls)) == ("pi session", 12, 6)
     assert found.messages[1].input_tokens == 2025
@@ -29,7 +29,7 @@ def test_pi_session(tmp_path: Path) -> None:
 
 
 def test_own_compactions_of_a_session(tmp_path: Path) -> None:
-    """A compaction names the first row it kept; the request after it has the summary and what was kept."""
+    """A compaction names the first row that it kept; the next request has the summary and the kept rows."""
     lines = pi(3, steps=1)
     lines.insert(
         9, {"type": "compaction", "summary": "SUMMED", "firstKeptEntryIndex": 7, "timestamp": "", "tokensBefore": 1}
@@ -43,7 +43,7 @@ def test_own_compactions_of_a_session(tmp_path: Path) -> None:
 
 
 def test_branch_of_a_session(tmp_path: Path) -> None:
-    """Where entries name their parents, the way to the last one is the conversation."""
+    """If entries name their parents, the conversation is the path to the last entry."""
     texts = [("a", None, "user", "q"), ("b", "a", "assistant", "wrong"), ("c", "a", "assistant", "right")]
     lines: list[dict[str, Any]] = [{"type": "session", "id": "s", "version": 3}]
     for id, parent, role, text in texts:
@@ -53,8 +53,8 @@ def test_branch_of_a_session(tmp_path: Path) -> None:
     assert [each.message for each in found.messages] == [user("q"), assistant("right")]
 
 
-def test_our_own_session(tmp_path: Path) -> None:
-    """A transcript of ours is a recording like any other."""
+def test_orch_session(tmp_path: Path) -> None:
+    """A transcript of orch can be read as a recording."""
     transcript = Transcript.open(tmp_path / "a", agent="a", cwd="/")
     call = Message("assistant", (ToolUse("c", "bash", {"command": "ls"}),))
     for message in (user("q"), call, Message("user", (ToolResult("c", (Text("x"),)),)), assistant("done")):
@@ -66,7 +66,7 @@ def test_our_own_session(tmp_path: Path) -> None:
 
 
 def test_rows_of_one_reply_are_one_message(tmp_path: Path) -> None:
-    """Rows that share a message id are one reply, also around a result; what belongs elsewhere is left out."""
+    """Rows with the same message id are one reply, even with a result between them; unrelated rows are left out."""
     (found,) = read_recordings(dump_lines(tmp_path / "r.jsonl", rows()))
     assert [each.message.role for each in found.messages] == ["user", "assistant", "user", "user", "assistant"]
     reply = found.messages[1]
@@ -77,7 +77,7 @@ def test_rows_of_one_reply_are_one_message(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", ["list", "object", "lines", "dialogues", "dialogue lines", "bare lists"])
 def test_plain_messages(tmp_path: Path, shape: str) -> None:
-    """Plain messages may be a list, an object, lines, or many dialogues."""
+    """Messages can be a list, an object, lines, or several dialogues."""
     path, messages = tmp_path / "m.json", chat(2)
     written = {
         "list": json.dumps(messages, indent=1),
@@ -95,7 +95,7 @@ def test_plain_messages(tmp_path: Path, shape: str) -> None:
 
 
 def test_typed_blocks_are_plain_messages_too(tmp_path: Path) -> None:
-    """Messages of typed blocks are known by their blocks."""
+    """The types of the blocks determine the format of the messages."""
     use = {"type": "tool_use", "id": "a", "name": "b", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "a", "content": "x"}
     path = tmp_path / "m.json"
@@ -112,7 +112,7 @@ def test_typed_blocks_are_plain_messages_too(tmp_path: Path) -> None:
 
 
 def test_cut_off_calls_get_a_result(tmp_path: Path) -> None:
-    """A call that was interrupted has a result that says so, as a provider would demand; compactions stay in place."""
+    """Providers require a result for each call; compactions stay at their places."""
     lines = pi(3, steps=1)
     del lines[3]
     lines.insert(8, {"type": "compaction", "summary": "S", "firstKeptEntryIndex": 4})
@@ -129,12 +129,12 @@ def test_cut_off_calls_get_a_result(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "error", "words"),
     [
-        ("", ForeignFileError, "no conversation|no recording"),
-        ("# A page\n\nwith text", ForeignFileError, "no recording"),
-        ("\x00\x01\x02", ForeignFileError, "no recording"),
-        ('{"a": 1}', ForeignFileError, "no recording"),
-        ("[]", ForeignFileError, "no recording"),
-        ("[1, 2]", ForeignFileError, "no recording"),
+        ("", ForeignFileError, "no conversation|not a readable recording"),
+        ("# A page\n\nwith text", ForeignFileError, "not a readable recording"),
+        ("\x00\x01\x02", ForeignFileError, "not a readable recording"),
+        ('{"a": 1}', ForeignFileError, "not a readable recording"),
+        ("[]", ForeignFileError, "not a readable recording"),
+        ("[1, 2]", ForeignFileError, "not a readable recording"),
         ('[{"role": "user", "content": "only a question"}]', ForeignFileError, "no conversation"),
         ('{"role": "user", "content": "q"}\n{"role": "assista', DamagedError, "line 2"),
         ('{"role": "user", "content": "q"}\n7\n', ForeignFileError, "line 2"),
@@ -144,8 +144,8 @@ def test_cut_off_calls_get_a_result(tmp_path: Path) -> None:
         ('{"uuid":"u","type":"user","message":{"role":"user"}}', DamagedError, "line 1"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_named(tmp_path: Path, text: str, error: type[Exception], words: str) -> None:
-    """A file that is no recording, or a damaged one, is an error that says what, and in which line."""
+def test_unreadable_recording_is_named(tmp_path: Path, text: str, error: type[Exception], words: str) -> None:
+    """The error distinguishes foreign from damaged files, and names the line or the message."""
     path = tmp_path / "file"
     path.write_text(text)
     with pytest.raises(error, match=words):
@@ -153,7 +153,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, text: str, error: type[Exc
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
-    """A file that is not there, and a folder, are errors that name them."""
+    """The error for a missing file contains its name, and a folder is an error too."""
     with pytest.raises(StoreError, match=r"none\.jsonl"):
         read_recordings(tmp_path / "none.jsonl")
     with pytest.raises(StoreError, match="directory"):

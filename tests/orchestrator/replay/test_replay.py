@@ -1,4 +1,4 @@
-"""Replaying: what requests cost, what policies do, what is reported, and that the archives are real."""
+"""Replays: the cost of requests, policies, evidence, the report, and the `orch replay` command."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 
 from orch import cli
 from orch.api.archiver import Archiver
-from orch.archival.plan.economics import Prices
+from orch.replay.bill import Bill, Meter
 from orch.replay.policies import NAMES, ReplaySetting, filler_text, policy_named
-from orch.replay.prices import Bill, Meter
 from orch.replay.readers import ASSUMED_BESIDE, Recording, read_recordings, scale_of
 from orch.replay.report import Outcome, ReplayPricing, recorded_input, replay, report, table
 from orch.replay.retained_facts import Share, evidence_in, reachable_shares, sample_evenly
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, user
+from orch_worker.backends.prices import Prices
 from recordings import chat, dump_lines, pi
 
 TERMS = ReplayPricing(items=50)
@@ -25,21 +25,21 @@ TERMS = ReplayPricing(items=50)
 
 @pytest.fixture
 def session(tmp_path: Path) -> Path:
-    """A recorded session of 40 turns, in which a full history grows to some 100,000 tokens."""
+    """A recorded session of 40 turns, whose full history grows to about 100,000 tokens."""
     return dump_lines(tmp_path / "session.jsonl", pi(40, steps=6, size=1600))
 
 
 @pytest.fixture
 def recordings(session: Path) -> list[Recording]:
-    """The session as it is read."""
+    """The recordings that `session` contains."""
     return read_recordings(session)
 
 
 # Prices.
 
 
-def test_request_that_begins_like_the_last_is_read_from_the_cache() -> None:
-    """What is the same at the beginning costs a tenth, the rest is written; the tail is neither."""
+def test_common_prefix_is_read_from_the_cache() -> None:
+    """Cached tokens cost a tenth; the other tokens are written to the cache, except the tail."""
     meter = Meter(Prices())
     a, b, c = object(), object(), object()
     meter.request([(a, 1000), (b, 100)], 10)
@@ -50,7 +50,7 @@ def test_request_that_begins_like_the_last_is_read_from_the_cache() -> None:
 
 
 def test_change_in_the_middle_breaks_the_cache_from_there() -> None:
-    """Behind the first difference everything is written anew, equal or not."""
+    """Everything after the first difference is written to the cache again."""
     meter = Meter(Prices())
     a, b, c = object(), object(), object()
     meter.request([(a, 100), (b, 100), (c, 100)], 0)
@@ -60,7 +60,7 @@ def test_change_in_the_middle_breaks_the_cache_from_there() -> None:
 
 
 def test_cache_does_not_outlive_its_time() -> None:
-    """After a pause longer than the cache lives, all is written again."""
+    """After a pause longer than the lifetime of the cache, the whole request is written again."""
     for lifetime, cached in ((300.0, 0), (None, 100)):
         meter = Meter(Prices(), lifetime)
         part = [(TERMS, 100)]
@@ -69,8 +69,8 @@ def test_cache_does_not_outlive_its_time() -> None:
         assert meter.bill.cached_tokens == cached
 
 
-def test_questions_beside_are_counted_apart() -> None:
-    """What a summary costs is in the bill, and in its own sum."""
+def test_summary_requests_are_counted_separately() -> None:
+    """The cost of a summary is in the bill and in a separate sum."""
     meter = Meter(Prices())
     meter.extra(7.0)
     assert (meter.bill.units, meter.bill.extra_units, meter.bill.requests) == (7.0, 7.0, 0)
@@ -79,21 +79,21 @@ def test_questions_beside_are_counted_apart() -> None:
 # Scale.
 
 
-def test_sizes_fit_what_was_reported(recordings: list[Recording]) -> None:
-    """Replaying what the session did itself comes to what it reported, within two percent."""
-    told = recorded_input(recordings, TERMS)
-    assert told is not None
-    assert told[1] == pytest.approx(told[0], rel=0.02)
+def test_replayed_sizes_match_reported_ones(recordings: list[Recording]) -> None:
+    """The replayed input tokens differ from the reported ones by at most 2 %."""
+    found = recorded_input(recordings, TERMS)
+    assert found is not None
+    assert found[1] == pytest.approx(found[0], rel=0.02)
     assert scale_of(recordings[0]).beside == pytest.approx(2000, rel=0.05)
 
 
-def test_system_prompt_is_assumed_where_nothing_tells(tmp_path: Path) -> None:
-    """Without reports a system prompt with tools of 12,000 tokens is assumed, the recorded one among them."""
+def test_system_prompt_size_is_assumed_without_reports(tmp_path: Path) -> None:
+    """The assumed 12,000 tokens include the recorded system prompt and tools."""
     path = tmp_path / "m.json"
     path.write_text(json.dumps(chat(2)))
     (found,) = read_recordings(path)
     scale = scale_of(found)
-    assert not scale.told
+    assert not scale.measured
     assert ASSUMED_BESIDE - 10 < scale.beside < ASSUMED_BESIDE
     assert scale_of(found, 500).beside == 500
     assert recorded_input([found], TERMS) is None
@@ -104,7 +104,7 @@ def test_system_prompt_is_assumed_where_nothing_tells(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_policy_keeps_requests_whole(recordings: list[Recording], tmp_path: Path, name: str) -> None:
-    """Under every policy each call in a request has its result, and no result is without its call."""
+    """In the requests of each policy, each call has its result and each result its call."""
     (recording,) = recordings
     policy = policy_named(name, ReplaySetting(scale_of(recording), Prices(), tmp_path / name, window=60_000))
     context: list[Message] = []
@@ -120,8 +120,8 @@ def test_policy_keeps_requests_whole(recordings: list[Recording], tmp_path: Path
     policy.close()
 
 
-def test_policies_cost_what_they_should(recordings: list[Recording], tmp_path: Path) -> None:
-    """On a long session archival costs less than compaction and masking, and they less than sending everything."""
+def test_archival_is_cheaper_than_other_policies(recordings: list[Recording], tmp_path: Path) -> None:
+    """On a long session, archival is cheaper than compaction and masking, and compaction is cheaper than no policy."""
     terms = ReplayPricing(items=0, window=60_000)
     cost = {name: replay(recordings, name, terms, tmp_path).bill.units for name in NAMES}
     assert cost["compaction"] < 0.8 * cost["none"]
@@ -134,7 +134,7 @@ def test_policies_cost_what_they_should(recordings: list[Recording], tmp_path: P
 
 
 def test_archival_finds_all_evidence_compaction_loses(recordings: list[Recording], tmp_path: Path) -> None:
-    """Whatever was taken out is one search away; after a compaction most of it is gone."""
+    """One search finds archived text; compaction loses at least 30 % of the paths."""
     auto = replay(recordings, "auto", TERMS, tmp_path)
     assert {kind: share.ratio for kind, share in auto.evidence.items()} == dict.fromkeys(auto.evidence, 1.0)
     assert auto.evidence["paths"].asked == 50
@@ -143,18 +143,18 @@ def test_archival_finds_all_evidence_compaction_loses(recordings: list[Recording
 
 
 def test_archives_are_really_made(recordings: list[Recording], tmp_path: Path) -> None:
-    """What a replay archives can be opened and put together again."""
+    """The archives of a replay can be opened and read."""
     outcome = replay(recordings, "economy", TERMS, tmp_path)
     with Archiver(tmp_path / "economy-0000", "orch") as archiver:
         records = archiver.archives()
         assert len(records) == outcome.holders > 10
         last = [record for record in records if record.kind == "turn"][-1]
-        told = archiver.read_archive(last.id)
-    assert told[0] == next(each.message for each in recordings[0].messages if each.message == told[0])
+        found = archiver.read_archive(last.id)
+    assert found[0] == next(each.message for each in recordings[0].messages if each.message == found[0])
 
 
 def test_short_dialogue_costs_no_more(tmp_path: Path) -> None:
-    """Where archiving cannot pay, nothing is archived."""
+    """If archiving cannot save tokens, nothing is archived, and the cost is the same."""
     path = tmp_path / "m.json"
     path.write_text(json.dumps(chat(3)))
     found = read_recordings(path)
@@ -164,20 +164,20 @@ def test_short_dialogue_costs_no_more(tmp_path: Path) -> None:
 
 
 def test_progress_counts_calls(recordings: list[Recording], tmp_path: Path) -> None:
-    """After each model call it is told how many there were."""
+    """The callback gets the number of replayed calls after each call."""
     seen: list[int] = []
     replay(recordings, "none", TERMS, tmp_path, seen.append)
     assert seen == list(range(1, 281))
 
 
 def test_unknown_policy_is_named(recordings: list[Recording], tmp_path: Path) -> None:
-    """A policy that does not exist is an error that lists those that do."""
+    """The error lists the known policies."""
     with pytest.raises(ConfigError, match=r"'prayer'.*compaction"):
         replay(recordings, "prayer", TERMS, tmp_path)
 
 
-def test_filler_tells_nothing(recordings: list[Recording]) -> None:
-    """The text that stands for a summary has its size, and no evidence in it."""
+def test_filler_contains_no_evidence(recordings: list[Recording]) -> None:
+    """The text that replaces a summary has the size of the summary, and contains no evidence."""
     estimator = scale_of(recordings[0]).estimator
     for tokens in (5, 220, 3000):
         assert estimator.text(filler_text(tokens, estimator)) == pytest.approx(tokens, abs=2)
@@ -188,7 +188,7 @@ def test_filler_tells_nothing(recordings: list[Recording]) -> None:
 
 
 def test_evidence_is_what_may_be_needed_again() -> None:
-    """Paths with a slash, full command lines, numbers of three digits or with a unit, edited lines."""
+    """Evidence is paths with a slash, whole command lines, edited lines, and numbers with 3 digits or a unit."""
     edit = ToolUse("e", "edit", {"path": "src/a.py", "newText": "x = compute(1)\n}\n", "oldText": "y = compute(2)"})
     bash = ToolUse("b", "bash", {"command": "make test\nls"})
     result = ToolResult("b", (Text("ok ./src/b.py:12 and https://x.org/y took 12.5 ms, 7 of 1,024; v1.2"),))
@@ -203,7 +203,7 @@ def test_evidence_is_what_may_be_needed_again() -> None:
 
 
 def test_evidence_in_the_conversation_needs_no_search() -> None:
-    """What still stands there counts, what one search returns counts, the rest does not."""
+    """Items in the conversation and items that one search returns count as reachable."""
     items = {"paths": ["a/b", "c/d", "e/f"]}
     found = reachable_shares(items, [user("see a/b")], lambda item: item if item == "c/d" else "no", 10)
     assert found == {"paths": Share(2, 3, 3)}
@@ -216,7 +216,7 @@ def test_evidence_in_the_conversation_needs_no_search() -> None:
 
 
 def test_report_has_the_promised_keys(session: Path, recordings: list[Recording], tmp_path: Path) -> None:
-    """A report names files, policies with cost and sizes, and the evidence that the default profile keeps."""
+    """The report has the files, each policy with cost and sizes, and the evidence that the default profile keeps."""
     outcomes = [replay(recordings, name, TERMS, tmp_path) for name in ("none", "auto")]
     data = json.loads(json.dumps(report([session], recordings, outcomes, TERMS)))
     assert data["files"] == [str(session)]
@@ -243,7 +243,7 @@ def test_report_has_the_promised_keys(session: Path, recordings: list[Recording]
 
 
 def test_report_without_archives_has_no_evidence() -> None:
-    """Where no policy archives there is nothing to say about what can be found again."""
+    """The evidence in the report is None if no policy archives."""
     assert report([], [], [Outcome("none")], TERMS)["evidence"] is None
 
 
@@ -251,7 +251,7 @@ def test_report_without_archives_has_no_evidence() -> None:
 
 
 def run(home: Path, monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
-    """Run `orch` with its files in `home`."""
+    """Run `orch` with `home` as its home folder."""
     monkeypatch.setenv("ORCH_HOME", str(home))
     return cli.run(list(argv))
 
@@ -259,7 +259,7 @@ def run(home: Path, monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
 def test_replay_command(
     session: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`orch replay` prints how close it is and a row for each policy, and leaves nothing behind."""
+    """`orch replay` prints the accuracy and a row for each policy, and creates no files."""
     home = tmp_path / "home"
     assert run(home, monkeypatch, "replay", str(session), "--policy", "none,auto", "--evidence", "5") == 0
     out = capsys.readouterr().out
@@ -268,10 +268,10 @@ def test_replay_command(
     assert not home.exists()
 
 
-def test_replay_command_keeps_archives_where_told(
+def test_replay_command_keeps_archives_in_a_given_folder(
     session: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With a folder the archives stay there; one that is in use is refused."""
+    """`--archive` keeps the archives of a replay, and refuses a folder that is not empty."""
     kept = tmp_path / "kept"
     arguments = ("replay", str(session), "--policy", "auto", "--json", "--archive", str(kept), "--evidence", "0")
     assert run(tmp_path / "home", monkeypatch, *arguments) == 0
@@ -284,7 +284,7 @@ def test_replay_command_keeps_archives_where_told(
 def test_replay_command_takes_the_prices_of_a_model(
     session: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is said besides goes before them."""
+    """`--model` sets the prices, and explicit prices override them."""
 
     def bill(*more: str) -> dict[str, Any]:
         given = ("replay", str(session), "--policy", "none", "--json", "--evidence", "0", *more)
@@ -303,18 +303,18 @@ def test_replay_command_takes_the_prices_of_a_model(
     ("arguments", "code", "words"),
     [
         (("missing.jsonl",), 1, "missing.jsonl"),
-        (("SESSION", "--model", "anthropic:claude-next"), 2, "is not known"),
+        (("SESSION", "--model", "anthropic:claude-next"), 2, "is unknown: choose one"),
         (("SESSION", "--model", "acme:large"), 2, "unknown provider 'acme'"),
         (("SESSION", "--policy", "prayer"), 2, "prayer"),
         (("SESSION", "--policy", ","), 2, "no policy"),
         (("SESSION", "--window", "0"), 2, "--window"),
-        (("SESSION", "--cache-read", "-1"), 2, "from 0"),
-        (("SESSION", "--cache-read", "nan"), 2, "from 0"),
+        (("SESSION", "--cache-read", "-1"), 2, "at least 0"),
+        (("SESSION", "--cache-read", "nan"), 2, "at least 0"),
         (("SESSION", "--window", "many"), 2, "invalid int"),
         ((), 2, "FILE"),
     ],
 )
-def test_replay_command_names_what_is_wrong(
+def test_replay_command_refuses_invalid_files_names_and_numbers(
     session: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -323,7 +323,7 @@ def test_replay_command_names_what_is_wrong(
     code: int,
     words: str,
 ) -> None:
-    """Bad files, names and numbers are errors with a word of what, before anything is replayed."""
+    """The command prints the error and does not start the replay."""
     given = [str(session) if argument == "SESSION" else argument for argument in arguments]
     assert run(tmp_path / "home", monkeypatch, "replay", *given) == code
     assert words in capsys.readouterr().err

@@ -1,8 +1,7 @@
-"""Which extensions there are for a folder, and the command that lists, trusts and switches them."""
+"""Extensions for a folder: where they are found, when they are on, and the command `orch extensions`."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import py_compile
 import sys
@@ -13,12 +12,11 @@ from typing import Any
 import pytest
 
 from orch.cli import run
-from orch.config.trust import Trusted
-from orch.resources.extensions import disable, enable, extension_specs, find, templates_for, trust, untrust
+from orch.config.trust import revoke
+from orch.resources.extensions import disable, enable, extension_specs, find, templates_for, trust
 from orch_protocol.agent.config import Config
 from orch_protocol.core.errors import ConfigError
 from orch_worker.extensions.loader import load
-from orch_worker.system import atomic_json
 
 CODE = """
 def register(extension):
@@ -43,7 +41,7 @@ def put(place: Path, name: str = "pack", code: str = CODE) -> Path:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home, and a project's folder that one is in."""
+    """A home, with the current folder set to an empty project."""
     (tmp_path / "home").mkdir()
     (tmp_path / "project").mkdir()
     monkeypatch.setenv("ORCH_HOME", str(tmp_path / "home"))
@@ -58,33 +56,33 @@ def project(home: Path) -> Path:
 
 
 def there(home: Path) -> dict[str, str]:
-    """Return the extensions for the project, and why each one is off."""
+    """Return the names of the extensions for the project, with the reason why each one is off."""
     return {each.name: each.why_off for each in find(home.parent / "project", home)}
 
 
-def test_a_users_own_are_on_and_a_projects_are_not(home: Path, project: Path) -> None:
-    """What lies in one's own home is one's own; what came with a project is read first."""
+def test_user_extensions_are_on_and_project_extensions_are_off(home: Path, project: Path) -> None:
+    """An extension of a project is off until the user trusts it."""
     put(home / "extensions", "own")
     put(project)
     assert there(home)["own"] == ""
     assert "was not trusted: read it, then orch extensions trust pack" in there(home)["pack"]
 
 
-def test_trust_is_for_what_was_read(home: Path, project: Path) -> None:
-    """A trusted one is on, until anything in its folder changes, or it is not trusted any more."""
+def test_trust_ends_when_the_extension_changes(home: Path, project: Path) -> None:
+    """A trusted extension is on until a file in its folder changes or the trust is revoked."""
     folder = put(project)
     trust(folder, home)
     assert there(home) == {"pack": ""}
     (folder / "helper.py").write_text("x = 1\n")
     assert "was changed since it was trusted" in there(home)["pack"]
     trust(folder, home)
-    assert untrust(folder, home)
-    assert not untrust(folder, home)
+    assert revoke(home, "extension", folder)
+    assert not revoke(home, "extension", folder)
     assert "was not trusted" in there(home)["pack"]
 
 
-def test_a_worker_looks_again(home: Path, project: Path) -> None:
-    """What is changed between the spawn and the start of a process does not run."""
+def test_extension_changed_before_the_worker_starts_is_not_loaded(home: Path, project: Path) -> None:
+    """A change after the spawn and before the start of the process raises ConfigError."""
     folder = put(project)
     trust(folder, home)
     [spec] = extension_specs(find(home.parent / "project", home), home)
@@ -94,8 +92,8 @@ def test_a_worker_looks_again(home: Path, project: Path) -> None:
         load(spec)
 
 
-def test_what_runs_is_what_was_trusted(home: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither bytecode that lies beside it, which no hash is of, nor what takes its place while it is imported."""
+def test_trusted_code_is_the_code_that_runs(home: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytecode next to the source is ignored, and an import of a file that appears during the import is an error."""
     code = "import sys\nfrom . import helper\nfrom .deep import well\n{}\nseen = helper.said, well.said\n" + CODE
     swap = "from pathlib import Path\nPath(__file__).with_name('late.py').write_text('said = 2')\nfrom . import late"
     folder = put(project, code=code.format(""))
@@ -116,34 +114,12 @@ def test_what_runs_is_what_was_trusted(home: Path, project: Path, monkeypatch: p
     (folder / "extension.py").write_text(code.format(swap))
     trust(folder, home)
     [spec] = extension_specs(find(home.parent / "project", home), home)
-    with pytest.raises(ConfigError, match=r"may not change|was not there when its folder was looked at"):
+    with pytest.raises(ConfigError, match=r"may not change|did not exist when its folder was read"):
         load(spec)
 
 
-def test_trust_that_is_given_at_the_same_time_is_not_lost(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who reads the record to change it has it alone until it is changed."""
-    file, read, others = home / "trusted.json", atomic_json.read, []
-
-    def meanwhile(*asked: Any) -> Any:
-        found = read(*asked)
-        with open(home / "trusted.json.lock", "rb") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                others.append("has to wait")
-        return found
-
-    monkeypatch.setattr(atomic_json, "read", meanwhile)
-    record = Trusted(file)
-    record.add("mine", "1")
-    record.add("theirs", "2")
-    assert record.remove("mine")
-    assert others == ["has to wait"] * 3
-    assert record.known() == {"theirs": "2"}
-
-
-def test_off_is_off_everywhere_until_it_is_on(home: Path, project: Path) -> None:
-    """A disabled one is off, trusted or not, and says how to get it back."""
+def test_disabled_extension_stays_off_until_enabled(home: Path, project: Path) -> None:
+    """The reason names the command that enables the extension."""
     trust(put(project), home)
     assert disable("pack", home)
     assert not disable("pack", home)
@@ -153,17 +129,17 @@ def test_off_is_off_everywhere_until_it_is_on(home: Path, project: Path) -> None
     assert there(home) == {"pack": ""}
 
 
-def test_of_two_of_one_name_the_users_own_is_on(home: Path, project: Path) -> None:
-    """A project cannot put its own in the place of one of the user's."""
+def test_user_extension_overrides_a_project_extension_of_the_same_name(home: Path, project: Path) -> None:
+    """This also applies if the project's extension is trusted."""
     put(home / "extensions")
     trust(put(project), home)
     own, other = find(home.parent / "project", home)
     assert (own.where, own.why_off) == ("user", "")
-    assert "there is another one of that name" in other.why_off
+    assert "has the same name" in other.why_off
 
 
-def test_a_broken_one_hides_no_other(home: Path) -> None:
-    """Without a manifest that can be read it is off, and the others are on."""
+def test_broken_extension_hides_no_other(home: Path) -> None:
+    """An extension without a valid manifest is off, and the other extensions are on."""
     put(home / "extensions", "good")
     (put(home / "extensions", "bad") / "extension.toml").write_text("name = 1")
     found = there(home)
@@ -171,16 +147,18 @@ def test_a_broken_one_hides_no_other(home: Path) -> None:
     assert "bad/extension.toml" in found["bad"]
 
 
-def test_tools_are_those_named_or_all(home: Path) -> None:
-    """An agent that is spawned with a list of tools has those of it that are an extension's."""
+def test_tool_list_selects_extension_tools(home: Path) -> None:
+    """An agent that is spawned with a list of tools gets only the extension tools in the list."""
     put(home / "extensions")
     found = find(home.parent, home)
     assert [spec.tools for spec in extension_specs(found, home)] == [("count_words",)]
     assert [spec.tools for spec in extension_specs(found, home, ["read_file"])] == [()]
 
 
-def test_a_packages_is_found_by_its_entry_point(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installed package offers its folder under a name; one that nobody offers is an error."""
+def test_packaged_extension_is_found_by_its_entry_point(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unknown name is an error that lists the known names."""
     put(tmp_path / "site", "offered")
     (tmp_path / "site" / "offered" / "__init__.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path / "site")
@@ -193,54 +171,56 @@ def test_a_packages_is_found_by_its_entry_point(home: Path, tmp_path: Path, monk
 
 
 class TestTemplates:
-    """Templates of prompts that extensions bring."""
+    """Prompt templates of extensions."""
 
-    def test_those_that_code_registers_are_those_that_the_manifest_names(self, home: Path) -> None:
-        """An extension that brings others is left out whole: none of its code's templates is there."""
+    def test_undeclared_template_disables_the_extension(self, home: Path) -> None:
+        """An extension that registers a template without permission cannot be loaded, and has no templates."""
         code = 'def register(extension):\n    extension.register_prompt_template("terse", "Say {{what}} in a word.")\n'
         for name, permitted in (("good", "terse"), ("bad", "long")):
             folder = put(home / "extensions", name, code)
-            said = f'name = "{name}"\n[permissions]\nprompts = ["{permitted}"]\n'
-            (folder / "extension.toml").write_text(said)
+            text = f'name = "{name}"\n[permissions]\nprompts = ["{permitted}"]\n'
+            (folder / "extension.toml").write_text(text)
         there = templates_for(Config(), home.parent / "project", home)
         assert [template.name for template in there.all()] == ["good:terse"]
-        assert there.asked("good:terse", {"what": "all"}).identity == "Say all in a word."
+        assert there.prompt_spec("good:terse", {"what": "all"}).identity == "Say all in a word."
         with pytest.raises(ConfigError, match=r"template 'good:terse' \(extension good\) needs what"):
-            there.asked("good:terse", None)
+            there.prompt_spec("good:terse", None)
         [bad] = extension_specs([each for each in find(home.parent, home) if each.name == "bad"], home)
-        with pytest.raises(ConfigError, match=r"permissions\.prompts has no 'terse': it may not bring it"):
+        with pytest.raises(
+            ConfigError, match=r"permissions\.prompts does not contain 'terse': this template may not be registered"
+        ):
             load(bad)
 
     @pytest.mark.usefixtures("home")
-    def test_those_of_extensions_that_are_on_are_there(
+    def test_templates_of_enabled_extensions_exist(
         self, home: Path, project: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """They are named after their extension, filled in like all others, and gone when it is off."""
+        """The name of a template begins with the name of its extension."""
         for place, name in ((home / "extensions", "own"), (project, "theirs")):
             (put(place, name) / "prompts").mkdir()
             (place / name / "prompts" / "review.md").write_text("You review {{language}}.\n")
         found = templates_for(Config(), project.parents[1], home)
         assert [template.name for template in found.all()] == ["own:review"]
-        assert found.asked("own:review", {"language": "Rust"}).identity == "You review Rust."
+        assert found.prompt_spec("own:review", {"language": "Rust"}).identity == "You review Rust."
         assert run(["prompts", "own:review", "--var", "language=Rust"]) == 0
         assert capsys.readouterr().out == "You review Rust.\n"
         disable("own", home)
         with pytest.raises(ConfigError, match="unknown template 'own:review'"):
-            found.asked("own:review", {"language": "Rust"})
+            found.prompt_spec("own:review", {"language": "Rust"})
 
 
 class TestCommand:
     """`orch extensions`."""
 
     def data(self, capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
-        """Return what it prints with --json."""
+        """Return the output of `orch extensions` with --json."""
         assert run(["extensions", *argv, "--json"]) == 0
         return json.loads(capsys.readouterr().out)
 
-    def test_a_project_is_read_trusted_and_listed(
+    def test_extension_is_shown_trusted_and_listed(
         self, home: Path, project: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """The list says why it is off without running any of it, and once it is trusted what it brings."""
+        """The code of an extension that is not trusted does not run for the list."""
         marker = home / "ran"
         put(project, code=f"import os\nos.makedirs({str(marker)!r}, exist_ok=True)\n{CODE}")
         [row] = self.data(capsys, "list")
@@ -255,16 +235,16 @@ class TestCommand:
         assert "may: tools:" in capsys.readouterr().out
         assert self.data(capsys, "untrust", "pack") == {"untrusted": True}
 
-    def test_one_that_fails_is_off_and_says_why(self, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """What cannot be loaded is told of in the list."""
+    def test_failing_extension_is_listed_with_the_reason(self, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """The extension is listed as off, and the reason is on stderr."""
         put(home / "extensions", code="import nowhere\n")
         assert run(["extensions", "list"]) == 0
         out, err = capsys.readouterr()
         assert " no " in out
         assert "No module named 'nowhere'" in err
 
-    def test_off_and_on(self, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """Switching says whether anything changed."""
+    def test_extension_is_switched_off_and_on(self, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """The result says whether the state changed."""
         put(home / "extensions")
         assert self.data(capsys, "disable", "pack") == {"name": "pack", "enabled": False, "changed": True}
         assert self.data(capsys, "list")[0]["on"] is False
@@ -272,13 +252,13 @@ class TestCommand:
 
     @pytest.mark.parametrize("verb", ["trust", "untrust", "disable"])
     @pytest.mark.usefixtures("home")
-    def test_one_that_is_not_there(self, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-        """The error says so."""
+    def test_unknown_extension_is_an_error(self, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+        """The exit code is 3, and the error has the name."""
         assert run(["extensions", verb, "../pack"]) == 3
-        assert "there is no extension '../pack'" in capsys.readouterr().err
+        assert "no extension named '../pack'" in capsys.readouterr().err
 
     @pytest.mark.usefixtures("home")
-    def test_none_at_all(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """Without any it says where to read on."""
+    def test_empty_extension_list_gives_a_hint(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """The hint names the page about extensions."""
         assert run(["extensions", "list"]) == 0
-        assert capsys.readouterr().out == "no extensions: see docs/extensions.md\n"
+        assert capsys.readouterr().out == "no extensions; see docs/guides/extensions.md\n"

@@ -1,4 +1,4 @@
-"""Templates of prompts: where they are from, how they are filled in, and what an agent is told by one."""
+"""Prompt templates: their providers, their variables, and the identity that they give an agent."""
 
 from __future__ import annotations
 
@@ -17,43 +17,47 @@ from virtual_clock import virtual
 
 
 def template(text: str) -> PromptTemplate:
-    """Return a template with that text."""
+    """Return a template with the text `text`."""
     return PromptTemplate("t", text, "a test")
 
 
-class TestFilledIn:
-    """A text with variables, and values for them."""
+def in_memory(**texts: str) -> InMemory:
+    """Return a provider of templates with these names and texts."""
+    return InMemory(*(PromptTemplate(name, text) for name, text in texts.items()))
 
-    def test_each_value_is_put_in_once_and_as_it_is(self) -> None:
-        """Neither braces nor backslashes in a value mean anything; blanks around a name are no matter."""
+
+class TestFilledIn:
+    """Variables of a text, and the insertion of values."""
+
+    def test_values_are_inserted_once_and_literally(self) -> None:
+        """Braces and backslashes in a value have no meaning."""
         values = {"a": r"\1 {{b}} \g<0>", "b": 3}
         assert template("{{a}}, {{ b }}, {{a}}").render(values) == r"\1 {{b}} \g<0>, 3, \1 {{b}} \g<0>"
 
-    def test_variables_in_the_order_of_the_text(self) -> None:
-        """Each once."""
+    def test_variables_are_listed_in_text_order(self) -> None:
+        """A variable that occurs twice is listed once."""
         assert template("{{b}} {{a}} {{b}}").variables == ("b", "a")
 
-    def test_braces_that_are_meant(self) -> None:
-        """Behind a backslash they are braces; closing ones need none."""
+    def test_escaped_braces_are_literal(self) -> None:
+        """A backslash escapes opening braces. Closing braces need no backslash."""
         assert template(r"\{{a}} and }}").render({}) == "{{a}} and }}"
 
-    def test_a_value_that_is_missing_is_named(self) -> None:
-        """With the template, where it is from, and the three ways to give it."""
+    def test_missing_value_names_the_variable(self) -> None:
+        """The error has the template, its source, and the three ways to set the value."""
         with pytest.raises(ConfigError, match=r"'t' \(a test\) needs b, c: pass vars=.*--var b=.*prompt\.vars\.b"):
             template("{{a}} {{b}} {{c}}").render({"a": 1})
 
     @pytest.mark.parametrize("text", ["one\n{{role!}}", "one\n{{", "one\n{{ }}", "one\n{{1}}"])
-    def test_what_begins_no_variable_is_an_error_with_its_line(self, text: str) -> None:
-        """Rather than a text that nobody meant."""
+    def test_malformed_variable_is_an_error_with_its_line(self, text: str) -> None:
         with pytest.raises(ConfigError, match="line 2"):
             template(text).render({})
 
 
 class TestProviders:
-    """Templates from a program, from files, and from packages."""
+    """Templates of a program, of files and of packages."""
 
-    def test_files_of_a_folder(self, tmp_path: Path) -> None:
-        """By their names without the suffix; what is no Markdown is none, and neither is what is not there."""
+    def test_templates_are_the_markdown_files_of_a_folder(self, tmp_path: Path) -> None:
+        """A template is named after its file without the suffix. Other files, and a missing folder, are ignored."""
         (tmp_path / "b.md").write_bytes(b"\xef\xbb\xbfYou are b.\r\n\r\nYes.\n")
         (tmp_path / "a.md").write_text("You are a.")
         (tmp_path / "c.txt").write_text("x")
@@ -63,14 +67,13 @@ class TestProviders:
         ]
         assert list(Files(tmp_path / "none").templates()) == []
 
-    def test_a_file_that_is_too_large_is_refused(self, tmp_path: Path) -> None:
-        """It would be in each request."""
+    def test_oversized_template_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "a.md").write_text("x" * 300_000)
         with pytest.raises(ConfigError, match="too large"):
             Files(tmp_path).templates()
 
-    def test_a_package(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """In a folder of it; a package that is not there is said to be missing."""
+    def test_templates_of_a_package_are_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Templates are read from the folder `prompts` of the package. A missing package is an error."""
         (tmp_path / "packed_prompts" / "prompts").mkdir(parents=True)
         (tmp_path / "packed_prompts" / "__init__.py").write_text("")
         (tmp_path / "packed_prompts" / "prompts" / "pirate.md").write_text("You are {{who}}.")
@@ -81,8 +84,8 @@ class TestProviders:
             Package("no_such_thing").templates()
         sys.modules.pop("packed_prompts", None)
 
-    def test_configured_places_and_the_users_own(self, tmp_path: Path) -> None:
-        """Folders, single files, and `prompts` beside the configuration; two of a name are an error that names both."""
+    def test_templates_from_configuration_and_home(self, tmp_path: Path) -> None:
+        """A configured path is a folder or a file. Duplicate names and missing paths are errors."""
         for folder in ("home/prompts", "mine"):
             (tmp_path / folder).mkdir(parents=True)
         (tmp_path / "home" / "prompts" / "one.md").write_text("1")
@@ -92,42 +95,42 @@ class TestProviders:
         there = TemplateCatalog(config, tmp_path / "home")
         assert [each.name for each in there.all()] == ["one", "three", "two"]
         (tmp_path / "mine" / "one.md").write_text("another")
-        with pytest.raises(ConfigError, match=r"two templates 'one'"):
+        with pytest.raises(ConfigError, match=r"two templates are named 'one'"):
             there.all()
         with pytest.raises(ConfigError, match="/no/where does not exist"):
             TemplateCatalog(PromptConfig(templates=("/no/where",)), tmp_path).all()
 
-    def test_a_provider_is_taken_whole_or_not(self, tmp_path: Path) -> None:
-        """With one bad template none of it is there; neither with a name that is taken."""
+    def test_provider_with_an_invalid_template_is_refused_whole(self, tmp_path: Path) -> None:
+        """An invalid text, a name that is in use, and an invalid name are errors, and no template is added."""
         there = TemplateCatalog(PromptConfig(), tmp_path)
-        assert there.add(InMemory({"a": "A"})) == ("a",)
+        assert there.add(in_memory(a="A")) == ("a",)
         for bad, why in (
             ({"b": "B", "c": "{{"}, "invalid variable"),
             ({"b": "B", "a": "A"}, "already"),
             ({"b c": "B"}, "invalid template name"),
         ):
             with pytest.raises(ConfigError, match=why):
-                there.add(InMemory(bad))
+                there.add(in_memory(**bad))
         assert [each.name for each in there.all()] == ["a"]
 
 
 class TestAsked:
-    """What an agent is told by a template."""
+    """The prompt of an agent with a template."""
 
     def there(self, home: Path, **config: Any) -> TemplateCatalog:
-        """Return templates with one that greets."""
+        """Return a catalog with one template that has two variables."""
         found = TemplateCatalog(PromptConfig(**config), home)
-        found.add(InMemory({"greeter": "You greet {{whom}} in {{language}}."}))
+        found.add(in_memory(greeter="You greet {{whom}} in {{language}}."))
         return found
 
-    def test_values_that_are_given_beat_those_that_are_configured(self, tmp_path: Path) -> None:
-        """And what is configured for other templates is no matter."""
+    def test_given_values_override_configured_ones(self, tmp_path: Path) -> None:
+        """Configured values for other variables have no effect."""
         there = self.there(tmp_path, vars={"whom": "all", "language": "Latin", "other": "x"})
-        spec = there.asked("greeter", {"whom": "zebras"})
+        spec = there.prompt_spec("greeter", {"whom": "zebras"})
         assert (spec.identity, spec.source) == ("You greet zebras in Latin.", "template greeter (this program)")
 
-    def test_what_cannot_be_had_says_why(self, tmp_path: Path) -> None:
-        """No such template, with those there are; a variable that it has not; values for no template."""
+    def test_unknown_templates_and_variables_are_errors(self, tmp_path: Path) -> None:
+        """Values without a template are an error, too."""
         there = self.there(tmp_path)
         for name, given, why in (
             ("grater", {}, "unknown template 'grater'; available: greeter"),
@@ -136,17 +139,17 @@ class TestAsked:
             ("./none.md", {}, "template file ./none.md"),
         ):
             with pytest.raises(ConfigError, match=why):
-                there.asked(name, given)
+                there.prompt_spec(name, given)
 
-    def test_without_a_template_nothing_is_said(self, tmp_path: Path) -> None:
-        """Unless one is configured."""
-        assert self.there(tmp_path).asked(None, None).identity is None
+    def test_no_template_is_used_by_default(self, tmp_path: Path) -> None:
+        """A template of the configuration is used."""
+        assert self.there(tmp_path).prompt_spec(None, None).identity is None
         config = {"template": "greeter", "vars": {"whom": "all", "language": "Latin"}}
-        assert self.there(tmp_path, **config).asked(None, None).identity == "You greet all in Latin."
+        assert self.there(tmp_path, **config).prompt_spec(None, None).identity == "You greet all in Latin."
 
     @virtual
-    async def test_an_agent_is_who_its_template_says(self, tmp_path: Path) -> None:
-        """In place of who agents are; what its tools are is said all the same, and the part says where it is from."""
+    async def test_identity_template_replaces_the_default(self, tmp_path: Path) -> None:
+        """The tools follow the identity, and the part of the prompt names its source."""
         config = Config(prompt=PromptConfig(vars={"language": "Latin"}))
         async with opened(tmp_path, config=config) as world:
             assert world.register_prompt_template("greeter", "You greet {{whom}} in {{language}}.") == ("greeter",)
@@ -162,7 +165,7 @@ class TestAsked:
 
     @virtual
     async def test_any_object_with_templates_is_a_provider(self, tmp_path: Path) -> None:
-        """One method is all there is to it; anything else is refused."""
+        """A provider needs only the method `templates`. Other objects are refused."""
 
         class Own:
             def templates(self) -> Iterable[PromptTemplate]:

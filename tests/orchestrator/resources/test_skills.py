@@ -1,4 +1,4 @@
-"""Which skills there are for a folder, which of them an agent has, and what it is told of them."""
+"""Skills for a folder: where they are found, which of them an agent has, and what the agent reads about them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 
 from orch import Config, ConfigError, Skill, SkillsConfig, SubagentsConfig
+from orch.config.trust import revoke
 from orch.resources.extensions import extension_specs
 from orch.resources.extensions import find as find_extensions
 from orch.resources.extensions import trust as trust_extension
-from orch.resources.skill_discovery import Found, SkillCatalogs, find, trust, untrust
+from orch.resources.skill_discovery import Found, SkillCatalogs, find, trust
 from orch.services.agents.spawn import describe
 from orch_protocol.agent.spec import BackendSpec
 from orch_protocol.core.errors import ToolNotGrantedError
 from orch_protocol.resources.skills import SkillSpec, SkillsSpec
-from orch_protocol.services.requests import Spawn
+from orch_protocol.services.agents.spawn import Spawn
 from orch_worker.prompt.instructions import stable_parts
 from orch_worker.skills.catalog import SkillCatalog
 from orch_worker.skills.skill_file import read_skill_file, skill_in
@@ -39,7 +40,7 @@ def put(place: Path, name: str = "pump", description: str = "Pumps.", body: str 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home, and a project's folder that one is in."""
+    """A home, with the current folder set to an empty project."""
     (tmp_path / "home").mkdir()
     (tmp_path / "project").mkdir()
     monkeypatch.setenv("ORCH_HOME", str(tmp_path / "home"))
@@ -54,34 +55,34 @@ def project(home: Path) -> Path:
 
 
 def there(home: Path, rules: SkillsConfig = RULES, **more: Any) -> dict[str, str]:
-    """Return the skills for the project, and why each one is off."""
+    """Return the names of the skills for the project, with the reason why each one is off."""
     return {each.name: each.why_off for each in find(home.parent / "project", home, rules, **more)}
 
 
 class TestProviders:
-    """Where skills are from."""
+    """The sources of skills."""
 
-    def test_a_users_own_are_on_and_a_projects_are_not(self, home: Path, project: Path) -> None:
-        """What lies in one's own home is one's own; what came with a project is read first."""
+    def test_user_skills_are_on_and_project_skills_are_off(self, home: Path, project: Path) -> None:
+        """A skill of a project is off until the user trusts it."""
         put(home / "skills", "own")
         put(project)
         assert there(home)["own"] == ""
         assert "was not trusted: read it, then orch skills trust pump" in there(home)["pump"]
 
-    def test_trust_is_for_what_was_read(self, home: Path, project: Path) -> None:
-        """A trusted one is on, until anything in its folder changes, or it is not trusted any more."""
+    def test_trust_ends_when_the_skill_changes(self, home: Path, project: Path) -> None:
+        """A trusted skill is on until a file in its folder changes or the trust is revoked."""
         folder = put(project)
         trust(folder, home)
         assert there(home) == {"pump": ""}
         (folder / "more.md").write_text("And tell nobody.\n")
         assert "was changed since it was trusted" in there(home)["pump"]
         trust(folder, home)
-        assert untrust(folder, home)
-        assert not untrust(folder, home)
+        assert revoke(home, "skill", folder)
+        assert not revoke(home, "skill", folder)
         assert "was not trusted" in there(home)["pump"]
 
-    def test_configured_folders(self, home: Path, tmp_path: Path) -> None:
-        """A folder elsewhere is what its user says; a relative one is the project's, and to be trusted."""
+    def test_configured_skill_folders_are_used(self, home: Path, tmp_path: Path) -> None:
+        """A relative folder belongs to the project, so its skills need trust."""
         put(tmp_path / "others", "elsewhere")
         put(home.parent / "project" / ".agents" / "skills", "theirs")
         rules = SkillsConfig(folders=(str(tmp_path / "others"), ".agents/skills", "nowhere"))
@@ -89,8 +90,10 @@ class TestProviders:
         assert found["elsewhere"] == ""
         assert "was not trusted" in found["theirs"]
 
-    def test_a_package_by_its_entry_point(self, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """An installed package offers a folder of skills under a name; one that nobody offers is an error."""
+    def test_packaged_skills_are_found_by_their_entry_point(
+        self, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An unknown name is an error that lists the known names."""
         put(tmp_path / "site" / "offering", "packed")
         (tmp_path / "site" / "offering" / "__init__.py").write_text("")
         monkeypatch.syspath_prepend(tmp_path / "site")
@@ -101,8 +104,8 @@ class TestProviders:
         with pytest.raises(ConfigError, match=r"skills.load: .*offers 'long' as orch.skills; there are: short"):
             find(home.parent, home, SkillsConfig(load=("long",)))
 
-    def test_an_extensions_are_those_that_its_manifest_names(self, home: Path) -> None:
-        """They are called after it; one that is not permitted is left out, and that is told."""
+    def test_extension_skills_must_be_in_its_manifest(self, home: Path) -> None:
+        """Its name begins with the extension's name. A skill that is not in the manifest is off."""
         pack = home / "extensions" / "pack"
         put(pack / "skills", "review")
         put(pack / "skills", "sneak")
@@ -113,8 +116,8 @@ class TestProviders:
         assert found["pack:review"] == ""
         assert "permissions.skills of extension 'pack' has no 'sneak'" in found["pack:sneak"]
 
-    def test_a_projects_extension_is_trusted_as_a_whole(self, home: Path) -> None:
-        """Its skills are on with it, and are held to what was trusted of it."""
+    def test_skills_of_a_trusted_project_extension_are_on(self, home: Path) -> None:
+        """The trust in the extension includes its skills."""
         pack = home.parent / "project" / ".orch" / "extensions" / "pack"
         put(pack / "skills", "review")
         (pack / "extension.toml").write_text('name = "pack"\n[permissions]\nskills = ["review"]\n')
@@ -126,8 +129,8 @@ class TestProviders:
         assert found.skill is not None
         assert (found.skill.trusted, found.why_off) == (str(pack), "")
 
-    def test_of_two_of_one_name_the_projects_gives_way(self, home: Path, project: Path, tmp_path: Path) -> None:
-        """A program's comes first, then one's own: nobody else's takes their place."""
+    def test_project_skill_gives_way_to_one_of_the_same_name(self, home: Path, project: Path, tmp_path: Path) -> None:
+        """Skills of the program precede skills of the user, of configured folders and of the project."""
         put(home / "skills")
         put(tmp_path / "others")
         trust(put(project), home)
@@ -137,10 +140,10 @@ class TestProviders:
             ("program", True),
             *((where, False) for where in ("user", "folder", "project")),
         ]
-        assert "another one of that name, of program" in found[1].why_off
+        assert "another skill (program) has the same name" in found[1].why_off
 
-    def test_a_broken_one_hides_no_other(self, home: Path) -> None:
-        """What breaks a rule, has no body, or holds a link, is off and says why; a folder that is no skill is none."""
+    def test_invalid_skill_is_off_and_hides_no_other(self, home: Path) -> None:
+        """The reason names the file and the error. A folder without SKILL.md is ignored."""
         put(home / "skills", "good")
         put(home / "skills", "Bad")
         put(home / "skills", "empty", body="")
@@ -151,27 +154,27 @@ class TestProviders:
         assert "Bad/SKILL.md: line 2, name: 'Bad' has capital letters" in found["Bad"].why_off
         assert found["good"].why_off == ""
 
-    def test_what_did_not_change_is_not_read_again(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Until it does, whatever the change is."""
+    def test_unchanged_skills_are_not_read_again(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A changed folder is read again."""
         folder = put(home / "skills")
         monkeypatch.setattr("orch.resources.skill_discovery.SETTLED_NS", -(10**12))
         read: list[Path] = []
         monkeypatch.setattr(
             "orch.resources.skill_discovery.skill_in", lambda held, path: read.append(path) or skill_in(held, path)
         )
-        shelves = SkillCatalogs()
-        first = shelves.look(folder)
-        assert shelves.look(folder) is first
+        skill_catalogs = SkillCatalogs()
+        first = skill_catalogs.look(folder)
+        assert skill_catalogs.look(folder) is first
         (folder / "more.md").write_text("x")
-        assert shelves.look(folder).hash != first.hash
+        assert skill_catalogs.look(folder).hash != first.hash
         assert len(read) == 2
 
 
 class TestProgram:
-    """Skills of a program."""
+    """Skills that a program registers."""
 
-    async def test_they_are_registered_all_or_none(self, tmp_path: Path) -> None:
-        """One skill, or what a provider has each time; a name twice, or a rule that is broken, is an error."""
+    async def test_registered_skills_are_accepted_all_or_none(self, tmp_path: Path) -> None:
+        """Duplicate names and invalid skills are errors, and no skill is added."""
 
         class Two:
             def skills(self) -> list[Skill]:
@@ -180,12 +183,12 @@ class TestProgram:
         async with opened(tmp_path / "home") as world:
             assert world.register_skill(Two()) == ("a", "b")
             for wrong, why in (
-                (Skill("a", "Again.", "Do."), "there is a skill 'a' already"),
+                (Skill("a", "Again.", "Do."), "a skill named 'a' already exists"),
                 (Skill("A b", "d", "Do."), "skill 'A b': name: 'A b' has capital letters"),
                 (Skill("c", "d" * 1025, "Do."), "skill 'c': description: it has 1025"),
                 (Skill("c", "d", " "), "skill 'c' has no body"),
                 (Skill("c", "d", "Do.", files={"../x": ""}), "invalid path '../x': it must be a relative path"),
-                ("c", "a skill is a Skill, or something that has skills"),
+                ("c", "a skill must be a Skill, or an object with skills"),
             ):
                 with pytest.raises(ConfigError, match=why):
                     world.register_skill(wrong)  # type: ignore[arg-type]
@@ -196,8 +199,7 @@ class TestProgram:
     @pytest.mark.parametrize(
         "text", ["plain", "a: b", "# x", "yes", "'", 'a "b"', "- x", "1", "line\nline", "*a", "é: ü"]
     )
-    def test_whatever_it_says_is_written_as_a_file_that_says_so(self, tmp_path: Path, text: str) -> None:
-        """A skill as a file is the skill again."""
+    def test_any_skill_round_trips_as_a_file(self, tmp_path: Path, text: str) -> None:
         made = Skill("s", text, "Do.", allowed_tools=("Read",), license=text, metadata={"k": text})
         (tmp_path / "s").mkdir()
         (tmp_path / "s" / "SKILL.md").write_text(made.text())
@@ -212,15 +214,15 @@ def spec_of(world: World, agent: Any) -> SkillsSpec:
 
 
 def offered(*names: str) -> list[Found]:
-    """Return skills that are there."""
+    """Return discovered skills of the user with these names."""
     return [Found(name, "user", skill=SkillSpec(name, "d", hash="0")) for name in names]
 
 
 class TestAgents:
-    """Which skills an agent has."""
+    """The skills of an agent."""
 
-    def test_all_or_those_named_or_its_presets(self, tmp_path: Path) -> None:
-        """With none there is no tool to read them by, also where all tools are asked for."""
+    def test_agent_has_all_named_or_preset_skills(self, tmp_path: Path) -> None:
+        """An agent without skills has no tool `read_skill`."""
 
         def made(config: Config = Config(), **asked: Any) -> tuple[list[str], bool]:  # noqa: B008
             spec = describe(Spawn("t", **asked), None, config, tmp_path, BACKEND, skills=offered("a", "b"))
@@ -233,18 +235,18 @@ class TestAgents:
         assert made(presets, preset="minimal") == ([], False)
         assert made(presets, preset="work") == (["b"], True)
         assert made(presets, preset="work", skills=("a",)) == (["a"], True)
-        with pytest.raises(ConfigError, match="there is no skill 'c'; there are a, b"):
+        with pytest.raises(ConfigError, match="no skill 'c'; available: a, b"):
             made(skills=("c",))
 
-    def test_one_that_is_off_says_why(self, tmp_path: Path) -> None:
-        """Whoever asks for it by name learns what to do."""
+    def test_disabled_skill_states_the_reason(self, tmp_path: Path) -> None:
+        """A spawn that names the skill fails with the reason; a spawn that names no skills leaves it out."""
         off = [Found("a", "project", skill=SkillSpec("a", "d"), why_off="it was not trusted: read it")]
         assert describe(Spawn("t"), None, Config(), tmp_path, BACKEND, skills=off).skills == SkillsSpec()
         with pytest.raises(ConfigError, match="skill 'a' is off: it was not trusted"):
             describe(Spawn("t", skills=("a",)), None, Config(), tmp_path, BACKEND, skills=off)
 
-    def test_below_an_agent_they_are_its_own(self, tmp_path: Path) -> None:
-        """Some of them by name, or by preset; never others, whatever a worker asks for."""
+    def test_child_has_only_skills_of_its_parent(self, tmp_path: Path) -> None:
+        """A name or a preset can only select skills of the parent. Skills that a worker sends are ignored."""
         config = Config(skills=SkillsConfig(presets={"minimal": ("a",)}), subagents=SubagentsConfig(allow_nested=True))
         above = describe(Spawn("t", tools=("all",)), None, config, tmp_path, BACKEND, skills=offered("a", "b"))
         more = (SkillSpec("c", "Obey."),)
@@ -257,13 +259,13 @@ class TestAgents:
         assert below(preset="minimal") == ["a"]
         assert below(skills=("b",)) == ["b"]
         assert below(skills=()) == []
-        with pytest.raises(ToolNotGrantedError, match="cannot give skill 'c': it has a, b"):
+        with pytest.raises(ToolNotGrantedError, match="cannot give skill 'c', because it does not have"):
             below(skills=("c",))
 
-    async def test_a_broken_one_is_told_and_keeps_nobody_from_starting(
+    async def test_broken_skill_is_reported_once_and_does_not_stop_the_spawn(
         self, home: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """Once, and the others are there."""
+        """The agent has the other skills."""
         put(home / "skills", "good")
         put(home / "skills", "Bad")
         async with opened(home) as world:
@@ -271,19 +273,21 @@ class TestAgents:
             assert [skill.name for skill in spec_of(world, agents[1]).skills] == ["good"]
         assert capsys.readouterr().err.count("orch: skill 'Bad' is left out: ") == 1
 
-    async def test_switched_off(self, home: Path) -> None:
-        """Nothing is looked for, and to ask for one is an error."""
+    async def test_skills_can_be_switched_off(self, home: Path) -> None:
+        """No skill is discovered, and a spawn that names a skill fails."""
         put(home / "skills", "good")
         async with opened(home, config=Config(skills=SkillsConfig(enabled=False))) as world:
             agent = await world.scripted("done")
             assert spec_of(world, agent) == SkillsSpec()
-            with pytest.raises(ConfigError, match=r"switched off \(skills.enabled\), and 'good' is asked for"):
+            with pytest.raises(
+                ConfigError, match=r"skill 'good' was requested, but skills are disabled \(skills.enabled\)"
+            ):
                 await world.scripted("done", skills=["good"])
             with pytest.raises(ConfigError, match="skills must be a list of names; got 'good'"):
                 await world.scripted("done", skills="good")
 
-    async def test_it_reads_what_it_needs_and_others_tools_need_approval(self, home: Path, tmp_path: Path) -> None:
-        """The body comes when asked for; then what the skill does not name is asked about, until the next turn."""
+    async def test_skill_body_is_read_on_demand_and_restricts_tools(self, home: Path, tmp_path: Path) -> None:
+        """After the skill is read, tools that it does not name need approval until the end of the turn."""
         folder = put(home / "skills")
         text = (folder / "SKILL.md").read_text()
         (folder / "SKILL.md").write_text(text.replace("---\nLook", "allowed-tools: Read\n---\nLook"))
@@ -307,10 +311,10 @@ class TestAgents:
         assert [reason.count("not among the tools that skill 'pump' names") for reason in asked] == [1]
         assert shown.endswith("- pump: Pumps.")
 
-    def test_nothing_is_said_where_there_are_none(self, tmp_path: Path) -> None:
-        """Neither a part, nor a tool, nor an argument of another tool."""
+    def test_agent_without_skills_has_no_skill_prompt_or_tool(self, tmp_path: Path) -> None:
+        """No part of the prompt, no tool and no argument of a tool mentions skills."""
 
-        def said(*names: str) -> str:
+        def skill_texts(*names: str) -> str:
             found = offered(*names)
             spec = describe(Spawn("t", tools=("all",)), None, Config(), tmp_path, BACKEND, skills=found)
             shelf = SkillCatalog(spec.skills, None) if names else None  # type: ignore[arg-type]
@@ -318,14 +322,12 @@ class TestAgents:
             parts = stable_parts(spec, [tool.name for tool in tools])
             return f"{parts}{tools}"
 
-        assert "skill" not in said()
-        assert "read_skill" in said("a")
-        assert "Names of the skills it has, of yours" in said("a")
+        assert "skill" not in skill_texts()
+        assert "read_skill" in skill_texts("a")
+        assert "Names of your skills that it gets" in skill_texts("a")
 
-    async def test_what_changed_since_it_was_read_is_told_from_the_next_turn_on(
-        self, home: Path, tmp_path: Path
-    ) -> None:
-        """Also to the next process, until it is read again."""
+    async def test_change_of_a_read_skill_is_reported_from_the_next_turn(self, home: Path, tmp_path: Path) -> None:
+        """A new process of the agent reports it, too, until the agent reads the skill again."""
         folder = put(home / "skills")
         read = {"tool": "read_skill", "input": {"name": "pump"}}
         async with opened(home) as world:
@@ -336,14 +338,14 @@ class TestAgents:
             (folder / "SKILL.md").write_text((folder / "SKILL.md").read_text() + "Twice.\n")
             world.launcher.worker(agent.id).die(9)
             await agent.query("go on")
-            told = "Skills that were changed since you read them: pump. Read them again with read_skill."
-            assert (await shown(agent)) == told
+            text = "Skills that were changed since you read them: pump. Read them again with read_skill."
+            assert (await shown(agent)) == text
             await agent.query("and on")
             await agent.query("to the end")
             assert (await shown(agent)) == ""
 
-    async def test_its_folders_can_be_read_where_others_cannot(self, home: Path, tmp_path: Path) -> None:
-        """In a sandbox an agent's tools see the skills that it has, and a subagent's those alone that that one has."""
+    async def test_sandbox_allows_reading_the_agents_skills(self, home: Path, tmp_path: Path) -> None:
+        """The sandbox of a subagent contains only the folders of its own skills."""
         folders = [str(put(home / "skills", name)) for name in ("a", "b")]
         nested = Config(subagents=SubagentsConfig(allow_nested=True))
         below = {"tool": "spawn_subagent", "input": {"task": "t", "tools": [], "skills": ["b"]}}
@@ -355,7 +357,7 @@ class TestAgents:
 
 
 async def shown(agent: Any) -> str:
-    """Return what the end of the last request said, once nobody waits for it any more."""
+    """Return the volatile part of the last prompt, after pending callbacks have run."""
     prompt = await agent.prompt_parts()
     await asyncio.sleep(0)
     return str(prompt.render("volatile"))

@@ -1,4 +1,4 @@
-"""What can be asked of a root, by whom, and how it is refused."""
+"""Services of a root: what can be requested, by which callers, and how a request is refused."""
 
 from __future__ import annotations
 
@@ -25,62 +25,78 @@ from orch_protocol.core.errors import (
     ToolNotGrantedError,
 )
 from orch_protocol.core.messages import Usage, assistant, user
-from orch_protocol.services.registry import MODULES, SERVICES
-from orch_protocol.services.requests import (
-    LIST_AGENTS,
-    QUERY,
-    SPAWN,
-    AgentRef,
-    Collect,
-    Kill,
-    ListAgents,
-    QueryAgent,
-    ShowAgent,
-    Spawn,
-    Wait,
-)
-from orch_protocol.services.service import Service
+from orch_protocol.policy.builtin_tools import BUILTIN_TOOLS
+from orch_protocol.policy.policy import PolicyCall
+from orch_protocol.services.agents.lifecycle import Kill
+from orch_protocol.services.agents.query import QUERY, Collect, QueryAgent, Wait
+from orch_protocol.services.agents.run_events import LIST_EVENTS, EventsSince, RunEvent
+from orch_protocol.services.agents.spawn import SPAWN, Spawn
+from orch_protocol.services.agents.status import LIST_AGENTS, ListAgents, ShowAgent
+from orch_protocol.services.dispatch.registry import MODULES, SERVICES, services_in
+from orch_protocol.services.service import AgentRef, Empty
 from orch_protocol.wire.worker_messages import RootCall
-from orch_worker.session.transcript import read_session
+from orch_worker.session.session_reader import read_session
 from orch_worker.tools.agents.chat import __all__ as chat_tools
 from orch_worker.tools.agents.subagents import __all__ as subagent_tools
-from orch_worker.tools.dispatch.presets import BUILTIN, RECALL
+from orch_worker.tools.dispatch.presets import RECALL
 from orchestrator.root_double import NEST, Gate, World, nesting, opened
 from orchestrator.tree_double import Forest
 from virtual_clock import passed, virtual
 
 
 async def ask_root(world: World, caller: str, service: str, params: Any) -> Any:
-    """Ask as a worker's process does."""
+    """Call a service as the worker process of `caller` does."""
     payload = msgspec.Raw(msgspec.msgpack.encode(params))
     answer = await serve_worker(world.supervisor, caller, RootCall(service, payload))
     return msgspec.msgpack.decode(answer, type=SERVICES[service].result)
 
 
-# Who may ask.
+# Permissions.
 
 
-def test_each_service_is_for_the_tools_that_ask_for_it() -> None:
-    """Definitions name tools that exist, and every tool that calls a service is named by one."""
+def test_each_service_names_the_tools_that_call_it() -> None:
+    """The named tools exist, and each tool that calls a service is named by that service."""
     granted = {tool for service in SERVICES.values() for tool in service.agents.tools}
-    assert granted <= BUILTIN.keys()
-    assert granted == {*subagent_tools, *chat_tools, *RECALL} - {"chat"}  # chat calls a service of every agent
+    assert granted <= BUILTIN_TOOLS.keys()
+    assert granted == {*subagent_tools, *chat_tools, *RECALL} - {"chat"}  # the service of chat is open to every agent
 
 
 def test_each_service_has_a_handler() -> None:
-    """Every definition is bound to a handler, and every handler to a definition."""
+    """Every service has one handler, and every handler belongs to a service."""
     assert HANDLERS.keys() == SERVICES.keys()
 
 
+def test_handlers_are_where_their_definitions_are() -> None:
+    """The definition of a service and its handler are in modules with the same path below `services`."""
+    handlers = {name: handler.__module__ for name, handler in HANDLERS.items()}
+    assert [
+        f"{service.name}: defined in {module.__name__}, but its handler is in {handlers[service.name]}"
+        for module in MODULES
+        for service in services_in(module)
+        if handlers[service.name] != module.__name__.replace("orch_protocol.", "orch.", 1)
+    ] == []
+
+
+def test_parameters_are_beside_their_service() -> None:
+    """Parameters are in the module of their service, except those of several services and of policy functions."""
+    shared = (Empty, AgentRef, PolicyCall)
+    assert [
+        f"{service.name}: defined in {module.__name__}, but its parameters are in {service.params.__module__}"
+        for module in MODULES
+        for service in services_in(module)
+        if service.params.__module__ != module.__name__ and service.params not in shared
+    ] == []
+
+
 def test_service_names_are_unique() -> None:
-    """No two definitions share a name on the wire."""
-    names = [value.name for module in MODULES for value in vars(module).values() if isinstance(value, Service)]
+    """The registry is keyed by name, so a second service with the same name would replace the first."""
+    names = [service.name for module in MODULES for service in services_in(module)]
     assert sorted(names) == sorted(SERVICES)
 
 
 @virtual
-async def test_a_worker_may_ask_for_what_its_tools_ask_for(tmp_path: Path) -> None:
-    """A process that asks for more is refused, whatever it says; what is for people alone is for no agent."""
+async def test_worker_may_call_only_services_of_its_tools(tmp_path: Path) -> None:
+    """Services without a tool that calls them are refused to all agents."""
     async with opened(tmp_path, config=nesting()) as world:
         poor = await world.scripted(tools=["read_file"])
         rich = await world.scripted(tools=NEST, peers=[poor])
@@ -98,7 +114,7 @@ async def test_a_worker_may_ask_for_what_its_tools_ask_for(tmp_path: Path) -> No
             "resume": AgentRef(poor.id),
             "state": AgentRef(poor.id),
         }.items():
-            with pytest.raises(ToolNotGrantedError, match="any tool that asks"):
+            with pytest.raises(ToolNotGrantedError, match="a tool that uses this service"):
                 await ask_root(world, rich.id, service, params)
         assert [each.id for each in await ask_root(world, rich.id, "list", ListAgents())] == [poor.id]
         with pytest.raises(ProtocolError, match="no service 'nonsense'"):
@@ -108,8 +124,8 @@ async def test_a_worker_may_ask_for_what_its_tools_ask_for(tmp_path: Path) -> No
 
 
 @virtual
-async def test_an_agent_acts_on_what_is_below_it(tmp_path: Path) -> None:
-    """Killing and collecting stop at its own subtree; everybody below it, at any depth, is in it."""
+async def test_agent_acts_on_its_subtree_only(tmp_path: Path) -> None:
+    """`kill` accepts descendants at any depth, but neither the caller itself nor other agents."""
     async with opened(tmp_path, config=nesting()) as world:
         one, other = await world.scripted(tools=NEST), await world.scripted(tools=NEST)
         two = await ask_root(world, one.id, "spawn", Spawn("x", tools=tuple(NEST)))
@@ -124,21 +140,21 @@ async def test_an_agent_acts_on_what_is_below_it(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_who_asked_may_collect(tmp_path: Path) -> None:
-    """An agent takes the answer to its own question from a peer that it asked, and nobody else's."""
+async def test_caller_of_a_query_may_collect_it(tmp_path: Path) -> None:
+    """An agent can collect a peer's answers to its own queries, but no other answers of the peer."""
     async with opened(tmp_path, config=nesting()) as world:
         other = await world.scripted("for one", "for the user", tools=NEST)
         one = await world.scripted(tools=NEST, peers=[other])
         await ask_root(world, one.id, "submit", QueryAgent(other.id, "go"))
         assert (await ask_root(world, one.id, "collect", Collect(other.id))).text == "for one"
         other.submit("go")
-        with pytest.raises(AgentError, match="can only collect its own queries from"):
+        with pytest.raises(AgentError, match="can collect only results of its own queries to"):
             await ask_root(world, one.id, "collect", Collect(other.id))
 
 
 @virtual
-async def test_killing_all_spares_nobody(tmp_path: Path) -> None:
-    """Also an agent that was resumed below one that stays killed."""
+async def test_kill_all_includes_resumed_descendants(tmp_path: Path) -> None:
+    """An agent that was resumed below a killed agent is killed too."""
     async with opened(tmp_path, config=nesting()) as world:
         one = await world.scripted(tools=NEST)
         two = await ask_root(world, one.id, "spawn", Spawn("x", tools=(), script=("fine",)))
@@ -154,8 +170,8 @@ async def test_killing_all_spares_nobody(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seconds", [-1, math.nan, -math.inf, "5", [1]])
 @virtual
-async def test_a_timeout_that_is_no_time_is_refused(tmp_path: Path, seconds: Any) -> None:
-    """Before anything is asked."""
+async def test_invalid_timeout_is_refused_before_the_query(tmp_path: Path, seconds: Any) -> None:
+    """`query`, `collect`, `ping` and `wait` raise ConfigError if the timeout is invalid."""
     async with opened(tmp_path) as world:
         agent = await world.scripted("fine")
         for attempt in (
@@ -164,21 +180,21 @@ async def test_a_timeout_that_is_no_time_is_refused(tmp_path: Path, seconds: Any
             agent.ping(timeout=seconds),
             world.wait(agent, timeout=seconds),
         ):
-            with pytest.raises(ConfigError, match="a timeout is a number of seconds"):
+            with pytest.raises(ConfigError, match="timeout must be a number of seconds"):
                 await attempt
         assert (await agent.state()).queries == 0
 
 
 @virtual
-async def test_an_agent_whose_program_does_not_wait_for_it_is_ended(tmp_path: Path) -> None:
-    """Nobody has a handle of it, and it would take the place of another; one that can be asked for again stays."""
+async def test_agent_of_an_abandoned_spawn_is_ended(tmp_path: Path) -> None:
+    """The agent is kept if the spawn has a request id, because the caller can repeat such a spawn."""
     async with opened(tmp_path) as world:
         for request_id, statuses in ((None, ["killed"]), ("r", ["killed", "idle"])):
             spawning = asyncio.ensure_future(
                 call(world.supervisor, USER, SPAWN, Spawn("t", script=("hi",), request_id=request_id))
             )
             while len(world.supervisor.tree.agents) < len(statuses):  # noqa: ASYNC110
-                await asyncio.sleep(0)  # until it is about to come up
+                await asyncio.sleep(0)  # until the agent is about to start
             spawning.cancel()
             await asyncio.gather(spawning, return_exceptions=True)
             assert spawning.cancelled()
@@ -187,8 +203,8 @@ async def test_an_agent_whose_program_does_not_wait_for_it_is_ended(tmp_path: Pa
 
 
 @virtual
-async def test_for_ever_is_a_timeout(tmp_path: Path) -> None:
-    """Infinity waits until the answer is there; nothing at all waits for nothing."""
+async def test_infinite_and_zero_timeouts_are_valid(tmp_path: Path) -> None:
+    """An infinite timeout waits for the answer, and a timeout of zero does not wait."""
     async with opened(tmp_path) as world:
         agent = await world.scripted({"text": "one", "sleep": 100}, "two")
         assert (await agent.query("go", timeout=math.inf)).text == "one"
@@ -216,7 +232,7 @@ async def test_for_ever_is_a_timeout(tmp_path: Path) -> None:
         ({"env": {"A": 1}}, "env"),
         ({"cwd": "x" * 5000}, "cannot be used"),
         ({"cwd": "~nobody-is-called-that/x"}, "cannot be used"),
-        ({"cwd": "a\0b"}, "cwd is a path"),
+        ({"cwd": "a\0b"}, "cwd must be a path"),
         ({"backend": ScriptedBackend([{"tool": "x", "input": {"value": object()}}])}, "object"),
         ({"template": "fat"}, "template"),
         ({"preset": 3}, "preset"),
@@ -224,8 +240,8 @@ async def test_for_ever_is_a_timeout(tmp_path: Path) -> None:
     ids=lambda value: str(value)[:30],
 )
 @virtual
-async def test_a_spawn_that_makes_no_sense_is_refused(tmp_path: Path, wrong: dict[str, Any], why: str) -> None:
-    """The error names the field, and no agent comes to be."""
+async def test_invalid_spawn_is_refused_with_the_field(tmp_path: Path, wrong: dict[str, Any], why: str) -> None:
+    """The error names the invalid field, and no agent is created."""
     async with opened(tmp_path) as world:
         with pytest.raises(ConfigError, match=why):
             await world.spawn("work", **({"backend": ScriptedBackend(["fine"])} | wrong))
@@ -235,8 +251,8 @@ async def test_a_spawn_that_makes_no_sense_is_refused(tmp_path: Path, wrong: dic
 
 
 @virtual
-async def test_what_no_file_can_carry_is_mended_at_the_door(tmp_path: Path) -> None:
-    """Lone surrogates, tuples: an agent is from the beginning what its journal says of it."""
+async def test_unencodable_values_are_normalized_at_the_service(tmp_path: Path) -> None:
+    """Lone surrogates are replaced, so that an agent is equal to its record in the journal."""
     async with opened(tmp_path) as world:
         history = [user("bad \ud800"), assistant("ok")]
         agent = await world.spawn("task \udfff", backend=ScriptedBackend(({"text": "x"},)), history=history)
@@ -245,25 +261,25 @@ async def test_what_no_file_can_carry_is_mended_at_the_door(tmp_path: Path) -> N
 
 
 @virtual
-async def test_a_huge_task_is_a_task(tmp_path: Path) -> None:
-    """Two megabytes of it travel like everything else."""
+async def test_two_megabyte_task_is_accepted(tmp_path: Path) -> None:
+    """An agent with a task of two megabytes can be queried."""
     async with opened(tmp_path) as world:
         agent = await world.spawn("x" * 2_000_000, backend=ScriptedBackend([{"echo": True}]))
         assert (await agent.query("short")).text == "short"
 
 
 @virtual
-async def test_a_prompt_is_text(tmp_path: Path) -> None:
-    """Anything else is refused, by its type."""
+async def test_prompt_must_be_text(tmp_path: Path) -> None:
+    """The error for a prompt that is not a text names its type."""
     async with opened(tmp_path) as world:
         agent = await world.scripted()
-        with pytest.raises(ConfigError, match="is text, not int"):
+        with pytest.raises(ConfigError, match=r"must be text.*got int"):
             await agent.query(5)  # type: ignore[arg-type]
 
 
 @virtual
-async def test_waiting_for_what_cannot_be(tmp_path: Path) -> None:
-    """No agents, too many, no number: each is said."""
+async def test_invalid_waits_are_refused(tmp_path: Path) -> None:
+    """A wait needs at least one agent and a valid mode."""
     async with opened(tmp_path) as world:
         agent = await world.scripted()
         with pytest.raises(ConfigError, match="at least one"):
@@ -275,8 +291,8 @@ async def test_waiting_for_what_cannot_be(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_an_agent_does_not_wait_for_one_that_waits_for_it(tmp_path: Path) -> None:
-    """Nobody would ever be done."""
+async def test_agent_cannot_wait_for_its_asker_or_itself(tmp_path: Path) -> None:
+    """A wait for the agent's caller or for the agent itself would never end."""
     async with opened(tmp_path, config=nesting()) as world:
         gate = Gate()
         child = await world.scripted({"tool": "gate"}, "done", tools=[*NEST, gate.tool()], name="child")
@@ -294,8 +310,8 @@ async def test_an_agent_does_not_wait_for_one_that_waits_for_it(tmp_path: Path) 
 
 
 @virtual
-async def test_a_repeated_spawn_that_failed_has_failed(tmp_path: Path) -> None:
-    """A client that asks again hears the same error, not of an agent that cannot answer."""
+async def test_repeated_failed_spawn_returns_the_same_error(tmp_path: Path) -> None:
+    """A repeated spawn with the same request id raises the same error and creates no second agent."""
     launcher = FakeLauncher()
     launcher.failures += ["no memory"] * 4
     async with opened(tmp_path, launcher=launcher) as world:
@@ -309,8 +325,8 @@ async def test_a_repeated_spawn_that_failed_has_failed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ref", ["9" * 5000, "٣", "²", "-1", "1.0", "+1", "x" * 100_000, "\ud800", "a b", "999"])
-def test_a_reference_to_nobody_is_refused_shortly(ref: str) -> None:
-    """Whatever it looks like: digits of other scripts, more digits than a number may have, a book."""
+def test_unknown_references_get_short_errors(ref: str) -> None:
+    """The error is short even if the reference is a very long number or text."""
     forest = Forest()
     forest.spawn()
     with pytest.raises(AgentNotFoundError) as caught:
@@ -318,8 +334,8 @@ def test_a_reference_to_nobody_is_refused_shortly(ref: str) -> None:
     assert len(str(caught.value)) < 300
 
 
-def test_leading_zeros_do_not_matter() -> None:
-    """007 is agent 7, and 0 is nobody."""
+def test_leading_zeros_are_ignored() -> None:
+    """`001` is agent 1, and `000` is no agent."""
     forest = Forest()
     id = forest.spawn()
     assert resolve(forest.tree.agents, "001").spec.id == id
@@ -327,8 +343,8 @@ def test_leading_zeros_do_not_matter() -> None:
         resolve(forest.tree.agents, "000")
 
 
-def test_a_typing_error_is_answered_with_the_nearest_name() -> None:
-    """Among many names too."""
+def test_misspelled_name_suggests_the_nearest() -> None:
+    """The error for an unknown name suggests the nearest of 3,000 names."""
     forest = Forest(max_concurrent=5000)
     for number in range(3000):
         forest.spawn(name=f"worker-{number}")
@@ -340,8 +356,8 @@ def test_a_typing_error_is_answered_with_the_nearest_name() -> None:
 
 
 @virtual
-async def test_an_agent_is_asked_while_it_starts(tmp_path: Path) -> None:
-    """The query waits for the process, and for as long as it may."""
+async def test_query_to_a_starting_agent_waits(tmp_path: Path) -> None:
+    """A query that arrives before the agent's process has started runs after the start."""
     async with opened(tmp_path) as world:
         spawning = asyncio.ensure_future(world.scripted("fine", name="x"))
         await passed(0)
@@ -352,8 +368,8 @@ async def test_an_agent_is_asked_while_it_starts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", ["kill", "cancel", "die", "close"])
 @virtual
-async def test_what_an_unfinished_turn_used_counts(tmp_path: Path, end: str) -> None:
-    """Its responses were paid for, however it was cut short; the next root knows of it too."""
+async def test_usage_of_an_unfinished_turn_counts(tmp_path: Path, end: str) -> None:
+    """The usage of a turn that was killed, cancelled or interrupted also counts in the next root."""
     gate = Gate()
     async with opened(tmp_path, run="r") as world:
         agent = await world.scripted({"tool": "gate"}, "done", tools=[gate.tool()])
@@ -380,10 +396,10 @@ async def test_what_an_unfinished_turn_used_counts(tmp_path: Path, end: str) -> 
 
 
 class TestAgentsOfOtherRuns:
-    """The list of one root can include the agents of other runs of the same home, such as those of programs."""
+    """`ListAgents(runs=True)`: the list includes agents of other runs of the same home."""
 
     async def test_running_and_ended_runs_are_listed(self, tmp_path: Path) -> None:
-        """A run that has ended shows its agents as cold."""
+        """The agents of a running run have their status, and those of an ended run are cold."""
         async with opened(tmp_path, run="ended") as ended:
             await (await ended.scripted("fine")).query("go")
         async with opened(tmp_path, run="running") as running, opened(tmp_path, run="daemon") as daemon:
@@ -406,11 +422,11 @@ class TestAgentsOfOtherRuns:
             assert [(row.run, row.status) for row in everything][1:] == [("ended", "cold"), ("running", "killed")]
 
     async def test_temporary_run_is_listed_only_while_it_runs(self, tmp_path: Path) -> None:
-        """A program that named no run removes it at its end; one that was killed leaves it to be removed."""
+        """A run without a name is not listed after its end, even if a killed program left its files."""
         async with opened(tmp_path, run="daemon") as daemon:
             async with opened(tmp_path) as program:
                 await program.scripted()
-                folder = program.supervisor.happenings.path.parent
+                folder = program.supervisor.run_events.path.parent
                 kept = {name: (folder / name).read_bytes() for name in ("journal.jsonl", "lock")}
                 assert len(await call(daemon.supervisor, USER, LIST_AGENTS, ListAgents(runs=True))) == 1
             folder.mkdir()
@@ -419,7 +435,7 @@ class TestAgentsOfOtherRuns:
             assert await call(daemon.supervisor, USER, LIST_AGENTS, ListAgents(runs=True)) == []
 
     async def test_unreadable_journal_does_not_fail_the_list(self, tmp_path: Path) -> None:
-        """A foreign file and a folder without a journal are left out."""
+        """A foreign file, an empty file and a folder in the place of a journal are ignored."""
         async with opened(tmp_path, run="daemon") as daemon:
             for name, data in {"foreign": b"\0\1\2\n", "empty": b"", "folder": None}.items():
                 (tmp_path / "runs" / name).mkdir()
@@ -428,8 +444,29 @@ class TestAgentsOfOtherRuns:
             (tmp_path / "runs" / "folder" / "journal.jsonl").mkdir()
             assert await call(daemon.supervisor, USER, LIST_AGENTS, ListAgents(runs=True)) == []
 
+    async def test_events_of_another_run_are_listed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A caller can select the events of one agent and wait for new events; an unknown run is an error."""
+        monkeypatch.setattr("orch.services.agents.run_events.POLL_SECONDS", 0.01)
+        async with opened(tmp_path, run="other") as other, opened(tmp_path, run="daemon") as daemon:
+
+            async def events(**given: Any) -> list[RunEvent]:
+                return await call(daemon.supervisor, USER, LIST_EVENTS, EventsSince(**{"run": "other"} | given))
+
+            one, two = await other.scripted(name="one"), await other.scripted(name="two")
+            seen = await events()
+            assert seen == await other.events()
+            assert {event.agent_id for event in await events(ref="two")} == {two.id}
+            waiting = asyncio.ensure_future(events(since=seen[-1].n, seconds=60))
+            await other.emit_event(one, "deploy", data={"n": 1})
+            assert [event.data["name"] for event in await waiting] == ["deploy"]
+            for wrong in ("none", "..", "../runs/other", "/"):
+                with pytest.raises(ConfigError, match="no run named"):
+                    await events(run=wrong)
+            with pytest.raises(AgentNotFoundError):
+                await events(ref="three")
+
     async def test_agent_does_not_see_other_runs(self, tmp_path: Path) -> None:
-        """An agent that sets `runs` gets the agents of its own run."""
+        """If an agent sets `runs`, the list contains only agents of its own run."""
         async with opened(tmp_path, run="other") as other, opened(tmp_path, run="daemon", config=nesting()) as daemon:
             await other.scripted()
             agent = await daemon.scripted(tools=NEST)

@@ -1,4 +1,4 @@
-"""The audit of a session: each thing that happened is a row, and what is not as it was written says so."""
+"""The audit of a session: a row for each event, and remarks on damaged lines."""
 
 from __future__ import annotations
 
@@ -10,9 +10,20 @@ import msgspec
 import pytest
 
 from orch.cli import run
-from orch.sessions.audit import _OTHERS, UNFINISHED, AuditRow, audit
+from orch.sessions.audit import _ROW_BUILDERS, UNFINISHED, AuditRow, audit
 from orch_protocol.core.errors import ForeignFileError, StoreError
-from orch_protocol.core.messages import Message, Reply, Text, Thinking, ToolResult, ToolUse, Usage, assistant, user
+from orch_protocol.core.messages import (
+    Image,
+    Message,
+    Reply,
+    Text,
+    Thinking,
+    ToolResult,
+    ToolUse,
+    Usage,
+    assistant,
+    user,
+)
 from orch_protocol.hooks.stages import ACTED, HookAction, HookActions
 from orch_protocol.session import entries
 from orch_worker.session.transcript import Transcript
@@ -20,11 +31,11 @@ from orch_worker.session.transcript import Transcript
 
 @pytest.fixture
 def session(tmp_path: Path) -> Path:
-    """A session file: a turn with a call, its result and a reply."""
+    """The file of a session with one turn: a call, its result and a reply."""
     transcript = Transcript.open(tmp_path / "a", agent="a", cwd="/srv")
     transcript.message(user("which port?"), "q1")
-    said = (Thinking("a file says it"), Text("I look."), ToolUse("c1", "read_file", {"path": "note.txt"}))
-    transcript.message(Message("assistant", said), "q1", Usage(1000, 50, cost_usd=0.25))
+    replies = (Thinking("a file says it"), Text("I look."), ToolUse("c1", "read_file", {"path": "note.txt"}))
+    transcript.message(Message("assistant", replies), "q1", Usage(1000, 50, cost_usd=0.25))
     transcript.message(Message("user", (ToolResult("c1", (Text("no such file"),), is_error=True),)), "q1")
     transcript.message(assistant("I cannot tell."), "q1", Usage(1100, 10, cost_usd=0.25))
     transcript.turn_end("q1", Reply("a", "q1", "I cannot tell.", usage=Usage(2100, 60, cost_usd=0.5)))
@@ -32,15 +43,15 @@ def session(tmp_path: Path) -> Path:
     return transcript.path
 
 
-def told(path: Path) -> list[tuple[str, str, str]]:
-    """Return what happened, its name and its text."""
+def audit_rows(path: Path) -> list[tuple[str, str, str]]:
+    """Return kind, name and text of each row."""
     return [(row.what, row.name, row.text) for row in audit(path)]
 
 
-def test_everything_that_happened_is_a_row(session: Path) -> None:
-    """Prompt, thought, words, call with arguments, result and reply, each on the line that has it."""
+def test_audit_has_a_row_per_event(session: Path) -> None:
+    """Prompt, thinking, text, call, result and reply are rows, each with the number of its line."""
     rows = list(audit(session))
-    assert told(session) == [
+    assert audit_rows(session) == [
         ("session", "", "/srv"),
         ("prompt", "", "which port?"),
         ("thought", "", "a file says it"),
@@ -56,8 +67,8 @@ def test_everything_that_happened_is_a_row(session: Path) -> None:
     assert not any(row.remark for row in rows)
 
 
-def test_what_is_kept_under_the_name_of_what_hooks_did_is_shown_as_kept(session: Path) -> None:
-    """An entry that says something else than we would is no reason for an audit to fail."""
+def test_unexpected_hook_records_are_shown_as_stored(session: Path) -> None:
+    """A hook record with unexpected data is a row of kind `custom`."""
     transcript = Transcript.open(session.parent, agent="a", cwd="/srv")
     transcript.custom(ACTED, {"turn": 3})
     transcript.custom(
@@ -69,37 +80,36 @@ def test_what_is_kept_under_the_name_of_what_hooks_did_is_shown_as_kept(session:
     assert rows == [("custom", ACTED, ""), guard, ("hook", "", "and 2 more")]
 
 
-def test_what_a_request_took_is_counted_once(session: Path) -> None:
-    """A response of several parts has tokens and cost on the first of them; the reply has the turn's."""
+def test_usage_of_a_request_is_counted_once(session: Path) -> None:
+    """Tokens and cost of a response are in its first row. The row of the reply has the totals of the turn."""
     rows = list(audit(session))
     assert [row.tokens for row in rows] == [0, 0, 1050, 0, 0, 0, 1110, 2160]
     assert [row.cost_usd for row in rows] == [None, None, 0.25, None, None, None, 0.25, 0.5]
 
 
-def test_each_row_names_the_checksum_of_its_line(session: Path) -> None:
-    """The checksum is the one at the end of the line in the file."""
+def test_each_row_has_the_checksum_of_its_line(session: Path) -> None:
     lines = session.read_text().splitlines()
     assert all(lines[row.line - 1].endswith(f'"c":"{row.checksum}"}}') for row in audit(session))
 
 
-def test_a_changed_line_is_told_and_hides_nothing_else(session: Path) -> None:
-    """What was changed afterwards does not fit its checksum: that line is damage, the others are there."""
+def test_changed_line_is_reported_and_hides_no_other(session: Path) -> None:
+    """The row of the changed line has the kind `damage`, and the other lines have their usual rows."""
     session.write_text(session.read_text().replace("which port?", "what else??"))
     rows = list(audit(session))
     assert [(row.line, row.remark) for row in rows if row.what == "damage"] == [(2, "its checksum does not match")]
     assert rows[-1].what == "reply"
 
 
-def test_a_line_that_was_taken_out_is_told(session: Path) -> None:
-    """Behind lines that are gone nothing can be checked, and that is said."""
+def test_removed_line_is_reported(session: Path) -> None:
+    """The next line cannot be verified, and its row has a remark."""
     lines = session.read_text().splitlines(keepends=True)
     session.write_text("".join(lines[:3] + lines[4:]))
     [row] = [row for row in audit(session) if row.remark]
     assert (row.line, row.remark) == (4, "follows lost lines, so that it cannot be checked")
 
 
-def test_a_write_that_was_never_finished_is_told(tmp_path: Path) -> None:
-    """Lines of an append whose end is missing happened, and are not part of the conversation."""
+def test_incomplete_append_is_reported(tmp_path: Path) -> None:
+    """The lines of an append without its last line have a remark."""
     transcript = Transcript.open(tmp_path / "a", agent="a", cwd="/srv")
     transcript.seed([user("one"), assistant("two"), user("three")])
     transcript.close()
@@ -109,14 +119,27 @@ def test_a_write_that_was_never_finished_is_told(tmp_path: Path) -> None:
     assert [(row.text, row.remark) for row in rows[1:]] == [("one", UNFINISHED), ("two", UNFINISHED)]
 
 
-def test_every_type_of_entry_has_rows() -> None:
-    """No type of entry is left out."""
+def test_every_entry_type_has_rows() -> None:
+    """A new type of entry without rows fails this test."""
     kinds = set(typing.get_args(entries.Entry))
-    assert kinds == set(_OTHERS) | {entries.SessionHeader, entries.MessageEntry}
+    assert kinds == set(_ROW_BUILDERS) | {entries.SessionHeader, entries.MessageEntry}
 
 
-def test_other_entries_say_what_they_are(tmp_path: Path) -> None:
-    """Checkouts, labels, names and interrupted turns are rows too."""
+def test_images_are_shown_as_text(tmp_path: Path) -> None:
+    """Images in prompts and in results are shown as their names."""
+    transcript, image = Transcript.open(tmp_path / "a", agent="a", cwd="/srv"), Image("image/png", "", "a.png")
+    transcript.message(user(["one", image]), "q1")
+    transcript.message(Message("user", (ToolResult("c1", (Text("two"), image)),)), "q1")
+    transcript.close()
+    assert audit_rows(transcript.path)[1:] == [
+        ("prompt", "", "one"),
+        ("image", "", "[image: a.png]"),
+        ("result", "c1", "two\n\n[image: a.png]"),
+    ]
+
+
+def test_other_entries_have_rows(tmp_path: Path) -> None:
+    """Interruptions, labels and checkouts are rows."""
     transcript = Transcript.open(tmp_path / "a", agent="a", cwd="/srv")
     first = transcript.message(user("one"), "q1")
     transcript.turn_start("q2", "q1")
@@ -124,23 +147,22 @@ def test_other_entries_say_what_they_are(tmp_path: Path) -> None:
     transcript.checkout(first.id)
     transcript.close()
     came_to = json.loads(transcript.path.read_text().splitlines()[-1])["fromId"]
-    assert told(transcript.path)[2:] == [
+    assert audit_rows(transcript.path)[2:] == [
         ("interrupted", "", "q1"),
         ("label", first.id, "here"),
         ("checkout", "", f"from {came_to}"),
     ]
 
 
-def test_an_entry_of_a_later_version_is_shown_as_it_is(session: Path) -> None:
-    """What this version does not know is a row with its JSON."""
+def test_unknown_entry_is_shown_as_json(session: Path) -> None:
     transcript = Transcript.open(session.parent, agent="a", cwd="/srv")
     transcript.log.append(b'{"type":"vote","id":"x1","parentId":null,"timestamp":"now"}')
     transcript.close()
-    assert told(session)[-1] == ("unknown", "", '{"type":"vote","id":"x1","parentId":null,"timestamp":"now"}')
+    assert audit_rows(session)[-1] == ("unknown", "", '{"type":"vote","id":"x1","parentId":null,"timestamp":"now"}')
 
 
-def test_files_that_are_none_of_ours_are_refused(tmp_path: Path) -> None:
-    """A file without a chain, and one that is not there, are errors that say so."""
+def test_foreign_and_missing_files_are_refused(tmp_path: Path) -> None:
+    """A file without a checksum chain, and a missing file, raise errors with the reason."""
     (tmp_path / "pi.jsonl").write_text('{"type":"session","version":3,"id":"x"}\n')
     with pytest.raises(ForeignFileError, match="it has no checksum chain"):
         list(audit(tmp_path / "pi.jsonl"))
@@ -148,8 +170,8 @@ def test_files_that_are_none_of_ours_are_refused(tmp_path: Path) -> None:
         list(audit(tmp_path / "none.jsonl"))
 
 
-def test_from_the_shell(session: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file is shown as rows or as JSON; with damage the exit code is 1 and the line is named."""
+def test_audit_command_prints_rows_or_json(session: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Damage exits with 1, and an unknown turn with 3."""
     assert run(["session", "audit", str(session)]) == 0
     assert "read_file" in capsys.readouterr().out
     assert run(["session", "audit", str(session), "--turn", "q1", "--json"]) == 0
@@ -160,11 +182,10 @@ def test_from_the_shell(session: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "orch: line 4: its checksum does not match" in capsys.readouterr().err
     assert run(["session", "audit", "./none.jsonl"]) == 1
     assert run(["session", "audit", str(session), "--turn", "q9"]) == 3
-    assert "it has no query 'q9'" in capsys.readouterr().err
+    assert "the session has no query 'q9'" in capsys.readouterr().err
 
 
-def test_a_row_is_data() -> None:
-    """Fields that say nothing are left out of the JSON."""
+def test_row_json_omits_empty_fields() -> None:
     import msgspec
 
     assert msgspec.to_builtins(AuditRow(1, "prompt", text="x")) == {"line": 1, "what": "prompt", "text": "x"}

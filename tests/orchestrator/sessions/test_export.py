@@ -1,4 +1,4 @@
-"""Conversations for other programs and people: whole, what was archived in its place, and nothing of it believed."""
+"""Exporting conversations: complete content, archived turns in place of their records, and escaped text."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from agent_history import PROFILES, Life, steps
 from foreign_sessions import PICTURE, pi_tree, tree_rows
 from orch.sessions.export import CHOICES, export_conversation, export_pages
-from orch.sessions.formats.conversation import ImportedSession, Kept
+from orch.sessions.formats.conversation import ForeignEntry, ImportedSession
 from orch.sessions.formats.detect import read_conversation
 from orch.sessions.html_page import html_page, markdown_page
-from orch.sessions.import_ import plant
+from orch.sessions.import_ import write_session
 from orch_protocol.core.errors import ConfigError, StoreError
 from orch_protocol.core.messages import (
     Image,
@@ -33,11 +33,12 @@ from orch_protocol.core.messages import (
     text_of,
     user,
 )
-from orch_protocol.services.requests import AgentRow
-from orch_protocol.session.entries import Checkout, Label, MessageEntry, SessionInfo, Telling
+from orch_protocol.services.agents.status import AgentRow
+from orch_protocol.session.entries import AnyMessageEntry, Checkout, Label, MessageEntry, SessionInfo
 from orch_protocol.session.tree import SessionEdit, SetModel, SetThinking
+from orch_worker.session.entry_codec import UnknownEntry
 from orch_worker.session.log.append_log import AppendLog
-from orch_worker.session.session import SessionState, UnknownEntry
+from orch_worker.session.session import SessionState
 from orch_worker.session.transcript import Transcript
 from recordings import chat, dump_lines
 
@@ -61,7 +62,7 @@ def agent(folder: Path) -> AgentRow:
 
 
 def recorded(folder: Path, *messages: Message) -> AgentRow:
-    """Return an agent that has said `messages`."""
+    """Return an agent whose session has `messages`."""
     transcript = Transcript.open(folder, agent="a", cwd="/srv")
     transcript.seed(messages)
     transcript.close()
@@ -69,26 +70,26 @@ def recorded(folder: Path, *messages: Message) -> AgentRow:
 
 
 def again(row: AgentRow, format: str, folder: Path) -> ImportedSession:
-    """Return what is read from what was written."""
+    """Export the session in `format`, and return the conversation that is read from the result."""
     path = folder / f"out.{format}"
     export_conversation(row, format, path)
     return read_conversation(path)
 
 
 def fold(found: ImportedSession) -> SessionState:
-    """Return the session that the entries are."""
-    kept = [UnknownEntry(each.id, each.parent_id) if isinstance(each, Kept) else each for each in found.entries]
+    """Return the session state of the entries."""
+    kept = [UnknownEntry(each.id, each.parent_id) if isinstance(each, ForeignEntry) else each for each in found.entries]
     return SessionState.fold(kept)
 
 
 def whole(found: ImportedSession) -> tuple[Message, ...]:
-    """Return the conversation with everything that was archived, as one list."""
+    """Return the messages of the last branch, with archived messages in place of their records."""
     by_id = {entry.id: entry for entry in found.entries}
-    path: list[Telling] = []
+    path: list[AnyMessageEntry] = []
     at: str | None = found.entries[-1].id
     while at is not None:
         entry = by_id[at]
-        if isinstance(entry, Telling):
+        if isinstance(entry, AnyMessageEntry):
             path.append(entry)
         at = entry.parent_id
     parents = [None, *(entry.id for entry in path[:0:-1])]
@@ -98,10 +99,10 @@ def whole(found: ImportedSession) -> tuple[Message, ...]:
 
 
 class TestPi:
-    """Sessions that pi reads."""
+    """Export as a session of pi."""
 
-    def test_lines_are_as_pi_writes_them(self, tmp_path: Path) -> None:
-        """A header of version 3, ids of 8 hex digits, parents, its roles, one result a line, milliseconds."""
+    def test_pi_export_has_the_pi_format(self, tmp_path: Path) -> None:
+        """Version, ids, parents, roles and timestamps have pi's format, and each result is a line."""
         use = Message("assistant", (Thinking("Hm.", "c2ln", "anthropic"), ToolUse("c1", "read", {"path": "x"})))
         row = recorded(
             tmp_path / "a", user("Read"), use, Message("user", (ToolResult("c1", (Text("x"), DOT)), Text("go on")))
@@ -110,7 +111,7 @@ class TestPi:
         assert (header["type"], header["version"], header["cwd"]) == ("session", 3, "/srv")
         assert [line["parentId"] for line in lines] == [None, *(line["id"] for line in lines[:-1])]
         assert all(len(line["id"]) == 8 and int(line["id"], 16) >= 0 for line in lines)
-        asked, called, result, said = [line["message"] for line in lines]
+        asked, called, result, listed = [line["message"] for line in lines]
         assert asked == {"role": "user", "content": [{"type": "text", "text": "Read"}], "timestamp": asked["timestamp"]}
         assert called["content"] == [
             {"type": "thinking", "thinking": "Hm.", "thinkingSignature": "c2ln"},
@@ -125,40 +126,40 @@ class TestPi:
             False,
         ]
         assert result["content"][1] == {"type": "image", "data": PICTURE, "mimeType": "image/png"}
-        assert said["content"] == [{"type": "text", "text": "go on"}]
+        assert listed["content"] == [{"type": "text", "text": "go on"}]
         assert result["timestamp"] > 1_700_000_000_000
 
-    def test_a_session_of_pi_comes_back_as_it_was(self, tmp_path: Path) -> None:
-        """Entries, ids, branches, labels, usage, models, compactions, the place where it goes on."""
+    def test_pi_session_round_trips(self, tmp_path: Path) -> None:
+        """An imported session of pi has the same entries after the export."""
         found = read_conversation(dump_lines(tmp_path / "s.jsonl", pi_tree()))
-        plant(tmp_path / "a", "a", found.cwd, found, tmp_path / "s.jsonl")
+        write_session(tmp_path / "a", "a", found.cwd, found, tmp_path / "s.jsonl")
         assert again(agent(tmp_path / "a"), "pi", tmp_path).entries == found.entries
 
-    def test_rows_of_an_assistant_become_a_session_of_pi(self, tmp_path: Path) -> None:
-        """What was read from elsewhere is the same conversation in pi."""
+    def test_assistant_rows_can_be_exported_to_pi(self, tmp_path: Path) -> None:
+        """The messages and ids of an imported transcript are unchanged."""
         found = read_conversation(dump_lines(tmp_path / "s.jsonl", tree_rows()))
-        plant(tmp_path / "a", "a", found.cwd, found, tmp_path / "s.jsonl")
+        write_session(tmp_path / "a", "a", found.cwd, found, tmp_path / "s.jsonl")
         back = again(agent(tmp_path / "a"), "pi", tmp_path)
         assert fold(back).messages == fold(found).messages
         assert [entry.id for entry in back.entries] == [entry.id for entry in found.entries]
 
-    def test_what_was_archived_is_there_whole(self, tmp_path: Path) -> None:
-        """No stub and no summary of an archive: everything that was said, in its place."""
+    def test_pi_export_contains_archived_turns(self, tmp_path: Path) -> None:
+        """The export has the archived messages instead of their records."""
         life = Life(tmp_path / "a", PROFILES["tight"])
         for number in range(12):
             life.begin(f"ask {number}")
             life.say(*steps(2, f"t{number}", 60), assistant(f"answer {number}"))
             life.end()
             life.archive()
-        said = [text_of(message) for message in life.said.values()]
-        assert len(life.transcript.session.messages) < len(said) // 2
+        text = [text_of(message) for message in life.said.values()]
+        assert len(life.transcript.session.messages) < len(text) // 2
         life.close()
         back = again(agent(tmp_path / "a"), "pi", tmp_path)
-        assert [text_of(entry.message) for entry in back.entries if isinstance(entry, MessageEntry)] == said
+        assert [text_of(entry.message) for entry in back.entries if isinstance(entry, MessageEntry)] == text
         assert fold(back).messages == whole(read_conversation(tmp_path / "a" / "session.jsonl"))
 
-    def test_where_it_goes_on_is_the_last_line(self, tmp_path: Path) -> None:
-        """A conversation that went back to an earlier entry goes on there in pi too."""
+    def test_pi_export_continues_at_the_last_line(self, tmp_path: Path) -> None:
+        """After a checkout, the last line of the export follows the entry that was checked out."""
         transcript = Transcript.open(tmp_path / "a", agent="a", cwd="/")
         for text in ("one", "two", "three"):
             transcript.message(user(text) if text != "two" else assistant(text))
@@ -171,15 +172,15 @@ class TestPi:
         assert isinstance(back.entries[-1], SessionInfo)
         assert (back.entries[-1].parent_id, back.entries[0].id) == (second, first)
 
-    def test_what_pi_has_no_place_for_is_told(self, tmp_path: Path) -> None:
-        """Blocks of a user that only one provider knows are left out, and counted."""
+    def test_blocks_unknown_to_pi_are_counted(self, tmp_path: Path) -> None:
+        """A block of a user message that only one provider supports is left out, and a note counts it."""
         row = recorded(tmp_path / "a", Message("user", (Text("see"), Opaque("anthropic", {"type": "document"}))))
         pages, notes = export_pages(row, "pi")
         assert "document" not in "".join(pages)
-        assert notes == ["left out, for pi has no place for it: 1 Opaque"]
+        assert notes == ["left out, because pi cannot store it: 1 Opaque"]
 
-    def test_what_was_chosen_is_as_pi_has_it(self, tmp_path: Path) -> None:
-        """Model and level, under the words that it knows; what it has no word for is told."""
+    def test_model_and_level_are_exported_in_pis_terms(self, tmp_path: Path) -> None:
+        """A thinking level that pi does not have becomes the highest one, with a note."""
         transcript = Transcript.open(tmp_path / "a", agent="abc", cwd="/srv")
         transcript.message(user("one"), "q1")
         for number, change in enumerate(
@@ -195,7 +196,7 @@ class TestPi:
             ("thinking_level_change", "high"),
             ("thinking_level_change", "xhigh"),
         ]
-        assert notes == ["left out, for pi has no place for it: 1 level of thinking above xhigh"]
+        assert notes == ["left out, because pi cannot store it: 1 thinking level above xhigh"]
 
 
 TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12).filter(lambda text: bool(text.strip()))
@@ -208,7 +209,7 @@ VALUES = st.recursive(
 
 @st.composite
 def conversations(draw: st.DrawFn, *, rich: bool) -> tuple[Message, ...]:
-    """Draw a conversation as an API takes it; `rich`: with what only one of them has."""
+    """Draw a conversation that is valid for an API. `rich` adds content that only some formats can contain."""
     made: list[Message] = [Message("system", (Text(draw(TEXTS)),))] if draw(st.booleans()) else []
     for turn in range(draw(st.integers(1, 3))):
         asked = [Text(draw(TEXTS)), *([DOT] if draw(st.booleans()) else [])]
@@ -227,36 +228,36 @@ def conversations(draw: st.DrawFn, *, rich: bool) -> tuple[Message, ...]:
 
 
 class TestLists:
-    """Messages for an API."""
+    """Export as a list of messages for an API."""
 
     @pytest.mark.parametrize("format", ["pi", "anthropic"])
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(messages=conversations(rich=True))
-    def test_what_is_read_back_is_what_was_said(
+    def test_thinking_calls_and_images_round_trip(
         self, tmp_path_factory: pytest.TempPathFactory, format: str, messages: tuple[Message, ...]
     ) -> None:
-        """Thinking, calls, failures and pictures in results, whatever is in them: nothing is lost on the way."""
+        """Failed calls and images in results are unchanged, too."""
         folder = tmp_path_factory.mktemp("s")
         row = recorded(folder / "a", *messages)
         assert fold(again(row, format, folder)).messages == SessionState.fold(read_entries(row)).messages == messages
 
     @pytest.mark.parametrize("format", ["openai", "responses"])
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(messages=conversations(rich=False))
-    def test_what_every_api_has_is_read_back(
+    def test_common_content_round_trips_in_every_format(
         self, tmp_path_factory: pytest.TempPathFactory, format: str, messages: tuple[Message, ...]
     ) -> None:
-        """Text, pictures of users, calls and results: nothing is lost on the way."""
+        """Text, images of users, calls and results are unchanged."""
         folder = tmp_path_factory.mktemp("s")
         row = recorded(folder / "a", *messages)
         assert fold(again(row, format, folder)).messages == messages
 
-    def test_a_list_comes_back_as_it_was(self, tmp_path: Path) -> None:
-        """A list of messages, taken over and written out, is the same list."""
+    def test_message_list_round_trips(self, tmp_path: Path) -> None:
+        """An imported list of chat messages equals the exported list."""
         messages = chat(2)
         path = tmp_path / "m.json"
         path.write_text(json.dumps(messages))
-        plant(tmp_path / "a", "a", "/", read_conversation(path), path)
+        write_session(tmp_path / "a", "a", "/", read_conversation(path), path)
         got = json.loads(export_conversation(agent(tmp_path / "a"), "openai"))
         for message in messages:
             message.pop("name", None)
@@ -266,8 +267,8 @@ class TestLists:
                 )
         assert got == messages
 
-    def test_what_a_format_has_no_place_for_is_told(self, tmp_path: Path) -> None:
-        """Thinking, failures and pictures in results are left out of chat messages, and counted."""
+    def test_content_without_a_place_in_the_format_is_counted(self, tmp_path: Path) -> None:
+        """Chat messages have no place for thinking, marks of errors and images in results. A note counts them."""
         use = Message("assistant", (Thinking("Hm.", "c2ln", "anthropic"), ToolUse("c1", "read", {})))
         row = recorded(
             tmp_path / "a", user("q"), use, Message("user", (ToolResult("c1", (Text("x"), DOT), is_error=True),))
@@ -275,10 +276,10 @@ class TestLists:
         pages, notes = export_pages(row, "openai")
         assert "Hm." not in "".join(pages)
         (note,) = notes
-        assert note.endswith("place for it: 1 thinking, 1 marks of results as errors, 1 images in results")
+        assert note.endswith("cannot contain it: 1 thinking, 1 error flags of results, 1 images in results")
 
-    def test_our_own_file_as_it_is(self, tmp_path: Path) -> None:
-        """Line for line; what was being written is not in it."""
+    def test_own_format_is_exported_verbatim(self, tmp_path: Path) -> None:
+        """An incomplete last line is left out, with a note."""
         row = recorded(tmp_path / "a", user("q"), assistant("a"))
         path = tmp_path / "a" / "session.jsonl"
         sound = path.read_text()
@@ -297,7 +298,7 @@ NASTY = "</pre><script src=http://x/>&\x1b[31m\x07\u202e<img onerror=alert(1)> `
 
 
 class Tags(HTMLParser):
-    """Remembers what a page consists of."""
+    """A parser that collects the tags, links and text of a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -314,10 +315,10 @@ class Tags(HTMLParser):
 
 
 class TestPages:
-    """Markdown and HTML."""
+    """Export as Markdown and HTML."""
 
     def talk(self, folder: Path) -> AgentRow:
-        """Return an agent in whose conversation everything is nasty."""
+        """Return an agent with markup and control characters in each part of its conversation."""
         row = recorded(
             folder,
             user(NASTY),
@@ -331,8 +332,8 @@ class TestPages:
         transcript.close()
         return row
 
-    def test_html_is_only_what_was_meant(self, tmp_path: Path) -> None:
-        """Text is text whatever it says; nothing is fetched, nothing runs, no control character is in it."""
+    def test_html_export_is_escaped_and_self_contained(self, tmp_path: Path) -> None:
+        """The page loads and runs nothing, and has no control characters. Its images are part of the page."""
         text = export_conversation(self.talk(tmp_path / "a"), "html")
         tags = Tags()
         tags.feed(text)
@@ -347,41 +348,39 @@ class TestPages:
         assert "default-src 'none'" in text
         assert "read <b>two</b> files" in tags.text
 
-    def test_markdown_shows_everything(self, tmp_path: Path) -> None:
-        """Calls and results stand in fences that nothing in them closes; no control character is in it."""
+    def test_markdown_export_has_safe_fences(self, tmp_path: Path) -> None:
+        """Fences are longer than any fence in a call or result, and control characters are escaped."""
         text = export_conversation(self.talk(tmp_path / "a"), "md")
         assert not any(ord(each) < 32 and each not in "\n\t" for each in text)
         assert "````thinking\n</pre>" in text
         assert "\n\n## 1. user, 20" in text
         assert "Error:\n\n````text\n" in text
 
-    def test_an_empty_page(self) -> None:
-        """A page without messages is one."""
+    def test_empty_page_is_valid(self) -> None:
+        """A page without messages has a title and an end."""
         assert "".join(html_page("t", "a", [])).endswith("</html>\n")
         assert "".join(markdown_page("t", "a", [])) == "# t\n\na\n\n"
 
 
 class TestRefusals:
-    """What cannot be written out."""
+    """Exports that fail."""
 
-    def test_an_agent_that_was_never_asked(self, tmp_path: Path) -> None:
-        """There is no file yet."""
+    def test_export_of_an_agent_never_asked_is_refused(self, tmp_path: Path) -> None:
+        """An agent without queries has no session file."""
         with pytest.raises(ConfigError, match="nothing to export"):
             export_conversation(agent(tmp_path / "none"), "pi")
 
-    def test_an_unknown_format(self, tmp_path: Path) -> None:
-        """The error names those there are."""
+    def test_unknown_export_format_lists_the_known_ones(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=", ".join(CHOICES)):
             export_conversation(agent(tmp_path), "pdf")
 
-    def test_a_folder_that_is_not_there(self, tmp_path: Path) -> None:
-        """What cannot be written is named."""
+    def test_missing_target_folder_is_named(self, tmp_path: Path) -> None:
         row = recorded(tmp_path / "a", user("q"))
         with pytest.raises(StoreError, match="no/such"):
             export_conversation(row, "md", tmp_path / "no" / "such" / "file")
 
-    def test_a_file_stays_as_it_was(self, tmp_path: Path) -> None:
-        """A conversation that cannot be read leaves the file that was there."""
+    def test_failed_export_keeps_the_existing_file(self, tmp_path: Path) -> None:
+        """A session that cannot be read raises StoreError, and no file is created or changed."""
         row = recorded(tmp_path / "a", user("q"))
         (tmp_path / "a" / "session.jsonl").write_text("not ours\n")
         out = tmp_path / "out"

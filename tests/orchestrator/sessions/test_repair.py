@@ -1,4 +1,4 @@
-"""Damaged session files: what is said of them, and the mended copy, in which nothing is wrong any more."""
+"""Checking damaged session files, and writing repaired copies of them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from damaged_lines import spoilt
 from orch import Config
 from orch.cli import run
 from orch.sessions.formats.detect import read_file
-from orch.sessions.repair import findings_of, mended_copy
+from orch.sessions.repair import findings_of, write_repaired_copy
 from orch_protocol.core.errors import AgentBusyError, ForeignFileError, LockedError, StoreError
 from orch_protocol.core.messages import text_of
 from orch_worker.session.log.append_log import AppendLog
 from orch_worker.session.log.lock import FolderLock
-from orch_worker.session.transcript import read_session
+from orch_worker.session.session_reader import read_session
 from orchestrator.root_double import Gate, opened
 
 AT_ONCE = Config(archival=replace(EAGER, async_=False))
@@ -33,7 +33,7 @@ def _no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def data(tmp_path: Path) -> bytes:
-    """A session that went back, with archives."""
+    """The file of a session with archives and a checkout of an earlier entry."""
     life = Life(tmp_path / "life", PROFILES["tight"])
     for turn in range(4):
         life.turn(*steps(2, f"t{turn}", 40))
@@ -45,67 +45,65 @@ def data(tmp_path: Path) -> bytes:
 
 
 def put(path: Path, data: bytes) -> None:
-    """Let the file hold that."""
     path.write_bytes(data)
 
 
 def contents(path: Path) -> bytes:
-    """Return what the file holds."""
     return path.read_bytes()
 
 
 def names(path: Path) -> set[str]:
-    """Return what is called as the file is, or more, beside it."""
+    """Return the names of the file, and of files whose name begins with its name."""
     return {each.name for each in path.parent.glob(f"{path.name}*")}
 
 
-def test_whatever_was_done_to_a_file_nothing_is_wrong_with_its_copy(data: bytes, tmp_path: Path) -> None:
-    """It says what can be read, and each thing that was set right was said; the damaged file is as it was."""
+def test_repaired_copy_of_any_damaged_file_is_valid(data: bytes, tmp_path: Path) -> None:
+    """The damaged file is unchanged, and the copy has no findings."""
     source = tmp_path / "source.jsonl"
     for seed in range(FILES):
         damaged = spoilt(data, seed)
         source.write_bytes(damaged)
         target = tmp_path / f"{seed}.jsonl"
         found = findings_of(source)
-        done = mended_copy(source, target)
+        done = write_repaired_copy(source, target)
         assert source.read_bytes() == damaged
         assert findings_of(target) == [], seed
         assert bool(done) <= bool(found), seed
         (here,), (there,) = read_file(source, repair=True), read_file(target)
-        said = [each.message for each in here.entries if hasattr(each, "message")]
-        assert [each.message for each in there.entries if hasattr(each, "message")] == said
+        listed = [each.message for each in here.entries if hasattr(each, "message")]
+        assert [each.message for each in there.entries if hasattr(each, "message")] == listed
 
 
 @pytest.mark.usefixtures("data")
-def test_a_whole_file_is_copied_as_it_is(tmp_path: Path) -> None:
-    """Nothing is found, nothing is set right; what is archived reads the same."""
+def test_valid_file_is_copied_unchanged(tmp_path: Path) -> None:
+    """The copy has the same messages and archives."""
     source, target = tmp_path / "life" / "session.jsonl", tmp_path / "again" / "session.jsonl"
     FolderLock.acquire(target.parent).release()
-    assert (findings_of(source), mended_copy(source, target)) == ([], [])
+    assert (findings_of(source), write_repaired_copy(source, target)) == ([], [])
     assert read_session(target.parent).messages == read_session(source.parent).messages
     one, other = Life(source.parent, PROFILES["tight"]), Life(target.parent, PROFILES["tight"])
     assert [one.read(each.id) for each in one.records()] == [other.read(each.id) for each in other.records()]
     one.close(), other.close()
 
 
-def test_another_programs_file_is_looked_at_and_not_written_anew(tmp_path: Path) -> None:
-    """What an import would set right is said; a copy in our shape is the import's to make. None is put over another."""
+def test_foreign_session_is_checked_but_not_repaired(tmp_path: Path) -> None:
+    """The finding names the import command that repairs the file, and existing files are not overwritten."""
     file = tmp_path / "talk.jsonl"
     file.write_text('{"role":"user","content":"a"}\n{"role":"assistant","content":"b"}\n{"role":"us')
     (found,) = findings_of(file)
     assert "never finished" in found.what
     assert f"orch session import {file} --repair" in found.do
     with pytest.raises(ForeignFileError, match="import --repair"):
-        mended_copy(file, tmp_path / "copy")
+        write_repaired_copy(file, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
-    with pytest.raises(StoreError, match="is there already"):
-        mended_copy(file, file)
+    with pytest.raises(StoreError, match="already exists"):
+        write_repaired_copy(file, file)
     with pytest.raises(StoreError, match="No such file"):
         findings_of(tmp_path / "none")
 
 
-async def test_an_agent_goes_on_with_the_mended_copy(tmp_path: Path) -> None:
-    """The damaged file is kept beside it, archives answer from the new one, and what is sound stays untouched."""
+async def test_agent_continues_with_the_repaired_copy(tmp_path: Path) -> None:
+    """The damaged file is kept under another name. The agent answers queries, and its archives can be read."""
     async with opened(tmp_path, config=AT_ONCE) as o:
         agent = await o.scripted("one", "two", "three", "four", context="none")
         for asked in ("first", "second", "third"):
@@ -131,8 +129,8 @@ async def test_an_agent_goes_on_with_the_mended_copy(tmp_path: Path) -> None:
             assert await o.archives.read(row.id)
 
 
-async def test_a_session_that_is_being_written_is_left_alone(tmp_path: Path) -> None:
-    """While a turn runs, or another program has the folder: the error says so, and nothing has changed."""
+async def test_session_in_use_is_not_repaired(tmp_path: Path) -> None:
+    """The session has a running turn, or is locked by another program. Its file is not changed."""
     gate = Gate()
     async with opened(tmp_path) as o:
         agent = await o.scripted({"tool": "gate"}, "one", tools=[gate.tool()])
@@ -155,8 +153,8 @@ async def test_a_session_that_is_being_written_is_left_alone(tmp_path: Path) -> 
         assert names(path) == {"session.jsonl"}
 
 
-async def test_what_was_deleted_is_in_no_damaged_file_either(tmp_path: Path) -> None:
-    """Deleting archives for good takes the files along that were kept when they were mended."""
+async def test_pruning_deletes_kept_damaged_files(tmp_path: Path) -> None:
+    """`prune` also deletes damaged files that a repair kept, because they contain the pruned messages."""
     async with opened(tmp_path, config=AT_ONCE) as o:
         agent = await o.scripted("one", "two", "three", context="none")
         for asked in ("first", "second", "third"):
@@ -170,17 +168,17 @@ async def test_what_was_deleted_is_in_no_damaged_file_either(tmp_path: Path) -> 
         assert names(path) == {"session.jsonl"}
 
 
-def test_from_the_shell(data: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is found, then what was done and where both files are; exit 1 while something is wrong."""
+def test_fsck_command_reports_and_repairs(data: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Damage exits with 1, and a repair with 0."""
     file = tmp_path / "mine.jsonl"
     file.write_bytes(data)
     assert run(["session", "fsck", str(file)]) == 0
-    assert capsys.readouterr().out == f"{file}: nothing is wrong\n"
+    assert capsys.readouterr().out == f"{file}: no damage found\n"
     file.write_bytes(data + b"{")
     assert run(["session", "fsck", str(file)]) == 1
-    assert "a write that did not end" in capsys.readouterr().out
+    assert "a write that did not finish" in capsys.readouterr().out
     assert run(["session", "fsck", str(file), "--repair", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["mended"], told["kept"], len(told["found"])) == (f"{file}.mended", str(file), 1)
-    assert run(["session", "fsck", told["mended"]]) == 0
+    reported = json.loads(capsys.readouterr().out)
+    assert (reported["mended"], reported["kept"], len(reported["found"])) == (f"{file}.mended", str(file), 1)
+    assert run(["session", "fsck", reported["mended"]]) == 0
     assert run(["session", "fsck", str(file), "--output", "x"]) == 2

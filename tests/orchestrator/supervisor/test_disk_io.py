@@ -1,4 +1,4 @@
-"""Slow work on files: off the event loop, and never in the journal's way."""
+"""Slow file operations do not delay the event loop or the journal."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from orch.tree.journal.entries import RunStarted
 from orch.tree.journal.journal import Journal
 
 
-async def test_the_journal_is_synced_while_large_files_are_read(tmp_path: Path) -> None:
-    """However many of them: it has a thread of its own."""
+async def test_journal_is_synced_while_large_files_are_read(tmp_path: Path) -> None:
+    """The journal has its own thread, so other file operations cannot block it."""
     journal = Journal.open(tmp_path / "journal.jsonl")
     disk = DiskWriter(journal)
     read = threading.Event()

@@ -1,4 +1,4 @@
-"""Sessions that are on no disk, and sessions that are on another one."""
+"""Sessions that are only in memory, and sessions in a configured folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from orch import ArchivalConfig, AsyncOrchestrator, Config, MemoryConfig, ScriptedBackend
 from orch.config.paths import sessions_of
-from orch.sessions.findings import examine
+from orch.sessions.findings import check_home
 from orch.supervisor import ephemeral_sessions
 from orch.supervisor.ephemeral_sessions import EphemeralSessions
 from orch.testing import FakeLauncher, fake_world
@@ -21,7 +21,7 @@ from orch_worker.session.log.lock import FolderLock
 
 @pytest.fixture
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that counts as one in memory."""
+    """A folder that counts as an in-memory file system."""
     monkeypatch.setattr(ephemeral_sessions, "MEMORY", tmp_path / "memory")
     monkeypatch.setattr(ephemeral_sessions, "file_system", lambda _: "tmpfs")
     (tmp_path / "memory").mkdir()
@@ -29,7 +29,7 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def spec(id: str, *, persist: bool) -> AgentSpec:
-    """Return an agent."""
+    """Return the spec of an agent with the task "the secret" and the persistence `persist`."""
     return AgentSpec(
         id=id,
         seq=1,
@@ -48,10 +48,10 @@ def files(folder: Path) -> list[Path]:
 
 
 class TestFolders:
-    """Where such sessions are."""
+    """The folders of sessions in memory."""
 
-    def test_nothing_is_made_before_it_is_needed(self, memory: Path) -> None:
-        """And nothing is left."""
+    def test_memory_folder_is_created_on_demand_and_removed(self, memory: Path) -> None:
+        """The folder is private. Closing removes its files, and closing twice has no effect."""
         folders = EphemeralSessions(memory)
         folders.close()
         assert list(memory.iterdir()) == []
@@ -62,8 +62,8 @@ class TestFolders:
         assert files(memory) == []
         folders.close()
 
-    def test_what_a_root_left_that_was_killed_is_removed_by_the_next(self, memory: Path) -> None:
-        """What belongs to one that lives stays."""
+    def test_memory_folder_of_a_killed_root_is_removed(self, memory: Path) -> None:
+        """Folders of running roots stay."""
         living, dead = EphemeralSessions(memory), EphemeralSessions(memory)
         for folders in (living, dead):
             folders.folder("a").mkdir()
@@ -77,17 +77,17 @@ class TestFolders:
         living.close()
         third.close()
 
-    def test_where_there_is_no_such_memory_it_is_refused(self, tmp_path: Path) -> None:
-        """Rather than kept after all."""
+    def test_missing_memory_file_system_refuses_ephemeral_agents(self, tmp_path: Path) -> None:
+        """The session is not stored on a disk instead."""
         for place in (tmp_path / "none", tmp_path):
             if place.exists() and ephemeral_sessions.file_system(place) in ephemeral_sessions.KINDS:
                 continue
-            with pytest.raises(SpawnError, match="persist=False needs a file system in memory"):
+            with pytest.raises(SpawnError, match="persist=False needs an in-memory file system"):
                 EphemeralSessions(place).folder("a")
 
 
-def test_the_journal_holds_no_word_of_it(tmp_path: Path) -> None:
-    """Of others it holds everything."""
+def test_journal_has_no_content_of_ephemeral_agents(tmp_path: Path) -> None:
+    """The journal contains the entries of other agents only."""
     journal = Journal.open(tmp_path / "j.jsonl")
     journal.append([AgentSpawned(at=1.0, id="kept", spec=spec("kept", persist=True))])
     journal.append([AgentSpawned(at=2.0, id="gone", spec=spec("gone", persist=False))])
@@ -102,8 +102,10 @@ def test_the_journal_holds_no_word_of_it(tmp_path: Path) -> None:
     assert b"gone" not in (tmp_path / "j.jsonl").read_bytes()
 
 
-async def test_nothing_of_it_is_on_the_disk(memory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It answers, is shown, forked and killed as any other; then nothing brings it back, and that is said."""
+async def test_ephemeral_agent_leaves_nothing_on_disk(
+    memory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The agent can be shown, forked and killed, but not resumed."""
     config = Config(archival=ArchivalConfig(enabled=True), memory=MemoryConfig(enabled=True))
     home = tmp_path / "home"
     async with AsyncOrchestrator(home=home, env={}, run="r", config=config, **fake_world(FakeLauncher())) as o:
@@ -116,7 +118,7 @@ async def test_nothing_of_it_is_on_the_disk(memory: Path, tmp_path: Path, capsys
         folders = [Path((await each.state()).folder) for each in (agent, copy)]
         assert all(folder.is_relative_to(memory) and folder.exists() for folder in folders)
         assert not any(b"secret" in path.read_bytes() for path in files(home))
-        assert "archived" in capsys.readouterr().err
+        assert "archival is off for this agent" in capsys.readouterr().err
         tree = o.supervisor.tree.agents
         assert (tree[agent.id].spec.archival, tree[agent.id].spec.memory) == (None, None)
         with pytest.raises(ConfigError, match="has no archives, because it was spawned with persist=False"):
@@ -124,15 +126,15 @@ async def test_nothing_of_it_is_on_the_disk(memory: Path, tmp_path: Path, capsys
         await agent.kill()
         assert not folders[0].exists()
         for wanted in (agent.query("?"), o.resume(agent.id)):
-            with pytest.raises(AgentGoneError, match=r"nothing of it was kept .* cannot be brought back"):
+            with pytest.raises(AgentGoneError, match=r"session was not stored .* spawn another agent"):
                 await wanted
     assert files(memory) == []
     async with AsyncOrchestrator(home=home, env={}, run="r", config=config, **fake_world(FakeLauncher())) as o:
         assert await o.agents() == []
 
 
-async def test_sessions_are_where_the_configuration_says(tmp_path: Path) -> None:
-    """Private, found again by the run, and looked through for damage."""
+async def test_sessions_are_stored_in_the_configured_folder(tmp_path: Path) -> None:
+    """The folder is private, the next root of the run finds it, and its sessions are checked for damage."""
     home, other = tmp_path / "home", tmp_path / "other" / "sessions"
     config = Config(session_dir=str(other))
     async with AsyncOrchestrator(home=home, env={}, run="r", config=config, **fake_world(FakeLauncher())) as o:
@@ -147,12 +149,12 @@ async def test_sessions_are_where_the_configuration_says(tmp_path: Path) -> None
     mine = other / "mine"
     mine.mkdir(mode=0o755)
     (mine / "session.jsonl").write_text("what I wrote")
-    assert [found for found in examine(home, other) if not found.path.startswith(str(home))] == []
+    assert [found for found in check_home(home, other) if not found.path.startswith(str(home))] == []
     with (folder / "session.jsonl").open("ab") as file:
         file.write(b'{"half')
     (folder / "index.sqlite").write_bytes(b"no index")
     (folder / "index.sqlite").chmod(0o644)
-    found = {(each.kind, each.path) for each in examine(home, sessions_of(home, str(other)))}
+    found = {(each.kind, each.path) for each in check_home(home, sessions_of(home, str(other)))}
     index, session = (str(folder / name) for name in ("index.sqlite", "session.jsonl"))
     there = {each for each in found if not each[1].startswith(str(home))}
     assert there == {("torn", session), ("open", index), ("index", index)}

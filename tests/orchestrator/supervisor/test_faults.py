@@ -1,4 +1,4 @@
-"""A root whose frames are lost and whose disk is full, on a clock that jumps."""
+"""A root with lost frames and full disks, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from orch import Limits
 from orch_protocol.core.errors import LaunchError, ProtocolError, StoreError
 from orch_protocol.core.messages import text_of, user
 from orch_protocol.wire.frames import MAX_BODY
-from orch_worker.session.transcript import read_session
+from orch_worker.session.session_reader import read_session
 from orchestrator.root_double import Gate, Slow, opened
 from virtual_clock import passed, until, virtual
 
-# Frames that are lost.
+# Lost frames.
 
 
 @pytest.mark.parametrize(
@@ -25,8 +25,8 @@ from virtual_clock import passed, until, virtual
 )
 @pytest.mark.parametrize("times", [1, 3])
 @virtual
-async def test_a_conversation_survives_the_loss_of_a_frame(tmp_path: Path, kind: str, times: int) -> None:
-    """Whatever is lost comes again, and nothing happens twice."""
+async def test_lost_frame_is_resent_and_handled_once(tmp_path: Path, kind: str, times: int) -> None:
+    """For each type of frame in a conversation, each answer arrives once, and each tool runs once."""
     lost: list[str] = []
     calls: list[str] = []
 
@@ -55,8 +55,8 @@ async def test_a_conversation_survives_the_loss_of_a_frame(tmp_path: Path, kind:
 
 @pytest.mark.parametrize("seed", range(8))
 @virtual
-async def test_conversations_survive_a_line_that_loses_a_third_of_everything(tmp_path: Path, seed: int) -> None:
-    """Each of many questions is answered once, each tool runs once."""
+async def test_conversations_survive_the_loss_of_a_third_of_all_frames(tmp_path: Path, seed: int) -> None:
+    """Each of several queries is answered once, and each tool runs once."""
     luck = random.Random(seed)
     calls: list[int] = []
 
@@ -75,7 +75,7 @@ async def test_conversations_survive_a_line_that_loses_a_third_of_everything(tmp
 
 
 def big(what: str) -> dict[str, Any]:
-    """Return what makes the body of a `what` frame larger than a frame may be."""
+    """Return options that make the body of a frame of the type `what` larger than a frame may be."""
     text = "x" * (MAX_BODY + 1)
     return {
         "init": {"history": [user(text)]},
@@ -87,8 +87,8 @@ def big(what: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["query", "root_call", "finished"])
 @virtual
-async def test_a_large_body_that_is_lost_on_its_way_is_told(tmp_path: Path, kind: str) -> None:
-    """The file it travelled in is gone when the frame arrives: nobody waits for it, and the agent goes on."""
+async def test_missing_spooled_body_is_reported(tmp_path: Path, kind: str) -> None:
+    """No caller waits for the lost body, and the agent continues."""
 
     async def note(word: str) -> str:
         """Note a word."""
@@ -100,36 +100,36 @@ async def test_a_large_body_that_is_lost_on_its_way_is_told(tmp_path: Path, kind
         started = asyncio.get_running_loop().time()
         asked = agent.query("x" * (MAX_BODY + 1) if kind == "query" else "go")
         if kind == "query":
-            with pytest.raises(ProtocolError, match="cannot be read"):
+            with pytest.raises(ProtocolError, match="cannot read the message"):
                 await asked
         elif kind == "finished":
             assert len((await asked).text) == MAX_BODY + 1
         else:
             assert (await asked).text == "done"
             messages = read_session(Path((await agent.state()).folder)).messages
-            assert "cannot be read" in str([block for message in messages for block in message.content])
+            assert "cannot read the message" in str([block for message in messages for block in message.content])
         assert asyncio.get_running_loop().time() - started < 10
         assert world.status(agent) == "idle"
 
 
 @virtual
-async def test_a_spec_that_is_lost_on_its_way_fails_the_launch(tmp_path: Path) -> None:
-    """At once, and with the reason."""
+async def test_lost_worker_init_fails_the_launch(tmp_path: Path) -> None:
+    """The LaunchError comes at once and contains the reason."""
     async with opened(tmp_path) as world:
         world.spoil("init")
-        with pytest.raises(LaunchError, match="cannot be read"):
+        with pytest.raises(LaunchError, match="cannot read the message"):
             await world.scripted(**big("init"))
         assert asyncio.get_running_loop().time() < 5
 
 
 @virtual
-async def test_a_spec_that_cannot_be_handed_over_fails_the_launch(tmp_path: Path) -> None:
-    """The worker does not wait for a word that will never come."""
+async def test_undeliverable_worker_init_fails_the_launch(tmp_path: Path) -> None:
+    """The worker does not wait for a frame that cannot be written."""
     async with opened(tmp_path) as world:
-        spool = world.supervisor.workers.board.peers.spool
+        spool = world.supervisor.workers.transport.peers.spool
         spool.rmdir()
         spool.write_text("in the way")
-        with pytest.raises(LaunchError, match="cannot be spilled"):
+        with pytest.raises(LaunchError, match="cannot write the message"):
             await world.scripted(**big("init"))
         assert asyncio.get_running_loop().time() < 5
         spool.unlink()
@@ -137,10 +137,10 @@ async def test_a_spec_that_cannot_be_handed_over_fails_the_launch(tmp_path: Path
 
 @pytest.mark.parametrize("kind", ["query", "finished"])
 @virtual
-async def test_a_large_body_that_nobody_fetched_goes_with_the_process(tmp_path: Path, kind: str) -> None:
-    """Sent to a worker that dies before it reads it, or by one before the root does: no file stays until the end."""
+async def test_unread_spooled_body_is_removed_with_its_process(tmp_path: Path, kind: str) -> None:
+    """The spooled files of a connection are removed when its worker has died."""
     async with opened(tmp_path) as world:
-        spool = world.supervisor.workers.board.peers.spool
+        spool = world.supervisor.workers.transport.peers.spool
         other, agent = await world.scripted("one"), await world.scripted(**({"items": ["done"]} | big(kind)))
         world.lose(lambda found: found == kind)
         asked = agent.submit("x" * (MAX_BODY + 1) if kind == "query" else "go")
@@ -153,14 +153,14 @@ async def test_a_large_body_that_nobody_fetched_goes_with_the_process(tmp_path: 
 
 
 @virtual
-async def test_what_cannot_be_said_now_is_said_to_the_next_process(tmp_path: Path) -> None:
-    """A large word that cannot be handed over keeps no query waiting, and is not forgotten."""
+async def test_undeliverable_steering_is_kept_for_the_next_process(tmp_path: Path) -> None:
+    """The running query is unaffected."""
     async with opened(tmp_path) as world:
         agent = await world.scripted("one", "two")
         world.launcher.worker(agent.id).die(-9)
         await until(lambda: world.status(agent) == "died")
         await agent.steer("x" * (MAX_BODY + 1))
-        spool = world.supervisor.workers.board.peers.spool
+        spool = world.supervisor.workers.transport.peers.spool
         spool.rmdir()
         spool.write_text("in the way")
         assert (await agent.query("first")).text == "one"
@@ -172,12 +172,12 @@ async def test_what_cannot_be_said_now_is_said_to_the_next_process(tmp_path: Pat
         assert world.supervisor.tree.agents[agent.id].unheard == {}
 
 
-# Disks that are full.
+# Full disks.
 
 
 @virtual
-async def test_a_full_disk_refuses_requests_and_loses_no_fact(tmp_path: Path) -> None:
-    """What was under way is finished and answered; what happened is written when there is room."""
+async def test_full_disk_refuses_requests_and_loses_no_event(tmp_path: Path) -> None:
+    """Running work is completed, and the journal is written when the disk has room."""
     gate = Gate()
     async with opened(tmp_path) as world:
         agent = await world.scripted({"tool": "gate"}, "done", "again", tools=[gate.tool()])
@@ -203,12 +203,12 @@ async def test_a_full_disk_refuses_requests_and_loses_no_fact(tmp_path: Path) ->
 
 
 @virtual
-async def test_agents_are_killed_on_a_full_disk(tmp_path: Path) -> None:
-    """The process ends, and whoever killed it hears that it is not on record yet."""
+async def test_kill_on_a_full_disk_ends_the_process(tmp_path: Path) -> None:
+    """The error says that the kill is not recorded."""
     async with opened(tmp_path) as world:
         agent = await world.scripted()
         make_room = world.fill_disk()
-        with pytest.raises(StoreError, match=r"killed .* not on record.*disk full"):
+        with pytest.raises(StoreError, match=r"killed .* not recorded.*disk full"):
             await agent.kill()
         assert (await agent.state()).status == "killed"
         assert world.launcher.worker(agent.id).ended.done()
@@ -217,8 +217,8 @@ async def test_agents_are_killed_on_a_full_disk(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_an_agent_whose_launch_fails_on_a_full_disk_has_failed(tmp_path: Path) -> None:
-    """Its spawner is told at once."""
+async def test_failed_launch_on_a_full_disk_fails_the_agent(tmp_path: Path) -> None:
+    """The spawn fails at once with the launch error."""
     launcher = Slow()
     async with opened(tmp_path, launcher=launcher) as world:
         spawning = asyncio.ensure_future(world.scripted())
@@ -233,11 +233,11 @@ async def test_an_agent_whose_launch_fails_on_a_full_disk_has_failed(tmp_path: P
 
 
 @virtual
-async def test_a_prompt_that_cannot_be_handed_over_fails_its_query(tmp_path: Path) -> None:
-    """A large prompt goes through a file; when that cannot be written the agent is free again at once."""
+async def test_undeliverable_prompt_fails_its_query(tmp_path: Path) -> None:
+    """If the file of a large prompt cannot be written, the query fails and the agent is idle again."""
     async with opened(tmp_path) as world:
         agent = await world.scripted("fine")
-        spool = world.supervisor.workers.board.peers.spool
+        spool = world.supervisor.workers.transport.peers.spool
         spool.rmdir()
         spool.write_text("in the way")
         with pytest.raises(StoreError, match="spill"):

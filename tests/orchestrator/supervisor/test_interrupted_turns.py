@@ -1,4 +1,4 @@
-"""What an agent is told of a turn that the user ended, also when another process, or another root, tells it."""
+"""The notice about a turn that the user interrupted, also from another process or another root."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOLD = "[The user interrupted the turn before this one. Not run, or not to the e
 
 
 async def halted(world: World, gate: Gate, *, hard: bool = False) -> AsyncSubagent:
-    """Return an agent whose turn was ended while it waited at `gate`."""
+    """Return an agent whose turn was cancelled while it waited at `gate`."""
     agent = await world.scripted(CALL, "here", "there", tools=[gate.tool()])
     future = agent.submit("Go")
     await gate.called.wait()
@@ -27,28 +27,28 @@ async def halted(world: World, gate: Gate, *, hard: bool = False) -> AsyncSubage
     return agent
 
 
-async def told(agent: AsyncSubagent) -> str:
-    """Ask the agent and return how it was asked."""
+async def prompt_sent(agent: AsyncSubagent) -> str:
+    """Query the agent and return the prompt in its conversation."""
     await agent.query("And now?")
     return text_of((await agent.show()).messages[-2])
 
 
 @virtual
-async def test_it_is_told_by_the_next_root(tmp_path: Path) -> None:
-    """That a turn was ended is read from the transcript: a root that was opened anew tells it just the same."""
+async def test_next_root_reports_an_interrupted_turn(tmp_path: Path) -> None:
+    """The next root reads the interruption from the transcript."""
     gate = Gate()
     async with World(tmp_path, run="r") as world:
         id = (await halted(world, gate)).id
     async with World(tmp_path, run="r") as world:
         agent = await world.get(id)
-        assert (await told(agent)).startswith(TOLD)
-        assert await told(agent) == "And now?"
+        assert (await prompt_sent(agent)).startswith(TOLD)
+        assert await prompt_sent(agent) == "And now?"
 
 
 @virtual
 @pytest.mark.parametrize("hard", [False, True])
-async def test_a_hook_that_ends_the_next_turn_does_not_swallow_it(tmp_path: Path, hard: bool) -> None:
-    """Of a turn that a hook ended before it began nothing is on record: the one after that is told."""
+async def test_turn_aborted_by_a_hook_does_not_consume_the_notice(tmp_path: Path, hard: bool) -> None:
+    """The aborted turn is not recorded, so the turn after it has the notice."""
     gate = Gate()
     async with World(tmp_path) as world:
         agent = await halted(world, gate, hard=hard)
@@ -58,15 +58,15 @@ async def test_a_hook_that_ends_the_next_turn_does_not_swallow_it(tmp_path: Path
             return Abort("not now") if event.prompt == "Too early" else None
 
         assert (await agent.query("Too early")).stop_reason == "aborted"
-        text = await told(agent)
+        text = await prompt_sent(agent)
         assert "turn before this one" in text
         assert "gate." in text
-        assert await told(agent) == "And now?"
+        assert await prompt_sent(agent) == "And now?"
 
 
 @virtual
-async def test_a_hard_end_is_told_by_the_next_root(tmp_path: Path) -> None:
-    """Of a turn that was ended with its process the journal knows who ended it."""
+async def test_next_root_reports_who_ended_a_hard_cancelled_turn(tmp_path: Path) -> None:
+    """The journal records that the user ended the turn together with its process."""
     gate = Gate()
     async with World(tmp_path, run="r") as world:
         id = (await halted(world, gate, hard=True)).id
@@ -75,14 +75,14 @@ async def test_a_hard_end_is_told_by_the_next_root(tmp_path: Path) -> None:
         assert folded.ended
     async with World(tmp_path, run="r") as world:
         agent = await world.get(id)
-        assert TOLD in await told(agent)
-        assert await told(agent) == "And now?"
+        assert TOLD in await prompt_sent(agent)
+        assert await prompt_sent(agent) == "And now?"
 
 
 @virtual
-async def test_a_turn_that_ended_by_itself_is_not_told_of(tmp_path: Path) -> None:
-    """After a reply the next prompt is what was asked, no more."""
+async def test_finished_turn_causes_no_notice(tmp_path: Path) -> None:
+    """The next prompt is sent without a notice."""
     async with opened(tmp_path) as world:
         agent = await world.scripted("one", "two")
         await agent.query("Go")
-        assert await told(agent) == "And now?"
+        assert await prompt_sent(agent) == "And now?"

@@ -1,4 +1,4 @@
-"""Folders are looked at once for all agents in them, and again when something in them is another."""
+"""The scan of a project folder is shared by all agents in it and repeated after a change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from orch import Config, ContextConfig, SubagentsConfig
 from orch.supervisor import project_facts
-from orch.supervisor.project_facts import MOST, ProjectFacts
+from orch.supervisor.project_facts import MAX_CACHED, ProjectFacts
 from orch_protocol.agent.project import ProjectSurvey
 from orch_worker.prompt import project_scan
 from orchestrator.root_double import opened
@@ -23,7 +23,7 @@ Survey = Callable[..., ProjectSurvey]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A project."""
+    """A project folder with context files and sources."""
     folder = tmp_path / "p"
     (folder / "src" / "deep").mkdir(parents=True)
     for name in ("AGENTS.md", "README.md", "pyproject.toml", ".gitignore", "src/a.py", "src/deep/b.py"):
@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The folders that were looked at. What was changed a moment ago counts as settled."""
+    """The scanned folders. Recent changes count as settled."""
     monkeypatch.setattr(project_facts, "SETTLED_NS", -(10**12))
     seen: list[Path] = []
     original: Survey = project_facts.survey_project
@@ -47,8 +47,8 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 @virtual
-async def test_a_folder_is_looked_at_once(folder: Path, looks: list[Path]) -> None:
-    """For one who asks after another, and for two at once; other context files are another look."""
+async def test_folder_is_scanned_once_for_concurrent_and_later_agents(folder: Path, looks: list[Path]) -> None:
+    """Other context files need another scan."""
     there = ProjectFacts()
     first = await there.of(folder, RULES)
     assert await there.of(folder, RULES) is first
@@ -72,8 +72,10 @@ async def test_a_folder_is_looked_at_once(folder: Path, looks: list[Path]) -> No
         lambda folder: (folder / "src").rename(folder / "lib"),
     ],
 )
-async def test_what_has_changed_is_seen(folder: Path, looks: list[Path], change: Callable[[Path], object]) -> None:
-    """A file that is told of, one that is ignored by, one more or less anywhere below."""
+async def test_changed_files_cause_a_new_scan(
+    folder: Path, looks: list[Path], change: Callable[[Path], object]
+) -> None:
+    """A change of a described file, of an ignore file, or of the list of files at any depth causes a scan."""
     there = ProjectFacts()
     await there.of(folder, RULES)
     change(folder)
@@ -83,8 +85,8 @@ async def test_what_has_changed_is_seen(folder: Path, looks: list[Path], change:
 
 
 @virtual
-async def test_a_context_file_in_a_folder_is_seen_to_come(folder: Path, looks: list[Path]) -> None:
-    """Also where there was no such folder."""
+async def test_new_context_file_in_a_subfolder_is_noticed(folder: Path, looks: list[Path]) -> None:
+    """A new context file causes a scan even if its folder did not exist during the first scan."""
     there = ProjectFacts()
     await there.of(folder, RULES)
     (folder / "docs").mkdir()
@@ -95,10 +97,10 @@ async def test_a_context_file_in_a_folder_is_seen_to_come(folder: Path, looks: l
 
 
 @virtual
-async def test_what_was_changed_just_now_is_looked_at_again(
+async def test_very_recent_change_is_scanned_again(
     folder: Path, looks: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It might be changed once more without another time stamp."""
+    """The file may change again within the resolution of its time stamp."""
     monkeypatch.setattr(project_facts, "SETTLED_NS", 10**12)
     there = ProjectFacts()
     await there.of(folder, RULES)
@@ -107,10 +109,8 @@ async def test_what_was_changed_just_now_is_looked_at_again(
 
 
 @virtual
-async def test_what_time_cut_short_is_looked_at_again(
-    folder: Path, looks: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A folder that was seen in part is not taken for what it is."""
+async def test_incomplete_scan_is_repeated(folder: Path, looks: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scan that reached its time limit is not reused."""
     monkeypatch.setattr(project_facts, "WALK_SECONDS", -1.0)
     there = ProjectFacts()
     await there.of(folder, RULES)
@@ -119,10 +119,10 @@ async def test_what_time_cut_short_is_looked_at_again(
 
 
 @virtual
-async def test_a_bounded_number_is_kept(tmp_path: Path, looks: list[Path]) -> None:
-    """The folder that was asked about longest ago is forgotten."""
+async def test_cached_scans_are_bounded(tmp_path: Path, looks: list[Path]) -> None:
+    """The folder with the oldest use is dropped from the cache."""
     there = ProjectFacts()
-    folders = [tmp_path / f"f{number}" for number in range(MOST + 1)]
+    folders = [tmp_path / f"f{number}" for number in range(MAX_CACHED + 1)]
     for each in folders:
         each.mkdir()
         await there.of(each, RULES)
@@ -133,10 +133,10 @@ async def test_a_bounded_number_is_kept(tmp_path: Path, looks: list[Path]) -> No
 
 
 @virtual
-async def test_agents_ask_their_root(
+async def test_agents_share_the_scan_of_their_root(
     tmp_path: Path, folder: Path, looks: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three agents in a folder are told the same by one look, which none of them makes itself."""
+    """Three agents in a folder use one scan of the root and make no scan in their workers."""
     monkeypatch.setattr(project_scan, "survey_project", None)
     config = Config(subagents=SubagentsConfig(context=RULES))
     async with opened(tmp_path / "home", config=config) as world:

@@ -1,4 +1,4 @@
-"""What happened in a run: by number, from the journal; and hooks that are told of subagents."""
+"""Numbered events of a run from its journal, and hooks for events of subagents."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from orch import Config, HooksConfig, SubagentsConfig
 from orch_protocol.hooks.stages import STAGES
-from orchestrator.root_double import World
+from orchestrator.root_double import World, nesting
 from virtual_clock import virtual
 
 SPAWN = {"tool": "spawn_subagent", "input": {"task": "dig", "query": "go"}}
@@ -20,11 +20,18 @@ async def below(event, ctx):
     with open({told!r}, "a") as file:
         file.write(f"{{event.stage}} {{event.name}} of {{ctx.agent_id}} {{getattr(event, 'stop_reason', '')}}\\n")
 """
+EXTENSION = """
+def register(extension):
+    @extension.hook("subagent_spawned")
+    async def below(event, ctx):
+        with open({told!r}, "a") as file:
+            file.write(f"{{event.stage}} of {{ctx.agent_id}}\\n")
+"""
 
 
 @virtual
 async def test_events_are_replayed_from_a_number(tmp_path: Path) -> None:
-    """Each has a number, a time and a run; what comes after one that is known is told alone."""
+    """Each event has a number, a time and a run. A caller can request only later events or those of one agent."""
     async with World(tmp_path, run="r") as world:
         agent = await world.scripted("one", "two")
         await agent.query("Go")
@@ -51,8 +58,8 @@ async def test_events_are_replayed_from_a_number(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_numbers_outlive_the_root(tmp_path: Path) -> None:
-    """Another root of the run tells the same events by the same numbers, and goes on behind them."""
+async def test_event_numbers_continue_after_a_restart(tmp_path: Path) -> None:
+    """Old events keep their numbers."""
     async with World(tmp_path, run="r") as world:
         await (await world.scripted("one")).query("Go")
         before = await world.events()
@@ -63,8 +70,8 @@ async def test_numbers_outlive_the_root(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_who_waits_is_told_as_it_happens(tmp_path: Path) -> None:
-    """With a timeout nothing new is waited for, at most so long."""
+async def test_events_can_be_awaited_with_a_timeout(tmp_path: Path) -> None:
+    """Without new events, the call returns an empty list after the timeout."""
     async with World(tmp_path) as world:
         last = (await world.events())[-1].n
         waiting = asyncio.create_task(world.events(last, timeout=60.0))
@@ -76,8 +83,8 @@ async def test_who_waits_is_told_as_it_happens(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_functions_of_the_program_hear_of_every_agent(tmp_path: Path) -> None:
-    """Also of those that the program itself spawned, and of one that failed; nobody is asked to call them."""
+async def test_program_hooks_receive_events_of_every_agent(tmp_path: Path) -> None:
+    """The hooks receive events of agents that the program itself has spawned."""
     async with World(tmp_path) as world:
         seen: list[Any] = []
 
@@ -94,10 +101,25 @@ async def test_functions_of_the_program_hear_of_every_agent(tmp_path: Path) -> N
 
 
 @virtual
-async def test_the_hooks_of_a_parent_hear_of_its_subagents(tmp_path: Path) -> None:
-    """They run in the parent's own process, which the root tells."""
-    told, file = tmp_path / "told", tmp_path / "below.py"
-    file.write_text(HOOKS.format(told=str(told)))
+async def test_hooks_of_an_extension_receive_events_of_subagents(tmp_path: Path) -> None:
+    """The permissions of the extension list the stage."""
+    found, folder = tmp_path / "told", tmp_path / "home" / "extensions" / "below"
+    folder.mkdir(parents=True)
+    (folder / "extension.toml").write_text('name = "below"\n[permissions]\nstages = ["subagent_spawned"]\n')
+    (folder / "extension.py").write_text(EXTENSION.format(told=str(found)))
+    async with World(tmp_path / "home", config=nesting()) as world:
+        agent = await world.scripted(SPAWN, "done", tools=["spawn_subagent", "query_subagent"])
+        await agent.query("Go")
+        for _ in range(50):
+            await asyncio.sleep(0)
+    assert found.read_text() == f"subagent_spawned of {agent.id}\n"
+
+
+@virtual
+async def test_parents_hooks_receive_events_of_subagents(tmp_path: Path) -> None:
+    """The hooks run in the parent's process."""
+    found, file = tmp_path / "told", tmp_path / "below.py"
+    file.write_text(HOOKS.format(told=str(found)))
     config = Config(hooks=HooksConfig((str(file),)), subagents=SubagentsConfig(allow_nested=True))
     async with World(tmp_path / "home", config=config) as world:
         agent = await world.scripted(SPAWN, "done", tools=["spawn_subagent", "query_subagent"])
@@ -105,11 +127,15 @@ async def test_the_hooks_of_a_parent_hear_of_its_subagents(tmp_path: Path) -> No
         for _ in range(50):
             await asyncio.sleep(0)
         child = (await world.agents())[1].name
-    assert told.read_text().splitlines()[0] == f"subagent_spawned {child} of {agent.id} "
-    assert f"subagent_finished {child} of {agent.id} end_turn" in told.read_text()
+    assert found.read_text().splitlines()[0] == f"subagent_spawned {child} of {agent.id} "
+    assert f"subagent_finished {child} of {agent.id} end_turn" in found.read_text()
 
 
-def test_what_the_root_tells_is_only_observed() -> None:
-    """It is a fact by then: there is nothing to change or decide."""
-    assert [name for name, stage in STAGES.items() if stage.by_root] == ["subagent_spawned", "subagent_finished"]
-    assert all(stage.kinds == ("observe",) for stage in STAGES.values() if stage.by_root)
+def test_run_events_are_observe_only() -> None:
+    """Events of a run report the past, so hooks can only observe them."""
+    assert [STAGES[name].kinds for name in ("subagent_spawned", "subagent_finished")] == [("observe",)] * 2
+    assert [name for name, stage in STAGES.items() if stage.by_root] == [
+        "subagent_spawned",
+        "subagent_finished",
+        "custom_event",
+    ]

@@ -1,4 +1,4 @@
-"""Answers and who gets them, news and who is woken, and how a root closes, on a clock that jumps."""
+"""A root on a virtual clock: which caller gets an answer, which agent is woken, and what closing does."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ import pytest
 from orch import Limits
 from orch.policy.caller import USER
 from orch.services import call
+from orch.tree.interface.topics import QueryTopic
 from orch_protocol.core.errors import AgentDiedError, NoResultError, OrchError, QueryTimeoutError
 from orch_protocol.core.messages import Reply
-from orch_protocol.services.requests import COLLECT, QUERY, Collect, QueryAgent
-from orch_worker.session.transcript import read_session
+from orch_protocol.services.agents.query import COLLECT, QUERY, Collect, QueryAgent
+from orch_worker.session.session_reader import read_session
 from orchestrator.root_double import NEST, Gate, World, nesting, opened
 from virtual_clock import passed, until, virtual
 
-# Answers, and who gets them.
+# Answers and their receivers.
 
 
 @virtual
-async def test_an_impatient_collector_does_not_change_who_gets_the_answer(tmp_path: Path) -> None:
-    """The one who asked and waits gets it; it is not there for a second one."""
+async def test_timed_out_collector_does_not_take_the_answer(tmp_path: Path) -> None:
+    """The caller of the query gets the answer."""
     gate = Gate()
     async with opened(tmp_path) as world:
         agent = await world.scripted({"tool": "gate"}, "done", tools=[gate.tool()])
@@ -31,13 +32,13 @@ async def test_an_impatient_collector_does_not_change_who_gets_the_answer(tmp_pa
         assert await agent.collect(timeout=1) is None
         gate.open.set()
         assert (await asking).text == "done"
-        with pytest.raises(NoResultError, match="taken by the user"):
+        with pytest.raises(NoResultError, match="collected by the user"):
             await agent.collect()
 
 
 @virtual
-async def test_an_answer_is_the_waiters_or_is_there_to_collect(tmp_path: Path) -> None:
-    """Also when it comes in the very moment in which the waiter's time is over."""
+async def test_answer_goes_to_the_waiter_or_stays_collectable(tmp_path: Path) -> None:
+    """No answer is lost when it arrives at the moment of the timeout."""
     async with opened(tmp_path) as world:
         agent = await world.scripted(*[{"text": "done", "sleep": 5}] * 20)
         loop = asyncio.get_running_loop()
@@ -56,8 +57,8 @@ async def test_an_answer_is_the_waiters_or_is_there_to_collect(tmp_path: Path) -
 
 
 @virtual
-async def test_a_repeated_query_gets_the_same_answer(tmp_path: Path) -> None:
-    """A client that asks again, because it does not know what became of its request, hears the same, at once."""
+async def test_repeated_query_gets_the_same_answer(tmp_path: Path) -> None:
+    """Queries with the same request id get the same answer or error, and the agent runs once."""
     async with opened(tmp_path) as world:
         agent = await world.scripted("one", {"error": "RateLimitError", "message": "slow down"})
         root = world.supervisor
@@ -75,8 +76,8 @@ async def test_a_repeated_query_gets_the_same_answer(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_what_a_dead_worker_waited_for_is_there_for_others(tmp_path: Path) -> None:
-    """Its call ends with it: the answer of its subagent is not taken by nobody."""
+async def test_answer_awaited_by_a_dead_worker_stays_collectable(tmp_path: Path) -> None:
+    """The wait ends with the process of the asking agent."""
     gate = Gate()
     async with opened(tmp_path, config=nesting()) as world:
         child = await world.scripted({"tool": "gate"}, "done", tools=[gate.tool()], name="child")
@@ -94,8 +95,8 @@ async def test_what_a_dead_worker_waited_for_is_there_for_others(tmp_path: Path)
 
 
 @virtual
-async def test_what_a_cut_off_call_waited_for_is_there_for_others(tmp_path: Path) -> None:
-    """An agent whose turn ends while it waits for its subagent takes nothing: the answer can be collected."""
+async def test_answer_awaited_by_a_cancelled_call_stays_collectable(tmp_path: Path) -> None:
+    """If an agent's turn ends while it waits for a subagent, the answer stays collectable."""
     gate = Gate()
     async with opened(tmp_path, config=nesting()) as world:
         child = await world.scripted({"tool": "gate"}, "done", tools=[gate.tool()], name="child")
@@ -106,7 +107,7 @@ async def test_what_a_cut_off_call_waited_for_is_there_for_others(tmp_path: Path
         await parent.cancel()
         assert (await asking).stop_reason == "cancelled"
         await passed(1)
-        assert world.supervisor._calls._tasks.keys() == {child.id}
+        assert world.supervisor._worker_requests._tasks.keys() == {child.id}
         gate.open.set()
         reply = await child.collect()
         assert reply is not None
@@ -114,8 +115,8 @@ async def test_what_a_cut_off_call_waited_for_is_there_for_others(tmp_path: Path
 
 
 @virtual
-async def test_an_agent_that_runs_out_of_patience_leaves_its_subagent_at_work(tmp_path: Path) -> None:
-    """A tool's deadline ends the waiting; the subagent's own turn goes on, and the answer is taken later."""
+async def test_tool_timeout_leaves_the_subagent_running(tmp_path: Path) -> None:
+    """The answer is collected later."""
     async with opened(tmp_path, config=nesting()) as world:
         child = await world.scripted({"text": "the whole answer", "sleep": 20}, name="child")
         collect = {"tool": "collect_subagent", "input": {"id": "child"}}
@@ -128,18 +129,18 @@ async def test_an_agent_that_runs_out_of_patience_leaves_its_subagent_at_work(tm
             limits=Limits(tool_seconds=10),
         )
         assert (await parent.query("go")).text == "done"
-        said = [str(message) for message in read_session(Path((await parent.state()).folder)).messages]
-        assert "works on" in said[2]
-        assert "works on" in said[4]
-        assert "(end_turn, 0 tool calls)" in said[6]
-        assert "the whole answer" in said[6]
-        with pytest.raises(NoResultError, match="taken by agent"):
+        listed = [str(message) for message in read_session(Path((await parent.state()).folder)).messages]
+        assert "works on" in listed[2]
+        assert "works on" in listed[4]
+        assert "(end_turn, 0 tool calls)" in listed[6]
+        assert "the whole answer" in listed[6]
+        with pytest.raises(NoResultError, match="collected by agent"):
             await child.collect()
 
 
 @virtual
-async def test_a_turn_that_is_waited_for_in_another_turn_ends_before_it(tmp_path: Path) -> None:
-    """Nobody works on for somebody whose time is over, who has something of what there is."""
+async def test_nested_turn_ends_before_the_turn_waiting_for_it(tmp_path: Path) -> None:
+    """The waiting turn receives the partial answer."""
     async with opened(tmp_path, config=nesting()) as world:
         await world.scripted({"tool": "list_files"}, {"text": "late", "sleep": 100}, tools=["list_files"], name="child")
         ask = {"tool": "query_subagent", "input": {"id": "child", "prompt": "go"}}
@@ -150,12 +151,12 @@ async def test_a_turn_that_is_waited_for_in_another_turn_ends_before_it(tmp_path
         assert "(timeout, 1 tool calls)" in str(messages[2])
 
 
-# Waking.
+# Wake-ups.
 
 
 @virtual
-async def test_an_agent_is_woken_by_its_subagents(tmp_path: Path) -> None:
-    """It ends its turn, and gets a new one when they are done, with who and how; then it collects."""
+async def test_agent_is_woken_when_its_subagents_finish(tmp_path: Path) -> None:
+    """The agent gets a new turn with the ids of the finished subagents, and can collect their answers."""
     gate = Gate()
     async with opened(tmp_path, config=nesting()) as world:
         child = await world.scripted({"tool": "gate"}, "child's answer", tools=[gate.tool()], name="child")
@@ -179,8 +180,8 @@ async def test_an_agent_is_woken_by_its_subagents(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_news_finds_its_reader_when_there_is_room(tmp_path: Path) -> None:
-    """An agent that died while its subagents worked, and that nothing makes room for, is woken as soon as there is."""
+async def test_pending_wake_up_is_delivered_when_a_slot_is_free(tmp_path: Path) -> None:
+    """An agent that died and finds no free slot is woken as soon as a slot is free."""
     gate = Gate()
     async with opened(tmp_path, config=nesting(max_concurrent=2)) as world:
         parent = await world.scripted("woken", tools=NEST)
@@ -193,7 +194,7 @@ async def test_news_finds_its_reader_when_there_is_room(tmp_path: Path) -> None:
         await until(lambda: world.status(parent) == "died")
         other = await world.scripted({"text": "busy", "sleep": 50})
         busy = other.submit("go")
-        root.waiters.watch(f"query:{query_id}").add_done_callback(lambda _: root.ask(node, "again"))
+        root.waiters.watch(QueryTopic(query_id)).add_done_callback(lambda _: root.ask(node, "again"))
         gate.open.set()
         await passed(20)
         assert (world.status(parent), world.status(child)) == ("died", "busy")
@@ -208,8 +209,8 @@ async def test_news_finds_its_reader_when_there_is_room(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_who_waits_while_the_root_closes_is_told(tmp_path: Path) -> None:
-    """Queries, waits and pings end with an error, not with silence."""
+async def test_waiters_get_an_error_on_close(tmp_path: Path) -> None:
+    """Queries and pings fail with an error, and `wait` returns."""
     gate = Gate()
     world = World(tmp_path)
     await world.start()
@@ -228,8 +229,8 @@ async def test_who_waits_while_the_root_closes_is_told(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_a_turn_that_finished_as_the_root_closed_has_its_reply(tmp_path: Path) -> None:
-    """Its last frame was not heard any more; whoever opens the run again collects the answer."""
+async def test_turn_finished_during_close_keeps_its_reply(tmp_path: Path) -> None:
+    """The next root collects the reply from the transcript."""
     world = World(tmp_path, run="r")
     await world.start()
     agent = await world.scripted("done")
@@ -247,8 +248,8 @@ async def test_a_turn_that_finished_as_the_root_closed_has_its_reply(tmp_path: P
 
 
 @virtual
-async def test_a_transcript_that_cannot_be_read_does_not_close_the_run(tmp_path: Path) -> None:
-    """The other agents of the run answer; the damaged one says what is wrong when it is asked."""
+async def test_unreadable_transcript_does_not_prevent_opening_the_run(tmp_path: Path) -> None:
+    """Other agents answer. A query to the agent with the damaged transcript raises an error."""
     world = World(tmp_path, run="r")
     await world.start()
     agent = await world.scripted({"text": "x", "sleep": 9}, name="bad")
@@ -257,7 +258,7 @@ async def test_a_transcript_that_cannot_be_read_does_not_close_the_run(tmp_path:
     await passed(1)
     transcript = Path((await agent.state()).folder) / "session.jsonl"
     await world.close()
-    # As after a kill -9: the query is still under way, says the journal.
+    # As after a SIGKILL: according to the journal, the query is still pending.
     journal = tmp_path / "runs" / "r" / "journal.jsonl"
     journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-3]))
     transcript.unlink()
@@ -269,8 +270,8 @@ async def test_a_transcript_that_cannot_be_read_does_not_close_the_run(tmp_path:
 
 
 @virtual
-async def test_collecting_while_another_collects(tmp_path: Path) -> None:
-    """One of them gets the answer, the other one hears who did."""
+async def test_concurrent_collects_give_one_answer(tmp_path: Path) -> None:
+    """The other caller gets NoResultError."""
     async with opened(tmp_path) as world:
         agent = await world.scripted({"text": "done", "sleep": 1})
         agent.submit("go")

@@ -1,4 +1,4 @@
-"""A root whose workers do not come up, die, or say what they should not, on a clock that jumps."""
+"""A root whose workers fail to start, die or send invalid messages, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from orch import ScriptedBackend
-from orch.supervisor.supervisor import MOST_CALLS
+from orch.supervisor.supervisor import MAX_CALLS
 from orch.testing import FakeLauncher
 from orch_protocol.core.errors import AgentDiedError, AgentGoneError, LaunchError, ProtocolError, StoreError
 from orch_protocol.core.messages import Reply, text_of
-from orch_protocol.services.requests import RUN_TOOL, RunTool
+from orch_protocol.services.resources.tools import RUN_TOOL, RunTool
 from orch_protocol.wire.worker_messages import TurnFinished
-from orch_worker.session.transcript import read_session
+from orch_worker.session.session_reader import read_session
 from orchestrator.root_double import Gate, Slow, fill, kind_of, opened
 from virtual_clock import passed, until, virtual
 
@@ -23,8 +23,8 @@ from virtual_clock import passed, until, virtual
 
 
 @virtual
-async def test_a_failed_launch_is_tried_again_then_told_and_again_after_resume(tmp_path: Path) -> None:
-    """After some tries the spawner gets the reason, so does whoever asks; resume gives another chance."""
+async def test_failed_launch_is_retried_and_reported(tmp_path: Path) -> None:
+    """After several failures, the spawn raises LaunchError, and `resume` tries again."""
     launcher = FakeLauncher()
     launcher.failures += ["no memory"] * 4
     async with opened(tmp_path, launcher=launcher) as world:
@@ -39,8 +39,8 @@ async def test_a_failed_launch_is_tried_again_then_told_and_again_after_resume(t
 
 
 @virtual
-async def test_an_agent_killed_as_it_is_launched_is_gone_at_once(tmp_path: Path) -> None:
-    """The launch is called off, also one that did not begin yet, and nothing comes of it later."""
+async def test_kill_during_launch_cancels_the_launch(tmp_path: Path) -> None:
+    """A launch that has not begun is cancelled, too. No process starts later."""
     launcher = Slow()
     async with opened(tmp_path, launcher=launcher) as world:
         for begun in (True, False):
@@ -52,7 +52,7 @@ async def test_an_agent_killed_as_it_is_launched_is_gone_at_once(tmp_path: Path)
             started = asyncio.get_running_loop().time()
             assert len(await world.kill("x")) == 1
             assert asyncio.get_running_loop().time() - started < 0.01
-            with pytest.raises(AgentGoneError, match="as it started"):
+            with pytest.raises(AgentGoneError, match="while it started"):
                 await spawning
         launcher.go.set()
         await passed(1)
@@ -61,11 +61,11 @@ async def test_an_agent_killed_as_it_is_launched_is_gone_at_once(tmp_path: Path)
 
 
 @virtual
-async def test_a_launch_without_end_is_called_off(tmp_path: Path) -> None:
-    """The agent has failed, its room is free, and nothing comes of it later."""
+async def test_launch_times_out(tmp_path: Path) -> None:
+    """The spawn raises LaunchError, and the slot is free."""
     launcher = Slow()
     async with opened(tmp_path, launcher=launcher) as world:
-        with pytest.raises(LaunchError, match="no process in time"):
+        with pytest.raises(LaunchError, match="no process was started within"):
             await world.scripted(name="x")
         assert not world.supervisor.tree.agents.alive
         launcher.go.set()
@@ -74,11 +74,11 @@ async def test_a_launch_without_end_is_called_off(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_a_process_that_never_gets_ready_is_ended(tmp_path: Path) -> None:
-    """Its spawner hears of it, and it is not left behind."""
+async def test_worker_that_never_gets_ready_is_ended(tmp_path: Path) -> None:
+    """The spawn raises LaunchError, and the process ends."""
     async with opened(tmp_path) as world:
         world.lose(lambda kind: kind == "ready")
-        with pytest.raises(LaunchError, match="did not come up"):
+        with pytest.raises(LaunchError, match="did not start"):
             await world.scripted()
         assert [worker.ended.done() for worker in world.launcher.workers] == [True]
 
@@ -87,8 +87,8 @@ async def test_a_process_that_never_gets_ready_is_ended(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_a_reply_on_disk_outlives_its_process(tmp_path: Path) -> None:
-    """The frame that carried it was lost with the process; the transcript has it."""
+async def test_reply_on_disk_outlives_its_process(tmp_path: Path) -> None:
+    """If the frame with the reply is lost with the process, the root reads the reply from the transcript."""
     async with opened(tmp_path) as world:
         agent = await world.scripted("done", "more")
         world.lose(lambda kind: kind == "finished")
@@ -102,8 +102,8 @@ async def test_a_reply_on_disk_outlives_its_process(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_a_last_word_that_comes_after_the_death_is_heard(tmp_path: Path) -> None:
-    """It settles the query and the death at once, so that the next query starts the next process."""
+async def test_reply_frame_after_the_exit_is_used(tmp_path: Path) -> None:
+    """The frame answers the query and ends the wait for the process, so the next query starts a new process."""
     async with opened(tmp_path) as world:
         agent = await world.scripted("done", "more")
         held: list[tuple[bytes, bytes]] = []
@@ -128,23 +128,23 @@ async def test_a_last_word_that_comes_after_the_death_is_heard(tmp_path: Path) -
 
 
 @virtual
-async def test_a_turn_that_does_not_end_is_ended(tmp_path: Path) -> None:
-    """Some time after the turn's own limit its process is killed, and the query is over."""
+async def test_worker_is_killed_after_the_turns_time_limit(tmp_path: Path) -> None:
+    """After an additional delay, the root kills the process, and the query ends."""
     async with opened(tmp_path) as world:
         agent = await world.scripted("done", "more")
         world.lose(lambda kind: kind == "finished")
         assert (await agent.query("go")).text == "done"
         assert world.status(agent) == "died"
         world.lose(lambda kind: kind == "query")
-        with pytest.raises(AgentDiedError, match="did not end when its time was over"):
+        with pytest.raises(AgentDiedError, match="did not end within the time limit"):
             await agent.submit("more?")
         world.lose(lambda _: False)
         assert (await agent.query("more?")).text == "more"
 
 
 @virtual
-async def test_a_first_prompt_that_could_not_be_recorded_is_no_first_prompt(tmp_path: Path) -> None:
-    """On a full disk nothing is said to the model; when there is room it hears its task."""
+async def test_unrecorded_first_prompt_is_not_sent(tmp_path: Path) -> None:
+    """The task of the spawn is part of the next prompt instead."""
     async with opened(tmp_path) as world:
         agent = await world.spawn("mind the gap", backend=ScriptedBackend(["fine"]))
         runtime = world.launcher.worker(agent.id)._host._runtime
@@ -160,8 +160,8 @@ async def test_a_first_prompt_that_could_not_be_recorded_is_no_first_prompt(tmp_
 
 
 @virtual
-async def test_a_worker_that_cannot_leave_well_leaves(tmp_path: Path) -> None:
-    """What its transcript says when it is closed keeps no line open and no launcher waiting."""
+async def test_failed_shutdown_of_a_worker_closes_its_connection(tmp_path: Path) -> None:
+    """An error while the transcript is closed does not keep the connection open."""
     async with opened(tmp_path) as world:
         agent = await world.scripted("one", "two")
         worker = world.launcher.worker(agent.id)
@@ -181,8 +181,8 @@ async def test_a_worker_that_cannot_leave_well_leaves(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_who_asks_an_agent_that_forgot_everything_is_told(tmp_path: Path) -> None:
-    """Once, with the first answer after its session folder was deleted; the agent goes on with its task."""
+async def test_deleted_session_folder_is_reported_once(tmp_path: Path) -> None:
+    """The first answer after the deletion has the warning. Later answers have none."""
     async with opened(tmp_path) as world:
         agent = await world.scripted("one", "again", "and again")
         assert (await agent.query("go")).warning == ""
@@ -190,41 +190,41 @@ async def test_who_asks_an_agent_that_forgot_everything_is_told(tmp_path: Path) 
         await until(lambda: world.status(agent) == "died")
         shutil.rmtree((await agent.state()).folder)
         reply = await agent.query("what did I ask?")
-        assert reply.warning == "its transcript is gone: it remembers nothing of what it was asked before"
+        assert reply.warning == "the transcript is missing, so the agent has no memory of earlier queries"
         again = await agent.collect(again=True)
         assert again is not None
         assert again.warning == reply.warning
         assert (await agent.query("and now?")).warning == ""
 
 
-# Workers that are not what they should be.
+# Workers that send invalid messages.
 
 
 @virtual
-async def test_an_answer_is_whose_line_it_came_through(tmp_path: Path) -> None:
-    """Whatever a worker says whose reply it is; one that says nothing at all has failed."""
+async def test_answer_is_attributed_to_the_connection(tmp_path: Path) -> None:
+    """An agent id in the message has no effect. A message without a reply or an error fails the query."""
     async with opened(tmp_path) as world:
         agent = await world.scripted("fine", "fine")
         host = world.launcher.worker(agent.id)._host
-        said = [TurnFinished(Reply("somebody", "else", "mine")), TurnFinished()]
-        host._finish = lambda id, _: host._courier.send("finished", said.pop(0), id)  # type: ignore[method-assign]
+        found = [TurnFinished(Reply("another", "agent", "mine")), TurnFinished()]
+        host._finish = lambda id, _: host._channel.send("finished", found.pop(0), id)  # type: ignore[method-assign]
         reply = await agent.query("go")
         assert (reply.id, reply.text) == (agent.id, "mine")
         assert await agent.collect(again=True) == reply
-        with pytest.raises(ProtocolError, match="neither reply nor error"):
+        with pytest.raises(ProtocolError, match="without a reply or an error"):
             await agent.query("go")
 
 
 @virtual
-async def test_a_worker_that_asks_too_much_at_once_is_told(tmp_path: Path) -> None:
-    """What is under way goes on, the rest is refused."""
+async def test_concurrent_requests_of_a_worker_are_bounded(tmp_path: Path) -> None:
+    """Pending requests continue, and further requests are refused."""
     gate = Gate()
     async with opened(tmp_path) as world:
         agent = await world.scripted("fine", tools=[gate.tool()])
         host = world.launcher.worker(agent.id)._host
         calls = [asyncio.ensure_future(host.call_root(RUN_TOOL, RunTool("gate", {}))) for _ in range(300)]
-        await until(lambda: sum(call.done() for call in calls) == 300 - MOST_CALLS)
+        await until(lambda: sum(call.done() for call in calls) == 300 - MAX_CALLS)
         gate.open.set()
         answers = await asyncio.gather(*calls, return_exceptions=True)
-        assert sum(isinstance(answer, ProtocolError) for answer in answers) == 300 - MOST_CALLS
-        assert gate.calls == MOST_CALLS
+        assert sum(isinstance(answer, ProtocolError) for answer in answers) == 300 - MAX_CALLS
+        assert gate.calls == MAX_CALLS

@@ -1,4 +1,4 @@
-"""What follows when agents die, are killed, resumed, go cold or are found by a new root; and any life of a tree."""
+"""The ends of agents: death, kill, resumption, idle timeout and recovery; and a random test of the whole tree."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from orch.tree.journal.entries import QueryFinished, WorkerExited
-from orch.tree.journal.events import (
+from orch.tree.interface.events import (
     CancelRequested,
     CollectReply,
     ConfirmSteering,
@@ -21,6 +20,8 @@ from orch.tree.journal.events import (
     StopIfIdle,
     StopTimeout,
 )
+from orch.tree.interface.topics import ExitTopic
+from orch.tree.journal.entries import QueryFinished, WorkerExited
 from orch_protocol.core.errors import AgentBusyError, AgentGoneError, OrchError
 from orch_protocol.core.messages import Reply, Usage
 from orchestrator.tree_double import (
@@ -35,11 +36,11 @@ from orchestrator.tree_double import (
     WorkerBooted,
 )
 
-# Ending.
+# Ends.
 
 
-def test_an_agent_that_dies_idle_is_revived_by_the_next_query() -> None:
-    """Its death is known and costs nothing."""
+def test_idle_death_is_repaired_by_the_next_query() -> None:
+    """The agent has the status `died` and no process until the next query."""
     forest = Forest()
     id = forest.spawn()
     forest.gone(id, -9)
@@ -48,8 +49,8 @@ def test_an_agent_that_dies_idle_is_revived_by_the_next_query() -> None:
     assert forest.status(id) == "starting"
 
 
-def test_a_death_in_a_turn_fails_the_query_unless_the_transcript_has_the_reply() -> None:
-    """The transcript is the truth: a finished turn resolves, an unfinished one is an error that says what to do."""
+def test_death_in_a_turn_fails_the_query_unless_the_reply_is_recorded() -> None:
+    """A turn in the transcript counts as finished. Otherwise the query fails with AgentDiedError."""
     forest = Forest()
     lost, saved = forest.spawn(), forest.spawn()
     forest.ask(lost, "q1")
@@ -64,15 +65,15 @@ def test_a_death_in_a_turn_fails_the_query_unless_the_transcript_has_the_reply()
     assert forest.status(lost) == forest.status(saved) == "died"
 
 
-def test_a_query_that_was_never_begun_is_asked_again() -> None:
-    """A process that was dead before it heard the query cost nothing: the next one answers it, so many times."""
+def test_query_that_never_began_is_sent_again() -> None:
+    """The query is sent to the next process, a limited number of times."""
     forest = Forest(restarts=2)
     id = forest.spawn()
     forest.ask(id)
     for number in (1, 2):
         forest.gone(id, begun=False)
         assert forest.told(Launch) == []
-        assert [notify.topic for notify in forest.told(Notify)] == [f"gone:{id}:{number}"]
+        assert [notify.topic for notify in forest.told(Notify)] == [ExitTopic(id, number)]
         forest.back(id)
         assert forest.told(Launch) == [Launch(id, number + 1)]
         forest.up(id)
@@ -82,8 +83,8 @@ def test_a_query_that_was_never_begun_is_asked_again() -> None:
     assert forest.status(id) == "failed"
 
 
-def test_news_of_an_older_incarnation_changes_nothing() -> None:
-    """A death or readiness that belongs to the past is ignored."""
+def test_events_of_an_older_incarnation_are_ignored() -> None:
+    """The exit and the start of an earlier process do not change the agent."""
     forest = Forest()
     id = forest.spawn()
     forest.gone(id)
@@ -95,8 +96,8 @@ def test_news_of_an_older_incarnation_changes_nothing() -> None:
     assert forest.tree.agents[id].pid == 102
 
 
-def test_killing_ends_everything_below_children_first() -> None:
-    """Waiters are told, processes are killed, and the dead answer no more until resumed."""
+def test_kill_ends_descendants_first() -> None:
+    """Callers get an error, and killed agents refuse queries until they are resumed."""
     forest = Forest(allow_nested=True)
     one = forest.spawn()
     two = forest.spawn(one)
@@ -109,8 +110,8 @@ def test_killing_ends_everything_below_children_first() -> None:
         forest.ask(two)
 
 
-def test_killing_twice_kills_once() -> None:
-    """The second kill finds nothing to do."""
+def test_second_kill_has_no_effect() -> None:
+    """A second kill returns no agents and has no instructions."""
     forest = Forest()
     id = forest.spawn()
     forest.handle(KillRequested((id, id), "the user"))
@@ -118,8 +119,8 @@ def test_killing_twice_kills_once() -> None:
     assert forest.last == []
 
 
-def test_a_killed_agent_keeps_its_usage_and_answers_after_resume() -> None:
-    """What was spent stays spent."""
+def test_killed_agent_keeps_its_usage_and_answers_after_resume() -> None:
+    """The usage of a killed agent stays part of the tree's usage."""
     forest = Forest()
     id = forest.spawn()
     forest.ask(id)
@@ -134,29 +135,29 @@ def test_a_killed_agent_keeps_its_usage_and_answers_after_resume() -> None:
     assert forest.told(Launch) == [Launch(id, 2)]
 
 
-def test_an_agent_is_resumed_when_its_last_process_is_gone() -> None:
-    """Two processes of one agent would fight for its transcript; until then the error says to wait."""
+def test_resume_requires_the_end_of_the_last_process() -> None:
+    """Two processes of one agent would write the same transcript."""
     forest = Forest()
     id = forest.spawn()
     forest.handle(KillRequested((id,), "the user"))
     with pytest.raises(AgentBusyError, match="has not ended yet"):
         forest.handle(ResumeRequested(id))
     forest.gone(id)
-    assert [notify.topic for notify in forest.told(Notify)] == [f"gone:{id}:1"]
+    assert [notify.topic for notify in forest.told(Notify)] == [ExitTopic(id, 1)]
     forest.handle(ResumeRequested(id))
     assert forest.status(id) == "cold"
 
 
-def test_an_agent_killed_as_it_starts_is_gone_when_its_launch_is() -> None:
-    """Whether a process comes of it or not, the end is on record and told once."""
+def test_agent_killed_while_starting_ends_with_its_launch() -> None:
+    """The end is reported once, whether or not the process had started."""
     forest = Forest()
     failed, started = forest.spawn(up=False), forest.spawn(up=False)
     forest.handle(KillRequested((failed, started), "the user"))
     forest.handle(LaunchFailed(failed, 1, "too late"))
-    assert [notify.topic for notify in forest.told(Notify)] == [f"gone:{failed}:1"]
+    assert [notify.topic for notify in forest.told(Notify)] == [ExitTopic(failed, 1)]
     forest.handle(WorkerBooted(started, 1, 7))
     forest.gone(started)
-    assert [notify.topic for notify in forest.told(Notify)] == [f"gone:{started}:1"]
+    assert [notify.topic for notify in forest.told(Notify)] == [ExitTopic(started, 1)]
     forest.gone(started)
     assert forest.last == []
     for id in (failed, started):
@@ -164,8 +165,8 @@ def test_an_agent_killed_as_it_starts_is_gone_when_its_launch_is() -> None:
         assert forest.status(id) == "cold"
 
 
-def test_usage_rolls_up_the_tree() -> None:
-    """A parent's tree usage holds its children's, killed ones too."""
+def test_tree_usage_includes_killed_descendants() -> None:
+    """The usage of a tree is the sum of the usage of its agents."""
     forest = Forest(allow_nested=True)
     one = forest.spawn()
     two = forest.spawn(one)
@@ -176,8 +177,8 @@ def test_usage_rolls_up_the_tree() -> None:
     assert forest.tree.agents.tree_usage(one) == Usage(20, 10, cost_usd=1.0)
 
 
-def test_an_agent_that_idles_long_enough_goes_cold() -> None:
-    """It is asked to leave, killed if it does not, and answers again when asked."""
+def test_idle_agent_goes_cold() -> None:
+    """An agent that is idle for too long is asked to exit, and is killed if it does not."""
     forest = Forest(timeout_minutes=1)
     id = forest.spawn()
     forest.now += 59
@@ -192,8 +193,8 @@ def test_an_agent_that_idles_long_enough_goes_cold() -> None:
     assert forest.status(id) == "cold"
 
 
-def test_a_query_to_an_agent_that_is_leaving_is_answered_by_its_next_process() -> None:
-    """Nothing is lost between going to sleep and being woken."""
+def test_query_to_a_leaving_agent_goes_to_its_next_process() -> None:
+    """The query is sent after the old process has ended and the new one is ready."""
     forest = Forest(timeout_minutes=1)
     id = forest.spawn()
     forest.now += 60
@@ -208,8 +209,8 @@ def test_a_query_to_an_agent_that_is_leaving_is_answered_by_its_next_process() -
 # Recovery.
 
 
-def test_a_new_root_finds_every_agent_of_the_last_one() -> None:
-    """Idle ones are cold, busy ones died unless their transcript has the reply, results wait to be collected."""
+def test_new_root_restores_every_agent() -> None:
+    """Idle agents are cold. Busy agents have died unless their reply is in the transcript."""
     forest = Forest()
     idle, lost, saved, killed = (forest.spawn(name=name) for name in ("idle", "lost", "saved", "killed"))
     forest.ask(lost, "q1")
@@ -225,8 +226,8 @@ def test_a_new_root_finds_every_agent_of_the_last_one() -> None:
     assert not forest.tree.agents.alive
 
 
-def test_news_of_a_run_that_ended_waits_for_its_reader() -> None:
-    """Who asked to be woken finds it with the next turn; nobody starts to work because a root did."""
+def test_wake_up_message_of_an_ended_run_is_delivered_with_the_next_turn() -> None:
+    """Opening the run does not start a turn."""
     forest = Forest(allow_nested=True)
     parent = forest.spawn()
     child = forest.spawn(parent)
@@ -234,11 +235,11 @@ def test_news_of_a_run_that_ended_waits_for_its_reader() -> None:
     forest.tree = forest.refold()
     forest.handle(Recover(1))
     assert forest.last == []
-    assert "cut short" in forest.tree.agents[parent].inbox[0]
+    assert "was interrupted" in forest.tree.agents[parent].inbox[0]
 
 
 def test_accepted_query_is_asked_again_by_the_next_root() -> None:
-    """The journal has its whole prompt; one that nobody can ask again is the asynchronous one alone."""
+    """Only submitted queries have a prompt in the journal, so only those are repeated."""
     forest = Forest()
     cold, starting, waited = forest.spawn(), forest.spawn(up=False), forest.spawn()
     forest.handle(StopIfIdle(cold))
@@ -261,14 +262,14 @@ def test_accepted_query_is_asked_again_by_the_next_root() -> None:
 
 
 def test_query_is_asked_again_by_as_many_roots_as_end_before_it() -> None:
-    """Also when the journal was shortened in between."""
+    """The prompt survives several restarts and compactions of the journal."""
     forest = Forest()
     id = forest.spawn(up=False)
     forest.ask(id, "q", stays=True, prompt="all of it")
     for _ in range(3):
         forest.tree = forest.refold()
         forest.handle(Recover(1))
-        forest.journal = forest.tree.agents.kept(forest.now)
+        forest.journal = forest.tree.agents.snapshot_entries(forest.now)
         forest.tree = forest.refold()
     pending = forest.tree.agents[id].pending
     assert pending is not None
@@ -279,7 +280,7 @@ def test_query_is_asked_again_by_as_many_roots_as_end_before_it() -> None:
 
 
 def test_accepted_query_that_was_begun_is_not_asked_again() -> None:
-    """Its prompt is in the transcript: the turn was cut short, and whoever collects is told so."""
+    """The prompt of a begun query is in the transcript. Collecting reports the interruption."""
     forest = Forest()
     id = forest.spawn()
     forest.ask(id, "q", stays=True, prompt="all of it")
@@ -289,16 +290,16 @@ def test_accepted_query_that_was_begun_is_not_asked_again() -> None:
     assert forest.handle(CollectReply(id, "the user")).error.type == "AgentDiedError"
 
 
-def test_prompt_of_an_agent_that_is_not_kept_is_in_no_journal() -> None:
-    """persist=False: nothing of it outlives the root."""
+def test_prompt_of_an_ephemeral_agent_is_not_in_the_journal() -> None:
+    """Nothing of an agent with `persist=False` is stored on a disk."""
     forest = Forest()
     id = forest.spawn(persist=False)
     forest.ask(id, "q", stays=True, prompt="all of it")
     assert "all of it" not in str(forest.journal)
 
 
-def test_a_process_that_was_killed_is_forgotten_with_its_root() -> None:
-    """Its end was never heard of, and the agent can be resumed."""
+def test_end_of_a_killed_process_is_assumed_by_the_next_root() -> None:
+    """The agent can be resumed."""
     forest = Forest()
     id = forest.spawn()
     forest.handle(KillRequested((id,), "the user"))
@@ -309,14 +310,14 @@ def test_a_process_that_was_killed_is_forgotten_with_its_root() -> None:
 
 
 def test_entries_about_unknown_agents_are_skipped() -> None:
-    """A journal with a damaged line still folds."""
+    """A journal can be read even if the line that spawned an agent is damaged."""
     forest = Forest()
     forest.tree.apply([WorkerExited(at=1.0, id="nobody", incarnation=1, status="cold")])
     assert len(forest.tree.agents) == 0
 
 
 class Life(RuleBasedStateMachine):
-    """Whatever happens, the tree is the fold of its journal, and the limits hold."""
+    """After any operations, the tree equals the tree from its journal, and the limits are respected."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -441,5 +442,5 @@ class Life(RuleBasedStateMachine):
                 assert node.running or node.crashes  # between two processes
 
 
-Life.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Life.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestLife = Life.TestCase

@@ -1,15 +1,15 @@
-"""How many holders have a process, and which: those that answered last, and those that answer just now."""
+"""The number of holders with a process: busy holders and the most recently used ones."""
 
 from __future__ import annotations
 
 import pytest
 
-from orch.tree.journal.events import AddHolder
+from orch.tree.interface.events import AddHolder
 from orchestrator.tree_double import Forest, Launch, Signal
 
 
 class Grove(Forest):
-    """Holders, of which `warm` may keep their process."""
+    """Holders, of which at most `warm` keep their process."""
 
     def __init__(self, warm: int, holders: int = 6) -> None:
         super().__init__()
@@ -17,7 +17,7 @@ class Grove(Forest):
         self.ids: list[str] = [self.handle(AddHolder(self.spec(kind="holder"))) for _ in range(holders)]
 
     def wake(self, *ids: str) -> list[str]:
-        """Ask holders, bring up those that were cold, and return whose process was told to leave."""
+        """Query holders and start cold ones. Return the holders whose process was stopped."""
         left = []
         for id in ids:
             self.now += 1
@@ -28,7 +28,7 @@ class Grove(Forest):
         return left
 
     def answer(self, *ids: str) -> list[str]:
-        """Let holders answer, and return whose process was told to leave."""
+        """Let holders answer. Return the holders whose process was stopped."""
         left = []
         for id in ids:
             self.now += 1
@@ -37,22 +37,22 @@ class Grove(Forest):
         return left
 
     def _leave(self) -> list[str]:
-        told = [signal.id for signal in self.told(Signal)]
-        for id in told:
+        listed = [signal.id for signal in self.told(Signal)]
+        for id in listed:
             self.gone(id, 0)
-        return told
+        return listed
 
 
-def test_a_holder_has_no_process_before_it_is_asked() -> None:
-    """Being known costs nothing."""
+def test_holder_has_no_process_before_it_is_asked() -> None:
+    """An unused holder has the status `cold`."""
     grove = Grove(4)
     assert grove.status(grove.ids[0]) == "cold"
     grove.ask(grove.ids[0])
     assert grove.told(Launch) == [Launch(grove.ids[0], 1)]
 
 
-def test_the_one_that_answered_longest_ago_makes_room() -> None:
-    """When another one is asked, before that has its process: there are never more than may be."""
+def test_least_recently_used_holder_makes_room() -> None:
+    """The other process stops before the queried holder gets a process."""
     grove = Grove(2)
     first, second, third, *_ = grove.ids
     for id in (first, second, first):
@@ -63,8 +63,8 @@ def test_the_one_that_answered_longest_ago_makes_room() -> None:
     assert (grove.status(first), grove.status(second), grove.status(third)) == ("idle", "cold", "idle")
 
 
-def test_those_that_answer_are_not_disturbed() -> None:
-    """Many may be asked at once; they leave when they have answered, until no more are left than may be."""
+def test_busy_holders_are_not_ended() -> None:
+    """After answering, holders above the limit are stopped."""
     grove = Grove(1)
     ids = grove.ids[:4]
     assert grove.wake(*ids) == []
@@ -73,8 +73,8 @@ def test_those_that_answer_are_not_disturbed() -> None:
 
 
 @pytest.mark.parametrize("warm", [0, 3])
-def test_no_more_are_kept_than_may_be(warm: int) -> None:
-    """None where none may."""
+def test_holder_process_limit_may_be_zero(warm: int) -> None:
+    """With a limit of zero, no holder keeps its process."""
     grove = Grove(warm)
     for id in grove.ids:
         grove.wake(id)
@@ -83,8 +83,8 @@ def test_no_more_are_kept_than_may_be(warm: int) -> None:
     assert len(grove.tree.agents.warm) == warm
 
 
-def test_a_warm_holder_that_is_asked_again_costs_nobody_its_process() -> None:
-    """It has one."""
+def test_query_to_a_warm_holder_evicts_no_other() -> None:
+    """The queried holder already has a process."""
     grove = Grove(2)
     for id in grove.ids[:2]:
         grove.wake(id)

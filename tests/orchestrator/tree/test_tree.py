@@ -1,10 +1,10 @@
-"""What follows from what: spawning, asking, dying, killing, waking, and the limits on all of it."""
+"""Decisions of the tree: spawning, queries, deaths, kills, wake-ups and their limits."""
 
 from __future__ import annotations
 
 import pytest
 
-from orch.tree.journal.events import (
+from orch.tree.interface.events import (
     BootTimeout,
     CancelRequested,
     CollectReply,
@@ -14,6 +14,8 @@ from orch.tree.journal.events import (
     QueueSteering,
     ResumeRequested,
 )
+from orch.tree.interface.instructions import Wake
+from orch.tree.interface.topics import QueryTopic, ReadyTopic
 from orch_protocol.core.errors import (
     AgentBusyError,
     AgentGoneError,
@@ -32,8 +34,8 @@ from orchestrator.tree_double import Forest, Launch, Notify, Send, Signal, Spawn
 # Spawning.
 
 
-def test_a_spawned_agent_is_launched_and_idle_once_it_is_up() -> None:
-    """It gets the next number, a name, depth 1, a process and a deadline for it."""
+def test_spawned_agent_is_launched_and_becomes_idle() -> None:
+    """The new agent gets the next number, a name, depth 1, a process and a boot timeout."""
     forest = Forest()
     id = forest.spawn(up=False)
     node = forest.tree.agents[id]
@@ -42,11 +44,11 @@ def test_a_spawned_agent_is_launched_and_idle_once_it_is_up() -> None:
     assert [timer.event for timer in forest.told(Timer)] == [BootTimeout(id, 1)]
     forest.up(id)
     assert (forest.status(id), forest.tree.agents[id].pid) == ("idle", 101)
-    assert forest.told(Notify) == [Notify(f"up:{id}")]
+    assert forest.told(Notify) == [Notify(ReadyTopic(id))]
 
 
-def test_seeded_history_is_let_go_once_the_transcript_has_it() -> None:
-    """A long history is not kept twice."""
+def test_seeded_history_is_dropped_once_it_is_recorded() -> None:
+    """The transcript contains the history, so the tree does not keep a second copy."""
     forest = Forest()
     id = forest.spawn(up=False, history=(user("long"),))
     assert forest.tree.agents[id].spec.history
@@ -54,14 +56,16 @@ def test_seeded_history_is_let_go_once_the_transcript_has_it() -> None:
     assert forest.tree.agents[id].spec.history == ()
 
 
-def test_spawning_is_refused_when_subagents_are_off() -> None:
-    """The error names the setting."""
+def test_agents_cannot_spawn_when_subagents_are_off() -> None:
+    """The error contains the name of the setting. The user can still spawn agents."""
+    forest = Forest(enabled=False)
+    parent = forest.spawn()
     with pytest.raises(SpawnError, match=r"subagents\.enabled"):
-        Forest(enabled=False).spawn()
+        forest.spawn(parent)
 
 
-def test_as_many_agents_may_live_as_the_limit_says() -> None:
-    """The next one is refused until one is killed; cold and dead ones do not count."""
+def test_live_agents_are_limited() -> None:
+    """Killed agents and agents without a process do not count."""
     forest = Forest(max_concurrent=2)
     first, second = forest.spawn(), forest.spawn()
     with pytest.raises(ConcurrencyLimitError, match=r"2 agents are alive.*max_concurrent is 2"):
@@ -72,16 +76,16 @@ def test_as_many_agents_may_live_as_the_limit_says() -> None:
     forest.spawn()
 
 
-def test_an_agent_spawns_only_where_nesting_is_allowed() -> None:
-    """Nesting is off unless the configuration turns it on, and the error says how."""
+def test_nested_spawning_is_off_by_default() -> None:
+    """The error says how to turn it on."""
     forest = Forest()
     parent = forest.spawn()
     with pytest.raises(DepthCapError, match=r"subagents\.allow_nested"):
         forest.spawn(parent)
 
 
-def test_whom_a_person_talks_to_is_nobodys_subagent() -> None:
-    """It may spawn where nesting is off; what it spawned may not."""
+def test_interactive_session_may_spawn_without_nesting() -> None:
+    """An interactive session may spawn agents, but its subagents may not."""
     forest = Forest()
     talker = forest.spawn(depth=0)
     child = forest.spawn(talker)
@@ -90,8 +94,8 @@ def test_whom_a_person_talks_to_is_nobodys_subagent() -> None:
         forest.spawn(child)
 
 
-def test_the_depth_cap_holds_at_every_depth() -> None:
-    """Agents at the cap may not spawn; the error tells the model that it is blocked."""
+def test_agent_at_the_depth_limit_cannot_spawn() -> None:
+    """The error asks the model to report that it is blocked."""
     forest = Forest(allow_nested=True, depth_cap=3)
     one = forest.spawn()
     two = forest.spawn(one)
@@ -101,14 +105,14 @@ def test_the_depth_cap_holds_at_every_depth() -> None:
         forest.spawn(three)
 
 
-def test_a_depth_cap_of_zero_forbids_spawning() -> None:
-    """Zero means none, from the user's program too."""
+def test_depth_limit_of_zero_forbids_spawning() -> None:
+    """The limit applies to the user's program, too."""
     with pytest.raises(DepthCapError):
         Forest(depth_cap=0).spawn()
 
 
-def test_an_agent_grants_only_what_it_holds() -> None:
-    """The error names the tool and what the parent does hold."""
+def test_agent_grants_only_its_own_tools() -> None:
+    """The error contains the tool and the tools of the parent."""
     forest = Forest(allow_nested=True)
     parent = forest.spawn(tools=("read_file",))
     with pytest.raises(ToolNotGrantedError, match=r"'grep_files'.*it holds read_file"):
@@ -116,27 +120,27 @@ def test_an_agent_grants_only_what_it_holds() -> None:
     assert forest.tree.agents[forest.spawn(parent, tools=("read_file",))].spec.parent_id == parent
 
 
-def test_a_name_is_unique_among_the_living() -> None:
-    """Killing an agent frees its name; digits alone would be a number, and `latest` is whoever was active last."""
+def test_names_are_unique_among_live_agents() -> None:
+    """Numbers, `latest` and ids of agents are refused as names."""
     forest = Forest()
     first = forest.spawn(name="scout")
-    with pytest.raises(SpawnError, match="'scout' is taken"):
+    with pytest.raises(SpawnError, match="already has the name 'scout'"):
         forest.spawn(name="scout")
     with pytest.raises(ConfigError, match="sequence number"):
         forest.spawn(name="12")
     with pytest.raises(ConfigError, match="active last"):
         forest.spawn(name="latest")
-    with pytest.raises(ConfigError, match="the agent with that id"):
+    with pytest.raises(ConfigError, match="is the id of an agent"):
         forest.spawn(name=first)
     forest.handle(KillRequested((first,), "the user"))
     forest.gone(first)
     forest.spawn(name="scout")
-    with pytest.raises(SpawnError, match="kill that one first"):
+    with pytest.raises(SpawnError, match="kill that agent first"):
         forest.handle(ResumeRequested(first))
 
 
-def test_a_default_name_is_one_that_is_free() -> None:
-    """Somebody who took a name that looks like ours keeps nobody from spawning."""
+def test_default_name_avoids_taken_ones() -> None:
+    """A default name differs from names that the user chose."""
     forest = Forest()
     forest.spawn(name="agent-2")
     forest.spawn(name="agent-3-2")
@@ -147,27 +151,27 @@ def test_a_default_name_is_one_that_is_free() -> None:
     assert taken.tree.agents[taken.spawn()].spec.name == "agent-2-2"
 
 
-def test_what_a_killed_agent_still_asks_for_comes_too_late() -> None:
-    """Its process may have said it before it ended: nothing new comes to be below it, and nobody works for it."""
+def test_late_requests_of_a_killed_agent_are_refused() -> None:
+    """A killed agent can neither spawn nor query agents."""
     forest = Forest(allow_nested=True)
     parent, other = forest.spawn(), forest.spawn()
     forest.handle(KillRequested((parent,), "the user"))
-    with pytest.raises(AgentGoneError, match="was killed and asks for nothing"):
+    with pytest.raises(AgentGoneError, match="was killed and can make no more requests"):
         forest.spawn(parent)
-    with pytest.raises(AgentGoneError, match="was killed and asks for nothing"):
+    with pytest.raises(AgentGoneError, match="was killed and can make no more requests"):
         forest.ask(other, asker=parent)
 
 
-def test_a_repeated_spawn_is_the_same_agent() -> None:
-    """A request id makes a retry harmless."""
+def test_repeated_spawn_returns_the_same_agent() -> None:
+    """A retry with the same request id creates no second agent."""
     forest = Forest()
     first = forest.handle(SpawnRequested(forest.spec(), request_id="r"))
     assert forest.handle(SpawnRequested(forest.spec(), request_id="r")) == first
     assert len(forest.tree.agents) == 1
 
 
-def test_a_first_launch_that_fails_leaves_a_failed_agent() -> None:
-    """The spawner is told why, and so is whoever asks the agent later."""
+def test_failed_first_launch_leaves_a_failed_agent() -> None:
+    """The spawner and later callers get the reason."""
     forest = Forest()
     id = forest.spawn(up=False)
     for number in (1, 2, 3):
@@ -176,15 +180,15 @@ def test_a_first_launch_that_fails_leaves_a_failed_agent() -> None:
         forest.back(id)
     forest.handle(LaunchFailed(id, 4, "no memory"))
     assert forest.status(id) == "failed"
-    told = {notify.topic: notify.error for notify in forest.told(Notify)}
-    assert told[f"up:{id}"] is not None
-    assert "no memory" in told[f"up:{id}"].message
+    errors = {notify.topic: notify.error for notify in forest.told(Notify)}
+    assert errors[ReadyTopic(id)] is not None
+    assert "no memory" in errors[ReadyTopic(id)].message
     with pytest.raises(AgentGoneError, match=r"no memory.*orch resume 1"):
         forest.ask(id)
 
 
-def test_a_process_that_is_not_up_in_time_is_killed() -> None:
-    """The deadline acts on the launch it was set for, and on no other."""
+def test_launch_deadline_kills_its_own_process_only() -> None:
+    """The timeout has no effect once the process is ready."""
     forest = Forest()
     id = forest.spawn(up=False)
     forest.handle(BootTimeout(id, 1))
@@ -194,11 +198,11 @@ def test_a_process_that_is_not_up_in_time_is_killed() -> None:
     assert forest.last == []
 
 
-# Asking.
+# Queries.
 
 
-def test_a_query_goes_to_an_idle_agent_at_once() -> None:
-    """It is busy until it answers; the answer adds to its usage."""
+def test_query_to_an_idle_agent_is_sent_at_once() -> None:
+    """The agent is busy until it answers, and the answer adds to its usage."""
     forest = Forest()
     id = forest.spawn()
     assert forest.ask(id) == "q"
@@ -207,11 +211,11 @@ def test_a_query_goes_to_an_idle_agent_at_once() -> None:
     forest.finish(id)
     assert forest.status(id) == "idle"
     assert forest.tree.agents[id].usage == Usage(10, 5, cost_usd=0.5)
-    assert [notify.topic for notify in forest.told(Notify)] == ["query:q"]
+    assert [notify.topic for notify in forest.told(Notify)] == [QueryTopic("q")]
 
 
-def test_a_query_waits_for_a_starting_agent() -> None:
-    """It is sent when the agent is up."""
+def test_query_to_a_starting_agent_is_sent_when_it_is_ready() -> None:
+    """A starting agent receives no query before it is ready."""
     forest = Forest()
     id = forest.spawn(up=False)
     forest.ask(id)
@@ -221,8 +225,8 @@ def test_a_query_waits_for_a_starting_agent() -> None:
     assert forest.status(id) == "busy"
 
 
-def test_one_query_at_a_time() -> None:
-    """The second is refused, naming the first."""
+def test_second_query_is_refused() -> None:
+    """The error contains the prompt of the first query."""
     forest = Forest()
     id = forest.spawn()
     forest.ask(id)
@@ -230,8 +234,8 @@ def test_one_query_at_a_time() -> None:
         forest.ask(id, "q2")
 
 
-def test_a_repeated_query_is_the_same_query() -> None:
-    """A request id makes a retry harmless, also after the answer."""
+def test_repeated_query_is_the_same_query() -> None:
+    """A retry with the same request id starts no second query, even after the answer."""
     forest = Forest()
     id = forest.spawn()
     assert forest.ask(id, "q1", request_id="r") == "q1"
@@ -241,8 +245,8 @@ def test_a_repeated_query_is_the_same_query() -> None:
     assert forest.status(id) == "idle"
 
 
-def test_an_answer_to_another_query_changes_nothing() -> None:
-    """A late answer is not this query's."""
+def test_answer_to_another_query_is_ignored() -> None:
+    """A late answer to an earlier query does not end the current one."""
     forest = Forest()
     id = forest.spawn()
     forest.ask(id, "q2")
@@ -250,8 +254,8 @@ def test_an_answer_to_another_query_changes_nothing() -> None:
     assert forest.status(id) == "busy"
 
 
-def test_a_descendant_may_not_wait_for_an_ancestor_that_waits_for_it() -> None:
-    """The cycle is refused at any length, and so is asking oneself."""
+def test_waiting_for_a_waiting_ancestor_is_refused() -> None:
+    """The ancestor may be at any distance. An agent cannot query itself, either."""
     forest = Forest(allow_nested=True)
     one = forest.spawn()
     two = forest.spawn(one)
@@ -266,7 +270,7 @@ def test_a_descendant_may_not_wait_for_an_ancestor_that_waits_for_it() -> None:
 
 
 def test_asking_an_ancestor_that_does_not_wait_is_allowed() -> None:
-    """Only a real wait closes a cycle: an idle ancestor may be asked."""
+    """An ancestor that does not wait can be queried, because no cycle results."""
     forest = Forest(allow_nested=True)
     one = forest.spawn()
     two = forest.spawn(one)
@@ -274,8 +278,8 @@ def test_asking_an_ancestor_that_does_not_wait_is_allowed() -> None:
     assert forest.ask(one, "q3", asker=two, waits=True) == "q3"
 
 
-def test_a_query_revives_a_cold_agent() -> None:
-    """A new incarnation is launched and gets the query when it is up."""
+def test_query_revives_a_cold_agent() -> None:
+    """A new incarnation is launched and gets the query when it is ready."""
     forest = Forest()
     id = forest.spawn()
     forest.gone(id, 0)
@@ -286,8 +290,8 @@ def test_a_query_revives_a_cold_agent() -> None:
     assert forest.told(Send) == [Send(id, "q")]
 
 
-def test_reviving_at_the_limit_sends_the_longest_idle_agent_to_sleep() -> None:
-    """An agent that sleeps loses nothing; with everybody busy the query is refused."""
+def test_revival_at_the_limit_suspends_the_longest_idle_agent() -> None:
+    """If every agent is busy, the query is refused."""
     forest = Forest(max_concurrent=2)
     cold, old = forest.spawn(), forest.spawn()
     forest.gone(cold)
@@ -303,8 +307,8 @@ def test_reviving_at_the_limit_sends_the_longest_idle_agent_to_sleep() -> None:
         forest.ask(old, "q3")
 
 
-def test_a_query_to_an_agent_that_is_leaving_needs_room_too() -> None:
-    """It is to have a process again, so it counts; without room it is refused."""
+def test_query_to_a_leaving_agent_needs_a_slot() -> None:
+    """The agent needs a process again, so it counts against the limit."""
     forest = Forest(max_concurrent=2)
     cold, old = forest.spawn(), forest.spawn()
     forest.gone(cold)
@@ -324,58 +328,58 @@ def test_a_query_to_an_agent_that_is_leaving_needs_room_too() -> None:
 # Collecting.
 
 
-def test_an_answer_is_collected_once() -> None:
-    """The second time says who took it and when, and how to read it again."""
+def test_answer_is_collected_once() -> None:
+    """The error of a second collect contains the caller that has collected the answer."""
     forest = Forest()
     id = forest.spawn()
     forest.ask(id)
     forest.finish(id)
     assert forest.handle(CollectReply(id, "the user")).reply.text == "done"
-    with pytest.raises(NoResultError, match=r"taken by the user at 1970-01-01T00:16:40.*again"):
-        forest.handle(CollectReply(id, "somebody"))
-    assert forest.handle(CollectReply(id, "somebody", again=True)).reply.text == "done"
+    with pytest.raises(NoResultError, match=r"collected by the user at 1970-01-01T00:16:40.*again"):
+        forest.handle(CollectReply(id, "other"))
+    assert forest.handle(CollectReply(id, "other", again=True)).reply.text == "done"
 
 
-def test_an_answer_that_a_waiter_got_is_taken() -> None:
-    """A blocking query takes its own answer."""
+def test_blocking_query_takes_its_answer() -> None:
+    """The answer cannot be collected afterwards."""
     forest = Forest()
     id = forest.spawn()
     forest.ask(id)
     forest.finish(id, taken_by="the user")
-    with pytest.raises(NoResultError, match="taken by the user"):
+    with pytest.raises(NoResultError, match="collected by the user"):
         forest.handle(CollectReply(id, "the user"))
 
 
-def test_there_is_nothing_to_collect_before_a_query_and_during_one() -> None:
-    """The one says so, the other says what it works on."""
+def test_collect_before_or_during_a_query_is_an_error() -> None:
+    """The error contains the agent's state."""
     forest = Forest()
     id = forest.spawn()
-    with pytest.raises(NoResultError, match="no query was put to it"):
+    with pytest.raises(NoResultError, match="it was not queried"):
         forest.handle(CollectReply(id, "the user"))
     forest.ask(id)
-    with pytest.raises(AgentBusyError, match="still at work on: do it"):
+    with pytest.raises(AgentBusyError, match="still working on: do it"):
         forest.handle(CollectReply(id, "the user"))
 
 
-# Waking.
+# Wake-ups.
 
 
-def test_any_finished_agent_wakes_its_asker() -> None:
-    """The news is in the asker's inbox, with who and how."""
+def test_wake_on_any_is_sent_for_each_finished_agent() -> None:
+    """The asker's inbox contains the id of the finished agent only."""
     forest = Forest(allow_nested=True)
     parent = forest.spawn()
     one, two = forest.spawn(parent), forest.spawn(parent)
     forest.ask(one, "q1", asker=parent, wake="any")
     forest.ask(two, "q2", asker=parent, wake="any")
     forest.finish(one, "q1")
-    assert Notify(f"wake:{parent}") in forest.last
+    assert Wake(parent) in forest.last
     assert one in forest.tree.agents[parent].inbox[0]
     assert two not in forest.tree.agents[parent].inbox[0]
 
 
 @pytest.mark.parametrize(("mode", "wakes"), [("all", [False, False, True]), (2, [False, True, True])])
-def test_all_or_so_many_finished_agents_wake_their_asker(mode: str | int, wakes: list[bool]) -> None:
-    """`all` waits for every one, a number for so many and then for the rest."""
+def test_wake_on_all_or_a_number_waits_for_them(mode: str | int, wakes: list[bool]) -> None:
+    """`all` waits for every agent. A number waits for so many agents, and then each further one wakes the caller."""
     forest = Forest(allow_nested=True)
     parent = forest.spawn()
     children = [forest.spawn(parent) for _ in range(3)]
@@ -384,44 +388,44 @@ def test_all_or_so_many_finished_agents_wake_their_asker(mode: str | int, wakes:
     seen = []
     for child in children:
         forest.finish(child, f"q-{child}")
-        seen.append(any(notify.topic == f"wake:{parent}" for notify in forest.told(Notify)))
+        seen.append(Wake(parent) in forest.told(Wake))
     assert seen == wakes
 
 
-def test_a_busy_asker_is_woken_when_its_turn_is_over() -> None:
-    """News waits in the inbox, and the prompt made of it empties that."""
+def test_busy_agent_is_woken_after_its_turn() -> None:
+    """The message waits in the inbox until the next prompt contains it."""
     forest = Forest(allow_nested=True)
     parent = forest.spawn()
     child = forest.spawn(parent)
     forest.ask(parent, "q1")
     forest.ask(child, "q2", asker=parent, wake="all")
     forest.finish(child, "q2", error="broken")
-    assert not any(notify.topic.startswith("wake") for notify in forest.told(Notify))
+    assert forest.told(Wake) == []
     forest.finish(parent, "q1")
-    assert Notify(f"wake:{parent}") in forest.last
+    assert Wake(parent) in forest.last
     assert "failed: broken" in forest.tree.agents[parent].inbox[0]
     forest.ask(parent, "q3", from_inbox=True)
     assert forest.tree.agents[parent].inbox == []
 
 
-def test_a_killed_agent_wakes_its_asker_too() -> None:
-    """Its end is news like an answer; several in one stroke are one wake-up."""
+def test_killed_agent_wakes_its_caller() -> None:
+    """Several killed agents cause one message."""
     forest = Forest(allow_nested=True)
     parent = forest.spawn()
     children = [forest.spawn(parent) for _ in range(3)]
     for child in children:
         forest.ask(child, f"q-{child}", asker=parent, wake="all")
     forest.handle(KillRequested((children[0],), "the user"))
-    assert not any(notify.topic.startswith("wake") for notify in forest.told(Notify))
+    assert forest.told(Wake) == []
     forest.handle(KillRequested(tuple(children[1:]), "the user"))
-    assert [notify.topic for notify in forest.told(Notify) if "wake" in notify.topic] == [f"wake:{parent}"]
+    assert forest.told(Wake) == [Wake(parent)]
     [news] = forest.tree.agents[parent].inbox
     assert all(child in news for child in children)
     assert forest.tree.agents[parent].news == []
 
 
-def test_what_was_wrong_with_a_transcript_is_known_from_then_on() -> None:
-    """A repair that the worker reports, and a memory that is gone altogether."""
+def test_transcript_damage_is_kept_in_the_agent_record() -> None:
+    """The record contains the repair that the worker reported, or says that the transcript is missing."""
     forest = Forest()
     id = forest.spawn(up=False)
     forest.handle(WorkerBooted(id, 1, 7, worker_messages.Ready(entries=3, repaired="one line skipped")))
@@ -431,19 +435,19 @@ def test_what_was_wrong_with_a_transcript_is_known_from_then_on() -> None:
     forest.gone(id)
     forest.ask(id, "q2")
     forest.handle(WorkerBooted(id, 2, 8, worker_messages.Ready(entries=0)))
-    assert "transcript is gone" in forest.tree.agents[id].repaired
+    assert "transcript is missing" in forest.tree.agents[id].repaired
     forest.finish(id, "q2")
     last = forest.tree.agents[id].last
     assert last is not None
     assert last.reply is not None
-    assert "transcript is gone" in last.reply.warning
+    assert "transcript is missing" in last.reply.warning
 
 
 # Steering.
 
 
-def test_what_is_said_reaches_a_working_agent_at_once_and_a_cold_one_with_its_next_process() -> None:
-    """It is kept until the worker tells that it is in the conversation."""
+def test_steering_reaches_a_busy_agent_at_once_and_a_cold_one_later() -> None:
+    """The message is kept until the worker confirms that it is in the conversation."""
     forest = Forest()
     id = forest.spawn()
     forest.ask(id)
@@ -462,8 +466,8 @@ def test_what_is_said_reaches_a_working_agent_at_once_and_a_cold_one_with_its_ne
     assert forest.tree.agents[id].unheard == {}
 
 
-def test_nothing_is_said_to_the_killed() -> None:
-    """The error is that of a query."""
+def test_steering_a_killed_agent_is_refused() -> None:
+    """The error is the same as that of a query."""
     forest = Forest()
     id = forest.spawn()
     forest.handle(KillRequested((id,), "the user"))
@@ -471,8 +475,8 @@ def test_nothing_is_said_to_the_killed() -> None:
         forest.handle(QueueSteering(id, "s", "hello?"))
 
 
-def test_a_turn_is_cancelled_softly_or_hard() -> None:
-    """Softly the worker ends it; hard its process is killed; without a turn nothing happens."""
+def test_cancel_is_soft_or_hard() -> None:
+    """A soft cancel is sent to the worker, and a hard one kills its process. Without a turn, nothing happens."""
     forest = Forest()
     id = forest.spawn()
     forest.handle(CancelRequested(id))
@@ -482,11 +486,13 @@ def test_a_turn_is_cancelled_softly_or_hard() -> None:
     assert forest.told(Send) == [Send(id, "q", "cancel", worker_messages.CancelCurrentTurn())]
     forest.handle(CancelRequested(id, hard=True))
     assert forest.told(Signal) == [Signal(id, 1, "kill")]
-    assert [(notify.topic, notify.error.type) for notify in forest.told(Notify)] == [("query:q", "AgentDiedError")]
+    assert [(notify.topic, notify.error.type) for notify in forest.told(Notify)] == [
+        (QueryTopic("q"), "AgentDiedError")
+    ]
 
 
-def test_a_turn_that_was_ended_with_its_process_is_not_begun_again() -> None:
-    """Also when the process had not heard of it; whoever asks meanwhile is answered by the next one."""
+def test_hard_cancelled_turn_is_not_restarted() -> None:
+    """A query that the process had not received is not sent again. Later queries are sent to the next process."""
     forest = Forest()
     id = forest.spawn()
     forest.ask(id, "q1")

@@ -1,4 +1,4 @@
-"""Errors cross every boundary as data and come back as themselves."""
+"""Errors as data: they are sent between processes and keep class and message."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ CLASSES = [value for value in vars(errors).values() if isinstance(value, type) a
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
-def test_an_error_comes_back_as_its_own_class(kind: type[OrchError]) -> None:
-    """Class and message survive the trip as data."""
+def test_error_round_trips_with_its_class_and_message(kind: type[OrchError]) -> None:
+    """An error that was converted to data and back has the same class and message."""
     back = error_from(error_info(kind("what, which, what to do")))
     assert type(back) is kind
     assert str(back) == "what, which, what to do"
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
-def test_every_error_is_in_the_drawn_tree(kind: type[OrchError]) -> None:
-    """The module's docstring shows the whole tree, under the right parent."""
+def test_every_error_is_in_the_documented_tree(kind: type[OrchError]) -> None:
+    """The docstring of the module contains each error, indented below its parent."""
     lines = (errors.__doc__ or "").splitlines()
     depth = {line.split()[-1]: line.index(line.split()[-1]) for line in lines if line.strip().endswith("Error")}
     assert kind.__name__ in depth
@@ -29,13 +29,13 @@ def test_every_error_is_in_the_drawn_tree(kind: type[OrchError]) -> None:
         assert depth[kind.__name__] > depth[parent]
 
 
-def test_a_foreign_error_keeps_its_name_in_the_message() -> None:
-    """An error that is not ours becomes an OrchError that says what it was."""
+def test_foreign_error_becomes_orch_error_with_its_name() -> None:
+    """An exception of another library becomes an OrchError whose message contains the name of its class."""
     back = error_from(error_info(KeyError("x")))
     assert type(back) is OrchError
     assert str(back) == "KeyError: 'x'"
 
 
-def test_an_unknown_class_becomes_the_root_of_the_tree() -> None:
-    """A newer peer's error is still an error of ours."""
+def test_unknown_error_class_becomes_orch_error() -> None:
+    """An error of a newer version, whose class does not exist here, becomes an OrchError."""
     assert type(error_from(ErrorInfo("FutureError", "new"))) is OrchError

@@ -1,4 +1,4 @@
-"""Ids, messages, usage and configuration as values."""
+"""Values: ids, messages, usage and configuration."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from orch_protocol.core.messages import (
 from orch_protocol.core.text import scrub
 
 
-def test_an_id_is_never_all_digits() -> None:
-    """A sequence number and an id cannot be mistaken for one another."""
+def test_id_is_never_all_digits() -> None:
+    """An id has 12 hexadecimal digits and begins with a letter, so it is never a sequence number."""
     ids = {new_id() for _ in range(500)}
     assert len(ids) == 500
     assert all(len(id) == 12 and id[0].isalpha() and int(id, 16) for id in ids)
 
 
-def test_ids_are_no_part_of_a_programs_luck() -> None:
-    """Who seeds `random` gets the same numbers, whatever was named meanwhile; and no name comes again."""
+def test_ids_do_not_depend_on_the_seed_of_random() -> None:
+    """Ids are different after the same seed, and creating them does not change the state of `random`."""
     names = set()
     for _ in range(2):
         random.seed(7)
@@ -45,8 +45,8 @@ def test_ids_are_no_part_of_a_programs_luck() -> None:
     assert len(names) == 4
 
 
-def test_an_entry_id_is_one_that_is_not_taken() -> None:
-    """Entry ids are checked against those the file has."""
+def test_entry_id_avoids_taken_ones() -> None:
+    """A new entry id is compared with the taken ids until it is not one of them."""
     seen: list[str] = []
 
     class Taken:
@@ -71,14 +71,14 @@ def test_an_entry_id_is_one_that_is_not_taken() -> None:
     ids=lambda block: type(block).__name__,
 )
 def test_every_block_survives_json_and_msgpack(block: Block) -> None:
-    """No block loses anything on disk or on the wire."""
+    """A message with any block is equal after encoding and decoding."""
     message = Message("assistant", (block,))
     assert msgspec.json.decode(msgspec.json.encode(message), type=Message) == message
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=Message) == message
 
 
 def test_text_and_calls_are_read_from_a_message() -> None:
-    """Text blocks are joined by blank lines; calls keep their order."""
+    """Blank lines join the text blocks of a message, and its calls keep their order."""
     one, two = ToolUse("1", "a", {}), ToolUse("2", "b", {})
     message = Message("assistant", (Text("x"), one, Text("y"), two))
     assert text_of(message) == "x\n\ny"
@@ -87,29 +87,29 @@ def test_text_and_calls_are_read_from_a_message() -> None:
     assert text_of(assistant("a")) == "a"
 
 
-def test_usage_adds_up_and_a_missing_price_makes_the_cost_a_floor() -> None:
-    """Sums keep every field; one unknown price makes the sum unknown."""
+def test_usage_sums_every_field_and_marks_missing_prices() -> None:
+    """A sum adds each field. If one cost is unknown, the cost of the sum is unknown."""
     total = Usage(1, 2, 3, 4, 0.5) + Usage(10, 20, 30, 40, 0.25, cost_known=False)
     assert total == Usage(11, 22, 33, 44, 0.75, cost_known=False)
 
 
-def test_scrub_mends_strings_inside_structures() -> None:
-    """Keys, values and items alike; what is not text stays."""
+def test_scrub_replaces_surrogates_in_nested_structures() -> None:
+    """Lone surrogates in keys, values and items are replaced. Other values stay the same."""
     assert scrub({"a\ud800": ["\udfff", 1, ("x",)]}) == {
         "a\N{REPLACEMENT CHARACTER}": ["\N{REPLACEMENT CHARACTER}", 1, ["x"]]
     }
     assert scrub("\U0001f600") == "\U0001f600"
 
 
-def test_no_model_is_the_extractive_backend() -> None:
-    """None needs no key; a name is split at its first colon."""
+def test_missing_model_is_the_extractive_backend() -> None:
+    """Without a model, the backend is `extractive`. The name of a model is split at its first colon."""
     assert parse_model(None) == BackendSpec("extractive")
     assert parse_model("ollama:llama3:8b") == BackendSpec("ollama", "llama3:8b")
     assert parse_model("scripted") == BackendSpec("scripted")
 
 
-def test_configuration_refuses_what_it_does_not_know() -> None:
-    """Unknown keys and values out of range are errors that name the field."""
+def test_configuration_refuses_unknown_keys_and_values() -> None:
+    """Unknown keys and values out of range are errors that name the setting."""
     with pytest.raises(msgspec.ValidationError, match="max_concurent"):
         msgspec.convert({"subagents": {"max_concurent": 3}}, Config)
     with pytest.raises(msgspec.ValidationError, match=r"subagents\.depth_cap"):

@@ -1,4 +1,4 @@
-"""Names of keys: which there are, and which are nobody's to take."""
+"""Names of keys: which keys exist, and which keys cannot be bound."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from orch_protocol.resources.key_bindings import RESERVED, invalid_key_reason
 @pytest.mark.parametrize(
     "key", ["c-t", "f6", "f24", "s-tab", "escape s", "c-x c-t", "c-x 3 a", "pageup", "c-left", "c-]"]
 )
-def test_keys_that_can_be_bound(key: str) -> None:
-    """Each is one that the console's library knows by that name."""
+def test_bindable_keys_are_known_to_the_console_library(key: str) -> None:
+    """prompt_toolkit accepts each key of a binding by its name."""
     assert invalid_key_reason(key) == ""
     for part in key.split():
         assert _parse_key(part)
@@ -21,21 +21,21 @@ def test_keys_that_can_be_bound(key: str) -> None:
 @pytest.mark.parametrize(
     ("key", "why"),
     [
-        ("ctrl-t", "'ctrl-t' is no key; keys are called c-t"),
-        ("C-T", "is no key"),
-        ("f25", "is no key"),
-        ("", "is no key"),
-        ("c-x c-a c-b c-d", "is 4 keys"),
-        ("t", "begins with a key that writes"),
+        ("ctrl-t", "'ctrl-t' is not a key; use names such as c-t"),
+        ("C-T", "is not a key"),
+        ("f25", "is not a key"),
+        ("", "is not a key"),
+        ("c-x c-a c-b c-d", "contains 4 keys"),
+        ("t", "begins with a key that types a character"),
         ("c-c c-t", "begins with 'c-c'"),
     ],
 )
-def test_keys_that_cannot_be_bound_say_why(key: str, why: str) -> None:
-    """Neither what is none, nor what would take a letter or an interruption away."""
+def test_unbindable_keys_are_refused_with_a_reason(key: str, why: str) -> None:
+    """Unknown keys, keys that write text, and keys that interrupt are refused."""
     assert why in invalid_key_reason(key)
 
 
 @pytest.mark.parametrize("key", sorted(RESERVED))
-def test_keys_of_writing_and_leaving_are_nobodys(key: str) -> None:
-    """Enter, Ctrl-C and their kin stay what they are."""
-    assert "what people write, send, leave or interrupt with" in invalid_key_reason(key)
+def test_editing_and_exit_keys_cannot_be_bound(key: str) -> None:
+    """Keys such as Enter and Ctrl-C are refused with a reason."""
+    assert "is reserved for typing, sending, leaving or interrupting" in invalid_key_reason(key)

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from orch_protocol.services.registry import SERVICES
+from orch_protocol.services.dispatch.registry import SERVICES
 from orch_protocol.services.verbs import VERBS, Verb, nested
 
 CASES = [(service, verb) for service, verbs in VERBS.items() for verb in verbs]
@@ -25,7 +25,7 @@ def _has(types: list[Any], path: str) -> bool:
 
 @pytest.mark.parametrize(("service", "verb"), CASES, ids=lambda case: case.words if isinstance(case, Verb) else case)
 def test_verbs_name_fields_of_their_service(service: str, verb: Verb) -> None:
-    """Arguments, fixed values and the printed fields exist in the parameters and in the result."""
+    """Arguments and fixed values are fields of the parameters, and printed fields are fields of the result."""
     definition = SERVICES[service]
     assert verb in definition.verbs
     given = [each.field for each in verb.arguments] + [*verb.fixed, *verb.any_of]
@@ -35,7 +35,7 @@ def test_verbs_name_fields_of_their_service(service: str, verb: Verb) -> None:
 
 
 def test_words_and_slash_names_are_unique() -> None:
-    """A word leads to one verb, a slash name to one command."""
+    """No two verbs have the same words, and no two commands have the same slash name."""
     words = [verb.words for _, verb in CASES]
     names = [verb.slash.name for _, verb in CASES if verb.slash is not None]
     assert len(set(words)) == len(words)
@@ -43,7 +43,7 @@ def test_words_and_slash_names_are_unique() -> None:
 
 
 def test_fields_with_dots_are_nested() -> None:
-    """The parameters of a change are a struct within a struct."""
+    """A dot in the name of a field separates a struct from its field."""
     assert nested({"ref": "1", "change.type": "label", "change.label": "x"}) == {
         "ref": "1",
         "change": {"type": "label", "label": "x"},

@@ -1,4 +1,4 @@
-"""What a root and a zygote say to each other."""
+"""Messages between the root and a zygote."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ from orch_protocol.wire.zygote_messages import (
         WorkerProcessExited(1, -9),
     ],
 )
-def test_reports_come_back_as_they_were(report: Report) -> None:
+def test_reports_round_trip(report: Report) -> None:
     """Each report is decoded to the value that was encoded."""
     assert decode_report(encode(report)) == report
 
 
-def test_fork_comes_back_as_it_was() -> None:
+def test_fork_request_round_trips() -> None:
     """A request for a worker is decoded to the value that was encoded."""
     fork = ForkWorker(3, "a1", 2, b"\x00\xff", "ipc:///tmp/s", "/tmp/a1.log", "/tmp/spool")
     assert decode_fork(encode(fork)) == fork
 
 
-def test_birth_carries_its_length() -> None:
-    """A birth begins with the number of bytes that follow it."""
+def test_worker_init_is_prefixed_with_its_length() -> None:
+    """The encoded data of a new worker begins with the number of bytes that follow."""
     birth = WorkerBirth(b"t" * 32, {"name": "value"})
     data = encode_birth(birth)
     assert int.from_bytes(data[:LENGTH_BYTES]) == len(data) - LENGTH_BYTES
     assert decode_birth(data[LENGTH_BYTES:]) == birth
 
 
-def test_birth_larger_than_a_pipe_is_refused() -> None:
-    """A birth that would make the root wait for a reader is an error that says so."""
-    with pytest.raises(ValueError, match=f"the most is {MAX_BIRTH}"):
+def test_worker_init_larger_than_a_pipe_is_refused() -> None:
+    """Data that does not fit into a pipe is refused, because writing it would block the root."""
+    with pytest.raises(ValueError, match=f"maximum {MAX_BIRTH}"):
         encode_birth(WorkerBirth(b"", {"name": "x" * MAX_BIRTH}))

@@ -1,4 +1,4 @@
-"""Which model answers, and what a conversation has on record of that."""
+"""Model selection: which model answers, and which changes the transcript records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OWN, OTHER = BackendSpec("anthropic", "own"), BackendSpec("openai", "other")
 
 
 class Process:
-    """One after the other has the agent of `folder`."""
+    """A process of the agent in `folder`. Several processes follow one another."""
 
     def __init__(self, folder: Path) -> None:
         self.transcript = Transcript.open(folder, agent="a1", cwd=str(folder))
@@ -34,21 +34,21 @@ class Process:
         return OTHER
 
     async def takes_a_turn(self, model: str | None = None) -> str:
-        """Begin a turn in which `model` answers, if any is named, and return the last entry of it."""
-        if model is not None or self._answering.away:
-            await self._answering.turn(model)
+        """Run a turn with `model`, or with the agent's own model. Return the last entry."""
+        if model is not None or self._answering.uses_other_model:
+            await self._answering.use_model(model)
         self.transcript.message(user("go"), turn="q")
-        assert self._answering.now is (OTHER if model else OWN)
+        assert self._answering.current is (OTHER if model else OWN)
         return self.transcript.session.leaf or ""
 
     def on_record(self) -> list[str]:
-        """Return which models the file says went on, in order."""
+        """Return the models in the recorded changes, in order."""
         entries = map(json.loads, self.transcript.path.read_text().splitlines())
         return [entry["modelId"] for entry in entries if entry["type"] == "model_change"]
 
 
-async def test_a_turn_of_another_models_is_on_record_and_so_is_who_goes_on_then(tmp_path: Path) -> None:
-    """Once each, also when the process that answered is gone, and when nobody names a model from then on."""
+async def test_model_change_is_recorded_once_and_inherited_by_the_next_process(tmp_path: Path) -> None:
+    """Each change is one entry. The next process continues with the recorded model."""
     process = Process(tmp_path)
     await process.takes_a_turn()
     for _ in range(2):
@@ -62,8 +62,8 @@ async def test_a_turn_of_another_models_is_on_record_and_so_is_who_goes_on_then(
     process.transcript.close()
 
 
-async def test_who_goes_on_behind_an_earlier_entry_is_on_record_there(tmp_path: Path) -> None:
-    """The record of the branch that was left says nothing of this one."""
+async def test_model_change_after_going_back_is_recorded_on_the_new_branch(tmp_path: Path) -> None:
+    """The entry on the abandoned branch does not count for the new one."""
     process = Process(tmp_path)
     own = await process.takes_a_turn()
     other = await process.takes_a_turn("openai:other")

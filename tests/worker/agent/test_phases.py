@@ -1,4 +1,4 @@
-"""What rules and models' words about a prompt, and about what a turn came to, come to. Nothing is run."""
+"""Results of assessment and reflection: rules, and answers of models. No turn is run."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ ALL = ("read_file", "write_file", "bash", "fetch_url", "task_create", "mine")
 
 
 class TestAssessing:
-    """Before a turn."""
+    """Assessments before a turn."""
 
-    def test_the_first_rule_that_fits_says_what_is_done(self) -> None:
-        """A rule fits by its pattern and by how long the prompt is; when none fits nothing is done."""
+    def test_first_matching_assess_rule_applies(self) -> None:
+        """A rule matches by pattern and prompt length. Without a match there is no assessment."""
         rules = (
             AssessRule("(?i)delete", note="Careful.", plan=True),
             AssessRule(words=5, preset="minimal", model="openai:gpt-4o"),
         )
-        assert assess.by_rules(rules, "Delete it") == Assessment("Careful.", plan=True)
-        assert assess.by_rules(rules, "one two three four five") == Assessment(preset="minimal", model="openai:gpt-4o")
-        assert assess.by_rules(rules, "Count it") is None
+        assert assess.apply_rules(rules, "Delete it") == Assessment("Careful.", plan=True)
+        assert assess.apply_rules(rules, "one two three four five") == Assessment(
+            preset="minimal", model="openai:gpt-4o"
+        )
+        assert assess.apply_rules(rules, "Count it") is None
 
     @pytest.mark.parametrize(
         ("assessment", "kept"),
@@ -35,50 +37,53 @@ class TestAssessing:
             (Assessment(plan=True, preset="minimal"), ("read_file", "task_create")),
         ],
     )
-    def test_which_tools_are_left(self, assessment: Assessment, kept: tuple[str, ...]) -> None:
-        """A preset says so of tools that are in presets; who is to plan may only look, whoever made the tool."""
-        assert assess.kept_tools(assessment, ALL) == kept
+    def test_assessment_restricts_tools_by_preset_and_plan_mode(
+        self, assessment: Assessment, kept: tuple[str, ...]
+    ) -> None:
+        """A preset removes only built-in tools. Plan mode keeps only read-only tools and removes those of users."""
+        assert assess.allowed_tools(assessment, ALL) == kept
 
-    def test_what_a_model_may_choose(self) -> None:
-        """Of what a model says nothing counts that it was not offered, or that is no object; prose around it does."""
+    def test_model_assessment_accepts_only_offered_options(self) -> None:
+        """An option that was not offered and an answer without a JSON object raise ValueError. Other text is
+        allowed."""
         settings = Assess("model", models=("openai:gpt-4o",))
         said = 'Sure: {"note": " Mind the pump. ", "plan": true, "model": "openai:gpt-4o"} That is all.'
-        assert assess.of_words(settings, said) == Assessment("Mind the pump.", plan=True, model="openai:gpt-4o")
+        assert assess.parse_result(settings, said) == Assessment("Mind the pump.", plan=True, model="openai:gpt-4o")
         for wrong in ("no object", '{"plan": "perhaps"}', '{"model": "openai:other"}', '{"preset": "all"}', "{" * 5000):
             with pytest.raises(ValueError, match=r"answer|preset|model"):
-                assess.of_words(settings, wrong)
+                assess.parse_result(settings, wrong)
 
-    def test_a_rule_that_is_no_pattern_is_refused(self) -> None:
-        """Where it is read, with its field and what is wrong."""
+    def test_assess_rule_with_an_invalid_pattern_is_refused(self) -> None:
+        """The error contains the field and the reason."""
         with pytest.raises(msgspec.ValidationError, match="match = '\\(' is not a valid regular expression"):
             msgspec.convert({"match": "("}, AssessRule)
 
 
 class TestReflecting:
-    """At its end."""
+    """Reflections at the end of a turn."""
 
-    def test_without_rules_a_last_call_that_failed_is_what_counts(self) -> None:
-        """Not what the reply claims: one that failed before, and was put right, does not."""
+    def test_reflection_without_rules_checks_the_last_call(self) -> None:
+        """The text of the reply has no effect. A failure before a successful last call does not count."""
         failed, well = CallSummary("bash", "exit code 1", is_error=True), CallSummary("bash", "ok")
-        again = reflect.by_rules((), TurnOutcome("q", "All done!", "end_turn", (well, failed)))
+        again = reflect.apply_rules((), TurnOutcome("q", "All done!", "end_turn", (well, failed)))
         assert again is not None
         assert again.again
         assert "bash, failed: exit code 1" in again.note
-        assert reflect.by_rules((), TurnOutcome("q", "It failed!", "end_turn", (failed, well))) is None
-        assert reflect.by_rules((), TurnOutcome("q", "Hello", "end_turn")) is None
+        assert reflect.apply_rules((), TurnOutcome("q", "It failed!", "end_turn", (failed, well))) is None
+        assert reflect.apply_rules((), TurnOutcome("q", "Hello", "end_turn")) is None
 
-    def test_a_rule_fits_by_reply_files_and_failures_together(self) -> None:
-        """All that it names must be so."""
+    def test_reflect_rule_matches_only_when_all_its_conditions_hold(self) -> None:
+        """Reply, files and failures must all match."""
         rules = (ReflectRule("(?i)should work", "*.py", 1, "Run it.", again=True), ReflectRule(changed="*.sql"))
         failed = (CallSummary("bash", "no", is_error=True),)
         turned = TurnOutcome("q", "It should work now", "end_turn", failed, ("a.py",))
-        assert reflect.by_rules(rules, turned) == Reflection("Run it.", again=True)
+        assert reflect.apply_rules(rules, turned) == Reflection("Run it.", again=True)
         for other in (
             TurnOutcome("q", "It works", "end_turn", failed, ("a.py",)),
             TurnOutcome("q", "should work", "end_turn"),
         ):
-            assert reflect.by_rules(rules, other) is None
-        found = reflect.by_rules(rules, TurnOutcome("q", "x", "end_turn", (), ("b.sql",)))
+            assert reflect.apply_rules(rules, other) is None
+        found = reflect.apply_rules(rules, TurnOutcome("q", "x", "end_turn", (), ("b.sql",)))
         assert found == Reflection("Check it once more.")
 
     @pytest.mark.parametrize(
@@ -89,20 +94,20 @@ class TestReflecting:
             ('```json\n{"verdict": "note", "note": "untested"}\n```', Reflection("untested")),
         ],
     )
-    def test_what_a_model_says(self, said: str, comes_to: Reflection) -> None:
-        """Praise is dropped, a note is kept."""
-        assert reflect.of_words(said) == comes_to
+    def test_model_verdict_drops_praise_and_keeps_notes(self, said: str, comes_to: Reflection) -> None:
+        """The note of the verdict `done` is dropped."""
+        assert reflect.parse_result(said) == comes_to
 
     @pytest.mark.parametrize("said", ["", '{"verdict": "fine"}', '{"verdict": "again"}', '{"confidence": 0.9}'])
-    def test_what_is_no_answer_counts_for_nothing(self, said: str) -> None:
-        """There is no verdict that stands in for one that was not given."""
+    def test_invalid_model_verdict_is_refused(self, said: str) -> None:
+        """No default verdict replaces an invalid one."""
         with pytest.raises(ValueError, match=r"answer|verdict"):
-            reflect.of_words(said)
+            reflect.parse_result(said)
 
-    def test_a_long_turn_is_asked_about_within_bounds(self) -> None:
-        """Question, calls and reply are clipped in the middle, and what changed is named."""
+    def test_reflection_prompt_of_a_long_turn_is_bounded(self) -> None:
+        """Question, calls and reply are truncated in the middle. Changed files are listed."""
         calls = tuple(CallSummary("bash", reflect.line_of("x" * 900)) for _ in range(300))
-        asked = reflect.question(TurnOutcome("q" * 90_000, "r" * 90_000, "end_turn", calls, ("a.py",)), 4000)
+        asked = reflect.request_text(TurnOutcome("q" * 90_000, "r" * 90_000, "end_turn", calls, ("a.py",)), 4000)
         assert len(asked) < 4000 * 4
         assert "Files that it changed: a.py" in asked
         assert "characters ..." in asked

@@ -1,4 +1,4 @@
-"""A worker's turns, one after the other, and how it leaves them."""
+"""Turns of a worker in sequence, and the shutdown of a worker."""
 
 from __future__ import annotations
 
@@ -23,45 +23,45 @@ Turn = Callable[[], Awaitable[object]]
 
 
 class Root:
-    """The other end of a host's line: says what it is told to, and keeps what it hears."""
+    """The root's end of a worker's connection. It sends frames and records received ones."""
 
     def __init__(self, folder: Path) -> None:
         self.heard: list[tuple[str, str, Struct]] = []
         self._channel = FrameChannel(1, folder)
 
     def plug(self, on_data: Callable[[bytes], None]) -> Root:
-        """Be the line of a host."""
+        """Return this object as the connection of a worker."""
         self._on_data = on_data
         return self
 
     def say(self, kind: str, body: Struct, id: str = "") -> None:
-        """Let the host hear it, as from a callback of the event loop."""
+        """Send a frame to the worker, as from a callback of the event loop."""
         frame = self._channel.encode(kind, body, id, now=0.0)
         asyncio.get_running_loop().call_soon(self._on_data, frame)
 
     def send(self, data: bytes) -> None:
-        """Hear a frame."""
+        """Record a frame."""
         if (received := self._channel.decode(data)) is not None:
             frame, body = received
             self.heard.append((frame.kind, frame.id, body))
 
     def close(self) -> None:
-        """Be left."""
+        """Do nothing."""
 
     def finished(self) -> list[tuple[str, TurnFinished]]:
-        """Return what was said of turns."""
+        """Return the finished turns by query id."""
         return [(id, body) for _, id, body in self.heard if isinstance(body, TurnFinished)]
 
 
 class Mute:
-    """A model that nobody asks."""
+    """A model that is never called."""
 
     async def close(self) -> None:
-        """Be gone."""
+        """Do nothing."""
 
 
 class Agent:
-    """Takes turns as it is told to."""
+    """An agent that runs the given functions as its turns."""
 
     def __init__(self, turns: Sequence[Turn]) -> None:
         self.backend = Mute()
@@ -69,28 +69,28 @@ class Agent:
         self._turns = list(turns)
 
     def ready(self, _: TranscriptPosition | None = None) -> Ready:
-        """Be up."""
+        """Return the state after the start."""
         return Ready(0)
 
-    def begin(self) -> Any:
-        """Need no brake."""
+    def begin_turn(self) -> Any:
+        """Return no cancel token."""
 
     async def query(self, query_id: str, query: Query, _: Any) -> TurnFinished:
-        """Take the next turn."""
+        """Run the next turn."""
         self.prompts.append(query.prompt)
         await self._turns.pop(0)()
         return TurnFinished(Reply("a1", query_id, "done", "end_turn"))
 
-    async def farewell(self, _: float) -> None:
-        """Take half a second."""
+    async def run_end_hooks(self, _: float) -> None:
+        """Wait half a second."""
         await passed(0.5)
 
     def close(self) -> None:
-        """Be gone."""
+        """Do nothing."""
 
 
 async def up(folder: Path, *turns: Turn) -> tuple[Root, Agent, asyncio.Task[int]]:
-    """Return the root of a host whose agent takes these turns, that agent, and the task in which the host serves."""
+    """Return the root of a worker whose agent runs these turns, that agent, and the worker's task."""
     root, agent = Root(folder), Agent(turns)
     made: Any = lambda *_: agent  # noqa: E731
     host = WorkerEndpoint(root.plug, birth=WorkerBirth(b""), incarnation=1, spool=folder, make=made)
@@ -101,8 +101,8 @@ async def up(folder: Path, *turns: Turn) -> tuple[Root, Agent, asyncio.Task[int]
     return root, agent, serving
 
 
-def test_agent_is_made_with_the_orch_folders_of_init(tmp_path: Path) -> None:
-    """What Init says of orch's folders reaches the maker of the agent."""
+def test_agent_receives_the_orch_folders_of_init(tmp_path: Path) -> None:
+    """The agent factory gets the folders as an argument."""
     given: list[tuple[str, ...]] = []
 
     async def check() -> None:
@@ -120,18 +120,18 @@ def test_agent_is_made_with_the_orch_folders_of_init(tmp_path: Path) -> None:
 
 
 async def at_once() -> None:
-    """Take no time."""
+    """Return at once."""
 
 
 async def stubborn() -> None:
-    """Take an hour, or end well when that is not waited for."""
+    """Take an hour, or return normally when cancelled."""
     with contextlib.suppress(asyncio.CancelledError):
         await passed(3600)
 
 
 @virtual
-async def test_a_turn_that_would_not_be_cancelled_is_waited_for_until_it_ends(tmp_path: Path) -> None:
-    """And no longer: nobody waits for the next one."""
+async def test_runtime_waits_for_a_turn_that_ignores_cancellation(tmp_path: Path) -> None:
+    """The worker ends as soon as the turn has ended."""
     root, _, serving = await up(tmp_path, at_once, stubborn)
     for id in ("q1", "q2"):
         root.say("query", Query("go"), id)
@@ -139,13 +139,13 @@ async def test_a_turn_that_would_not_be_cancelled_is_waited_for_until_it_ends(tm
     began = asyncio.get_running_loop().time()
     root.say("stop", EmptyBody())
     assert await serving == 0
-    assert asyncio.get_running_loop().time() - began < 1.0  # its farewell takes half of that
+    assert asyncio.get_running_loop().time() - began < 1.0  # the end hooks take half of that
     assert [id for id, _ in root.finished()] == ["q1", "q2"]
 
 
 @virtual
-async def test_a_query_that_comes_as_it_leaves_is_left_to_the_next_process(tmp_path: Path) -> None:
-    """It begins no turn, and nobody is told that it failed."""
+async def test_query_received_during_shutdown_is_left_to_the_next_process(tmp_path: Path) -> None:
+    """The query starts no turn and is not reported as failed."""
     root, agent, serving = await up(tmp_path, at_once, at_once)
     failed: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
@@ -160,8 +160,8 @@ async def test_a_query_that_comes_as_it_leaves_is_left_to_the_next_process(tmp_p
 
 
 @virtual
-async def test_a_turn_that_is_cancelled_from_within_is_over_and_the_next_one_comes(tmp_path: Path) -> None:
-    """As when a model awaits what somebody has cancelled: whoever asked is not to wait for ever."""
+async def test_turn_cancelled_from_within_ends_and_the_next_query_runs(tmp_path: Path) -> None:
+    """If a model awaits a cancelled task, the turn fails with its usage, and the next query is answered."""
 
     async def cancelled() -> None:
         error = asyncio.CancelledError()
@@ -182,8 +182,8 @@ async def test_a_turn_that_is_cancelled_from_within_is_over_and_the_next_one_com
 
 
 @virtual
-async def test_what_a_turn_sets_in_context_variables_is_gone_with_it(tmp_path: Path) -> None:
-    """Within the turn it holds, also after a wait and in tasks that it starts; the next one begins without it."""
+async def test_context_variables_set_in_a_turn_do_not_leak_into_the_next(tmp_path: Path) -> None:
+    """Within a turn, they are kept after awaits and in the turn's tasks."""
     mine: ContextVar[str] = ContextVar("mine", default="unset")
     found: list[str] = []
 

@@ -1,4 +1,4 @@
-"""What is said to an agent while it works is heard once, in order, at the right moment."""
+"""Steering messages to a working agent: each is delivered once, in order and at the right step."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from agent_doubles import Talk, assert_valid
 from orch_protocol.agent.spec import Limits
 from orch_protocol.core.messages import text_of
 from orch_worker.agent.steering import SteeringMessage, SteeringQueues
-from orch_worker.agent.turn import Turn
 from orch_worker.backends.offline.scripted import ScriptedBackend
 from orch_worker.tools.api.base import tool
 
 
-def said(*texts: str, follow_up: bool = False, mode: str = "one-at-a-time") -> SteeringQueues:
-    """Return queues that hold `texts`."""
+def queues_of(*texts: str, follow_up: bool = False, mode: str = "one-at-a-time") -> SteeringQueues:
+    """Return queues that contain `texts`."""
     queues = SteeringQueues(mode)  # type: ignore[arg-type]
     for number, text in enumerate(texts):
         queues.add(SteeringMessage(str(number), text), follow_up=follow_up)
@@ -22,45 +21,44 @@ def said(*texts: str, follow_up: bool = False, mode: str = "one-at-a-time") -> S
 
 
 def texts(taken: list[SteeringMessage]) -> list[str]:
-    """Return what was said."""
     return [each.text for each in taken]
 
 
-def test_steering_is_heard_one_at_a_time_or_all_at_once() -> None:
-    """The mode decides; the order is that of saying."""
-    queues = said("a", "b")
+def test_steering_mode_delivers_one_message_or_all() -> None:
+    """Messages are delivered in the order in which they were sent."""
+    queues = queues_of("a", "b")
     assert texts(queues.take(stopping=False)) == ["a"]
     assert texts(queues.take(stopping=True)) == ["b"]
     assert queues.take(stopping=True) == []
-    assert texts(said("a", "b", mode="all").take(stopping=False)) == ["a", "b"]
+    assert texts(queues_of("a", "b", mode="all").take(stopping=False)) == ["a", "b"]
 
 
-def test_follow_ups_wait_until_the_agent_would_stop_and_steering_comes_first() -> None:
-    """A follow-up is not steering."""
-    queues = said("later", follow_up=True)
+def test_follow_ups_are_delivered_after_steering_when_the_turn_would_end() -> None:
+    """Follow-ups and steering messages have separate queues."""
+    queues = queues_of("later", follow_up=True)
     queues.add(SteeringMessage("s", "now"), follow_up=False)
     assert texts(queues.take(stopping=False)) == ["now"]
     assert queues.take(stopping=False) == []
     assert texts(queues.take(stopping=True)) == ["later"]
 
 
-def test_each_kind_has_a_mode_of_its_own_that_can_be_set_at_any_time() -> None:
-    """Follow-ups are heard as steering is, unless somebody says how."""
+def test_steering_and_follow_ups_have_separate_modes() -> None:
+    """Each mode can be changed at any time. One argument sets both."""
     queues = SteeringQueues("one-at-a-time", "all")
     for number in range(4):
         queues.add(SteeringMessage(str(number), str(number)), follow_up=number > 1)
     assert texts(queues.take(stopping=True)) == ["0"]
-    queues.modes("all", "one-at-a-time")
+    queues.set_modes("all", "one-at-a-time")
     assert texts(queues.take(stopping=True)) == ["1"]
     assert texts(queues.take(stopping=True)) == ["2"]
-    queues.modes("all")
+    queues.set_modes("all")
     queues.add(SteeringMessage("4", "4"), follow_up=True)
     assert texts(queues.take(stopping=True)) == ["3", "4"]
 
 
-def test_what_is_taken_back_is_not_heard() -> None:
-    """Of what is named, what waited is told; what was heard is not, nor what was never said."""
-    queues = said("a", "b", "c")
+def test_retracted_steering_is_not_delivered() -> None:
+    """Retracting returns the ids of messages that were still queued, but not of delivered or unknown ones."""
+    queues = queues_of("a", "b", "c")
     queues.add(SteeringMessage("f", "later"), follow_up=True)
     assert texts(queues.take(stopping=False)) == ["a"]
     assert queues.drop(["0", "2", "f", "x"]) == ["2", "f"]
@@ -68,48 +66,30 @@ def test_what_is_taken_back_is_not_heard() -> None:
     assert queues.take(stopping=True) == []
 
 
-def test_the_same_thing_is_not_queued_twice() -> None:
-    """A root that says it again, to a process it thinks new, is harmless."""
-    queues = said("a")
+def test_duplicate_steering_message_is_queued_once() -> None:
+    """A root may resend a message to a process that already has it."""
+    queues = queues_of("a")
     queues.add(SteeringMessage("0", "a"), follow_up=False)
     assert len(queues.take(stopping=False)) == 1
     assert queues.take(stopping=False) == []
 
 
 class Conversation(Talk):
-    """A talk in which things are said."""
+    """An agent that receives steering messages."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
-        self.queues = SteeringQueues()
         self.events: list[tuple[str, str, str, int, bool]] = []
-        self.heard: list[tuple[str, int]] = []
-
-    async def turn(self, **limits: int) -> object:
-        """Run a turn that hears and tells."""
-        return await Turn(
-            query_id="q",
-            agent_id="a",
-            prompt="go",
-            backend=self.backend,
-            toolbox=self.box,
-            record=self.record,
-            limits=Limits(**limits),  # type: ignore[arg-type]
-            report=lambda *_: None,
-            brake=self.brake,
-            interject=lambda stopping: self.queues.take(stopping=stopping),
-            heard=lambda id: self.heard.append((id, len(self.recorded))),
-            emit=lambda *event: self.events.append(event),
-        ).run()
+        self.on_event = lambda *event: self.events.append(event)
 
     def users(self) -> list[str]:
-        """Return what was said by users, in order."""
+        """Return the texts of user messages, in order."""
         return [text_of(message) for message in self.recorded if message.role == "user" and text_of(message)]
 
 
 @pytest.fixture
 def steered() -> Conversation:
-    """Return a talk whose tool steers the agent that calls it."""
+    """Return an agent whose tool steers the agent that calls it."""
 
     @tool
     def look() -> str:
@@ -122,13 +102,13 @@ def steered() -> Conversation:
     return talk
 
 
-async def test_steering_comes_after_the_batch_and_follow_ups_when_the_agent_would_stop(steered: Conversation) -> None:
-    """Both become user messages at their moment; the turn ends with the answer to the last."""
-    reply = await steered.turn()
-    assert reply.text == "summary"  # type: ignore[attr-defined]
+async def test_steering_follows_tool_results_and_follow_ups_follow_the_reply(steered: Conversation) -> None:
+    """Steering and follow-ups become user messages. The turn ends with the response to the last one."""
+    reply = await steered.ask()
+    assert reply.text == "summary"
     assert steered.users() == ["go", "[Steering]\nbe brief", "[Steering]\nthen sum up"]
-    assert [id for id, _ in steered.heard] == ["1", "2"]
-    for _, count in steered.heard:
+    assert [id for id, _ in steered.acknowledged] == ["1", "2"]
+    for _, count in steered.acknowledged:
         assert text_of(steered.recorded[count - 1]).startswith("[Steering]"), "it was told before it was on record"
     roles = [(message.role, text_of(message)) for message in steered.recorded]
     assert roles.index(("user", "[Steering]\nbe brief")) < roles.index(("assistant", "brief"))
@@ -136,26 +116,26 @@ async def test_steering_comes_after_the_batch_and_follow_ups_when_the_agent_woul
     assert_valid(steered.recorded)
 
 
-async def test_what_waits_from_before_is_heard_with_the_prompt() -> None:
-    """Something said to an idle agent is part of its next turn."""
+async def test_steering_queued_while_idle_joins_the_next_prompt() -> None:
+    """A message to an idle agent is part of its next turn."""
     talk = Conversation(ScriptedBackend(["fine"]))
     talk.queues.add(SteeringMessage("1", "short answers"), follow_up=False)
-    await talk.turn()
+    await talk.ask()
     assert talk.users() == ["go", "[Steering]\nshort answers"]
 
 
-async def test_steering_without_end_is_bounded_by_the_steps_of_a_turn() -> None:
-    """A follow-up for every answer does not make a turn endless."""
+async def test_step_limit_bounds_endless_follow_ups() -> None:
+    """Each follow-up counts as a step, so the turn ends with `max_turns`."""
     talk = Conversation(ScriptedBackend([{"loop": ["again"]}]))
     for number in range(10):
         talk.queues.add(SteeringMessage(str(number), "more"), follow_up=True)
-    reply = await talk.turn(max_turns=4)
-    assert (reply.stop_reason, reply.steps) == ("max_turns", 4)  # type: ignore[attr-defined]
+    reply = await talk.ask(limits=Limits(max_turns=4))
+    assert (reply.stop_reason, reply.steps) == ("max_turns", 4)
 
 
-async def test_everything_that_happens_is_told(steered: Conversation) -> None:
-    """Calls, results, responses and what was said, in order and with the step they belong to."""
-    await steered.turn()
+async def test_turn_events_are_emitted_in_order_with_their_step(steered: Conversation) -> None:
+    """Calls, results, responses and steering messages are reported in order."""
+    await steered.ask()
     kinds = [event[0] for event in steered.events]
     assert [kind for kind in kinds if kind != "text"] == [
         "message",

@@ -1,4 +1,4 @@
-"""What hooks are told, and when: events in order, nobody listening, hooks switched off, hooks in the root."""
+"""Events for hooks: their order and content, stages without hooks, disabled hooks, and hooks in the root."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from orch_protocol.agent.spec import AgentSpec, BackendSpec, HooksSpec
 from orch_protocol.core.messages import Reply, ToolUse, assistant, user
 from orch_protocol.hooks.events import Event
 from orch_protocol.hooks.patches import Abort
-from orch_protocol.hooks.stages import HookReplies, HookReply, HookRow, ReportHooks, RunHooks
+from orch_protocol.hooks.stages import HookRow
+from orch_protocol.services.resources.hooks import HookReplies, HookReply, ReportHooks, RunHooks
 from orch_worker.backends.base import RequestOverride
 from orch_worker.backends.offline.scripted import ScriptedBackend
 from orch_worker.hooks.hook import make_hook
@@ -26,16 +27,16 @@ from orch_worker.tools.dispatch.toolbox import Toolbox
 
 
 class TestEvents:
-    """What hooks are told, in which order, and what they can reach."""
+    """Events: their order, their data and the context of a hook."""
 
-    async def test_every_stage_of_a_turn_in_order(self) -> None:
-        """A hook on everything sees each event of a turn once, numbered, with turn, depth and step."""
+    async def test_hook_on_every_stage_sees_each_event_once_in_order(self) -> None:
+        """Each event has its number, turn, depth and step."""
         seen: list[Event] = []
         talk = Hooked(Watched(CALL, "done"), on("*", seen.append, kind="observe"))
         talk.waiting = ["psst"]
         await talk.ask()
         step = ["step_start", "context", "before_provider_request", "message_start"]
-        said = ["after_provider_response", "message_end"]
+        found = ["after_provider_response", "message_end"]
         assert [event.stage for event in seen] == [
             *(
                 "session_start",
@@ -46,16 +47,16 @@ class TestEvents:
                 "after_system_prompt",
             ),
             "steering_received",
-            *(*step, *said, "tool_call", "tool_result", "step_end"),
-            *(*step, "message_update", *said, "step_end"),
+            *(*step, *found, "tool_call", "tool_result", "step_end"),
+            *(*step, "message_update", *found, "step_end"),
             *("before_reflect", "before_output", "turn_end"),
         ]
         assert [event.n for event in seen] == list(range(1, len(seen) + 1))
         assert {(event.turn, event.agent_id, event.depth) for event in seen} == {("q1", "a1", 2)}
         assert [event.step for event in seen if event.stage == "step_start"] == [0, 1]
 
-    async def test_nobody_who_observes_changes_anything_in_place(self) -> None:
-        """Whatever a hook does to what it is given, the call runs as it was asked for and the record says what was."""
+    async def test_observers_cannot_mutate_call_arguments(self) -> None:
+        """The call runs with the original arguments, and the record shows them."""
 
         def meddle(event: Any) -> None:
             if event.stage in ("tool_call", "tool_result"):
@@ -70,8 +71,8 @@ class TestEvents:
         assert talk.texts() == ["A"]
         assert talk.recorded[1].content[0] == ToolUse("call_1_1", "shout", {"word": "a"})
 
-    async def test_those_who_observe_are_called_in_one_thread(self) -> None:
-        """However many observe an event, one thread calls them, in order and one at a time."""
+    async def test_observers_of_an_event_share_one_thread(self) -> None:
+        """One thread calls them one at a time, in order."""
         seen: list[tuple[str, int]] = []
         hooks = [
             on("turn_end", lambda _event, name=name: seen.append((name, threading.get_ident())), name) for name in "abc"
@@ -82,8 +83,8 @@ class TestEvents:
         assert len({thread for _, thread in seen}) == 1
         assert threading.get_ident() not in dict(seen).values()
 
-    async def test_who_observes_and_meddles_is_alone_with_it(self) -> None:
-        """What one who observes does to its copy of the arguments, those called with it do not see."""
+    async def test_observers_receive_separate_copies_of_arguments(self) -> None:
+        """Changes by one observer are invisible to the others."""
         seen: list[Any] = []
         meddle = on("tool_call", lambda event: event.input.clear(), "meddle", kind="observe")
         talk = Hooked(
@@ -92,8 +93,8 @@ class TestEvents:
         await talk.ask()
         assert seen == [{"word": "a"}]
 
-    async def test_calls_are_dispatched_in_call_order(self) -> None:
-        """However long hooks take over a call, calls begin in the order in which the model made them."""
+    async def test_calls_are_dispatched_in_call_order_despite_slow_hooks(self) -> None:
+        """The calls start in the order in which the model made them."""
         order: list[str] = []
 
         @tool(exclusive=True)
@@ -114,8 +115,8 @@ class TestEvents:
         await talk.ask()
         assert order == ["a", "b", "c"]
 
-    async def test_what_the_context_offers(self) -> None:
-        """A hook knows its agent, sees the conversation, keeps state, and can say something to the agent."""
+    async def test_hook_context_gives_agent_conversation_state_and_steering(self) -> None:
+        """`state` lasts for several turns, and `turn_state` lasts for one."""
         contexts: list[HookContext] = []
 
         def look(event: Any, ctx: HookContext) -> None:
@@ -135,8 +136,8 @@ class TestEvents:
         assert contexts[0].messages[-1] == assistant("two")
         assert talk.said == [("look out", False), ("and then", True)] * 2
 
-    async def test_what_they_did_is_told(self) -> None:
-        """Whoever watches is told of each change and decision, by whom, and whom it overrode."""
+    async def test_hook_changes_and_decisions_are_reported(self) -> None:
+        """The report says which hook changed what, and which earlier change it replaced."""
         hooks = [on("tool_result", {"text": "one"}, "a"), on("tool_result", {"text": "two"}, "b")]
         talk = Hooked(Watched(CALL, "done"), *hooks)
         await talk.ask()
@@ -146,35 +147,35 @@ class TestEvents:
         ]
 
 
-class TestNobodyListens:
-    """A stage without hooks costs nothing."""
+class TestWithoutHooks:
+    """Stages without hooks cause no work."""
 
-    async def test_no_event_is_made(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """With a hook on another stage, no event of this one is built."""
+    async def test_no_event_is_built_for_a_stage_without_hooks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A hook on one stage does not cause events of another one."""
         talk = Hooked(Watched(CALL, "done"), on("turn_end", None))
         made: list[str] = []
-        original: Callable[..., Any] = talk.calls._stamped
+        original: Callable[..., Any] = talk.calls._stamp_event
 
         def stamped(event: Event) -> Any:
             made.append(event.stage)
             return original(event)
 
-        monkeypatch.setattr(talk.calls, "_stamped", stamped)
+        monkeypatch.setattr(talk.calls, "_stamp_event", stamped)
         await talk.ask()
         assert made == ["turn_end"]
 
-    async def test_without_hooks_the_request_is_as_it_was(self) -> None:
-        """A turn without hooks sets nothing aside."""
+    async def test_turn_without_hooks_copies_nothing(self) -> None:
+        """The request contains the conversation itself."""
         backend = Watched(CALL, "done")
         await Talk(backend, shout).ask()
-        assert backend.instead is None
+        assert backend.request_override is None
 
 
 class TestSwitchedOff:
-    """A hook that is switched off is not called."""
+    """A disabled hook is not called."""
 
-    async def test_from_the_next_turn_on(self, tmp_path: Path) -> None:
-        """A name in the file is off from the next turn on, and on again when it is taken out."""
+    async def test_hook_disabled_in_the_file_is_skipped_from_the_next_turn(self, tmp_path: Path) -> None:
+        """Removing its name from the file enables it again from the next turn."""
         file = tmp_path / "hooks.json"
         spec = AgentSpec("a1", 1, "a", "t", BackendSpec("scripted"), "/n", "/", hooks=HooksSpec(switches=str(file)))
         talk = Hooked(Watched("a", "b", "c"), on("before_output", {"text": "changed"}), spec=spec)
@@ -191,15 +192,15 @@ class TestInTheRoot:
     ROW = HookRow(name="far", stages=("before_output",), kind="control", on_error="closed", does=("text", "abort"))
 
     async def run(self, *answers: Any) -> tuple[Reply, Hooked]:
-        """Run a turn with a hook in the root that answers so."""
+        """Run a turn with a hook in the root that returns these replies."""
         talk = Hooked(Watched("hello"), root=Root(*(HookReplies((answer,)) for answer in answers), None))
         talk.calls.turn_began("q1", (self.ROW,), None)
         text, stop = await talk.hooks.output("hello", "end_turn")
         await talk.calls.report()
         return Reply("a1", "q1", text, stop), talk
 
-    async def test_it_is_asked_and_its_answer_counts(self) -> None:
-        """The root is asked for just that event, and what it says counts like a hook's of this process."""
+    async def test_root_hook_is_called_for_its_event_and_its_decision_counts(self) -> None:
+        """The result of a root hook has the same effect as that of a hook in the worker."""
         from msgspec import Raw, msgpack
 
         reply, talk = await self.run(HookReply(Raw(msgpack.encode({"text": "HELLO"}))))
@@ -211,8 +212,8 @@ class TestInTheRoot:
         reply, _ = await self.run(HookReply(decision=Abort("no")))
         assert (reply.text, reply.stop_reason) == ("no", "aborted")
 
-    async def test_several_are_asked_for_at_once(self) -> None:
-        """Those in the root who observe one event are called by one request, whatever stands between them here."""
+    async def test_root_observers_of_an_event_share_one_request(self) -> None:
+        """One request calls all of them, even if local hooks are registered between them."""
         rows = tuple(HookRow(name=name, stages=("turn_end",), kind="observe") for name in "ab")
         talk = Hooked(
             Watched("hello"), on("turn_end", None, "here"), root=Root(HookReplies((HookReply(), HookReply())))
@@ -223,8 +224,8 @@ class TestInTheRoot:
         assert isinstance(asked, RunHooks)
         assert [each.names for each in asked.asked] == [("a", "b")]
 
-    async def test_a_failure_there_is_one_here(self) -> None:
-        """What fails in the root, and what cannot be reached, fails as its hook is to."""
+    async def test_failing_or_unreachable_root_hook_follows_its_fail_mode(self) -> None:
+        """A hook with the fail mode `closed` withholds the reply, and the failure is counted."""
         reply, talk = await self.run(HookReply(error="failed: ValueError: x"))
         assert "failed: ValueError: x" in reply.text
         ran = talk.root.asked[-1][1]
@@ -232,15 +233,15 @@ class TestInTheRoot:
         assert (ran.rows[0].calls, ran.rows[0].errors, ran.rows[0].row.name) == (1, 1, "far")
 
 
-def test_what_is_sent_instead_is_what_is_counted() -> None:
-    """The estimate of a request is that of what it holds."""
+def test_token_estimate_counts_the_request_hooks_produced() -> None:
+    """The estimate covers the messages that are sent."""
     backend = ScriptedBackend(["x"])
     backend.append_system("system", ())
     backend.append_user(user("a" * 4000).content)
     whole = backend.context_tokens()
-    backend.instead = RequestOverride(messages=(user("short"),))
+    backend.request_override = RequestOverride(messages=(user("short"),))
     assert backend.context_tokens() < whole / 10
-    backend.instead = RequestOverride(tail="t" * 4000)
+    backend.request_override = RequestOverride(tail="t" * 4000)
     assert backend.context_tokens() > whole
-    backend.instead = None
+    backend.request_override = None
     assert backend.context_tokens() == whole

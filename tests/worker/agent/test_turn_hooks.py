@@ -1,4 +1,4 @@
-"""What each hook does to a turn: the effect of every action that a stage honours, and of every failure."""
+"""Effects of hooks on a turn: each action that a stage accepts, and each kind of failure."""
 
 from __future__ import annotations
 
@@ -29,37 +29,37 @@ from orch_worker.tools.dispatch.toolbox import Toolbox
 
 
 class TestEveryAction:
-    """Each thing that a stage honours has its effect in the next request, tool run, or reply."""
+    """Each action that a stage accepts has its effect on the next request, call or reply."""
 
-    async def test_prompt_and_inject_before_the_turn(self) -> None:
-        """Another prompt is what goes on record, and what is injected comes after it."""
+    async def test_turn_start_hook_replaces_the_prompt_and_injects_text(self) -> None:
+        """The new prompt is recorded, followed by the injected text."""
         talk = Hooked(Watched("hello"), on("before_turn", {"prompt": "better", "inject": ["and this"]}))
         await talk.ask("worse")
         assert talk.recorded[:2] == [user("better"), user("and this")]
         assert talk.backend.sent[0][1] == ["better", "and this"]  # type: ignore[attr-defined]
 
-    async def test_tools_of_one_turn(self) -> None:
-        """What is left out is refused in this turn alone, and what one hook has left out no other brings back."""
+    async def test_hook_removes_tools_for_one_turn(self) -> None:
+        """A removed tool is refused in this turn only, and no other hook can add it again."""
         none = on("before_turn", lambda event: {"tools": ()} if event.n == 1 else None, "none")
         all_of_them = on("before_turn", {"tools": ("shout", "no such tool")}, "all", priority=60)
         talk = Hooked(Watched(CALL, "done", CALL, "done"), none, all_of_them)
         await talk.ask()
-        assert "a hook keeps it from this turn" in talk.texts()[0]
-        assert talk.box.resting == ("shout",)
+        assert "a hook disabled it for this turn" in talk.texts()[0]
+        assert talk.box.disabled_this_turn == ("shout",)
         talk.box.turn_began()
         await talk.ask()
         assert talk.texts()[1] == "A"
 
-    async def test_abort_before_the_turn(self) -> None:
-        """A turn that is ended before it begins asks no model and records nothing; the message is the reply."""
+    async def test_abort_at_turn_start_makes_no_request(self) -> None:
+        """Nothing is recorded, and the message is the reply."""
         talk = Hooked(Watched("hello"), on("before_turn", Abort("not today")))
         reply = await talk.ask()
         assert (reply.text, reply.stop_reason, reply.steps) == ("not today", "aborted", 0)
         assert talk.recorded == []
         assert talk.backend.sent == []  # type: ignore[attr-defined]
 
-    async def test_parts_of_the_prompt(self) -> None:
-        """Parts are added, replaced and dropped, and are the hook's own then; each hook sees what others did."""
+    async def test_hooks_add_replace_and_drop_prompt_parts(self) -> None:
+        """Changed parts belong to the hook. Later hooks see the changes of earlier ones."""
         style = PromptPart("style", "Be brief.", "stable", owner="orch")
         seen: list[Any] = []
         talk = Hooked(
@@ -84,16 +84,16 @@ class TestEveryAction:
             ("two", "before_system_prompt: replace; style over that of one"),
         ]
 
-    async def test_parts_that_are_on_record_stay(self) -> None:
-        """What of the context tier is on record is neither changed nor added to: a hook that wants that is told."""
+    async def test_recorded_context_parts_cannot_be_changed_by_hooks(self) -> None:
+        """Dropping a recorded part of the context tier is reported as an error of the hook."""
         talk = Hooked(Watched("a"), on("before_system_prompt", {"drop": ["AGENTS.md"]}))
         talk.on_record = True
         await talk.ask()
         assert talk.parts == PARTS
-        assert "on record and stays" in talk.events[0][1]
+        assert "recorded with the first query" in talk.events[0][1]
 
-    async def test_text_of_the_system_prompt(self) -> None:
-        """The system text of the turn is what a hook makes of it; without the parts that were dropped before."""
+    async def test_hook_replaces_the_system_text(self) -> None:
+        """The hook receives the text without the parts that other hooks dropped."""
         own = PromptPart("own", "Be a yak.", "stable")
         seen: list[Any] = []
         talk = Hooked(
@@ -109,14 +109,14 @@ class TestEveryAction:
         assert (seen, talk.system) == (["Be a yak."], "BE A YAK.")
 
     @pytest.mark.parametrize("stage", ["before_system_prompt", "after_system_prompt"])
-    async def test_abort_while_the_prompt_is_made(self, stage: str) -> None:
-        """The turn ends, and nothing of it goes on record."""
+    async def test_abort_while_building_the_prompt_records_nothing(self, stage: str) -> None:
+        """The turn ends with the message of the hook."""
         talk = Hooked(Watched("x"), on(stage, Abort("no")))
         reply = await talk.ask()
         assert (reply.text, reply.stop_reason, talk.recorded) == ("no", "aborted", [])
 
-    async def test_messages_of_one_request(self) -> None:
-        """What `context` makes of the messages is sent once; the conversation stays as it is."""
+    async def test_context_hook_changes_one_request(self) -> None:
+        """The changed messages are sent once, and the conversation is unchanged."""
         backend = Watched(CALL, "done")
         hook = on(
             "context", lambda event: {"messages": (user("short"),), "inject": ["now"]} if event.step == 1 else None
@@ -127,8 +127,8 @@ class TestEveryAction:
         assert backend.sent[1][1] == ["short\n\nnow"]
         assert len(talk.recorded) == 4
 
-    async def test_messages_that_no_provider_would_take_are_put_right(self) -> None:
-        """A call whose result a hook left out gets one that says so; a result without a call becomes text."""
+    async def test_messages_changed_by_hooks_are_repaired_for_the_provider(self) -> None:
+        """A call without a result gets one, and a result without a call becomes text."""
         sent: list[Message] = []
 
         class Seeing(Watched):
@@ -143,8 +143,8 @@ class TestEveryAction:
         await talk.ask()
         assert_valid(sent)
 
-    async def test_system_and_tail_of_one_request(self) -> None:
-        """Another system text and other last words are those of the request."""
+    async def test_hook_replaces_system_and_tail_of_one_request(self) -> None:
+        """The next request has the agent's own system text again."""
         backend = Watched("hello", "again")
         once = on(
             "before_provider_request",
@@ -156,18 +156,18 @@ class TestEveryAction:
         assert backend.sent[0][0] == "be brief"
         assert backend.sent[0][2] == "hurry"
         assert backend.sent[1][0] == backend.system
-        assert backend.instead is None
+        assert backend.request_override is None
 
     @pytest.mark.parametrize("stage", ["context", "before_provider_request"])
-    async def test_abort_before_a_request(self, stage: str) -> None:
-        """A turn that is ended before a request makes none."""
+    async def test_abort_before_a_request_makes_no_request(self, stage: str) -> None:
+        """The turn ends with the message of the hook."""
         talk = Hooked(Watched("hello"), on(stage, Abort("no more")))
         reply = await talk.ask()
         assert (reply.text, reply.stop_reason) == ("no more", "aborted")
         assert talk.backend.sent == []  # type: ignore[attr-defined]
 
-    async def test_text_of_a_response(self) -> None:
-        """Another text is what goes on record and what the next request holds; calls stay, and are run."""
+    async def test_hook_replaces_the_text_of_a_response(self) -> None:
+        """The new text is recorded and sent in later requests. The calls of the response run."""
         backend = Watched({"text": "my secret", **CALL}, "done")
         talk = Hooked(
             backend, on("after_provider_response", lambda event: event.patch(text=event.text.replace("secret", "***")))
@@ -177,30 +177,30 @@ class TestEveryAction:
         assert talk.texts() == ["A"]
         assert backend.sent[1][1][1] == "my ***"
 
-    async def test_abort_of_a_response(self) -> None:
-        """A response that is refused is not on record; what it took is."""
+    async def test_aborted_response_is_not_recorded_but_its_usage_is(self) -> None:
+        """The conversation contains the hook's message instead of the response."""
         talk = Hooked(Watched({"text": "bad", **CALL}), on("after_provider_response", Abort("refused")))
         reply = await talk.ask()
         assert (reply.text, reply.stop_reason) == ("refused", "aborted")
         assert talk.recorded == [user("go"), assistant("refused")]
         assert reply.usage.output_tokens > 0
 
-    async def test_arguments_of_a_call(self) -> None:
-        """Other arguments are checked like the model's own, and run."""
+    async def test_hook_replaces_call_arguments(self) -> None:
+        """The new arguments are validated like the model's arguments."""
         assert await results(on("tool_call", {"input": {"word": "b"}})) == ["B"]
         assert "`wrong`" in (await results(on("tool_call", {"input": {"wrong": 1}})))[0]
-        assert "no JSON" in (await results(on("tool_call", {"input": {"word": object()}})))[0]
+        assert "not valid JSON" in (await results(on("tool_call", {"input": {"word": object()}})))[0]
 
-    async def test_block_of_a_call(self) -> None:
-        """A call that is blocked does not run: its result says why, and the turn goes on."""
+    async def test_blocked_call_does_not_run_and_the_turn_continues(self) -> None:
+        """The result of the call contains the reason."""
         talk = Hooked(Watched(CALL, "done"), on("tool_call", Block("too loud")))
         reply = await talk.ask()
         assert (reply.text, reply.tool_calls) == ("done", 0)
         assert "too loud" in talk.texts()[0]
         assert talk.results()[0].is_error
 
-    async def test_abort_at_a_call(self) -> None:
-        """A turn that is ended at a call runs none of the later ones, answers all, and asks nothing more."""
+    async def test_abort_at_a_call_skips_the_remaining_calls(self) -> None:
+        """Each remaining call gets a result, and no further request is made."""
         talk = Hooked(
             Watched(TWO, "never"), on("tool_call", lambda event: Abort("stop") if event.input["word"] == "a" else None)
         )
@@ -210,8 +210,8 @@ class TestEveryAction:
             "[Denied: shout was not run: a hook ended the turn"
         ] * 2
 
-    async def test_approve(self) -> None:
-        """An approved call runs where somebody would be asked; one that is denied does not."""
+    async def test_hook_approval_replaces_the_question_to_the_user(self) -> None:
+        """An approved call runs. If the policy denies the call, the approval has no effect."""
         for mode, expected in (("ask", "A"), ("deny", "Denied")):
             spec = PolicySpec(rules=PolicyConfig(permissions={"shout": mode}))  # type: ignore[dict-item]
             talk = Hooked(Watched(CALL, "done"), on("tool_call", Approve()))
@@ -221,8 +221,8 @@ class TestEveryAction:
             await talk.ask()
             assert expected in talk.texts()[0]
 
-    async def test_text_and_error_of_a_result(self) -> None:
-        """Another text, and that it is an error, is what goes on record."""
+    async def test_hook_replaces_text_and_error_flag_of_a_result(self) -> None:
+        """The changed result is recorded."""
         talk = Hooked(
             Watched(CALL, "done"), on("tool_result", lambda event: event.patch(text=event.text + "!", is_error=True))
         )
@@ -230,8 +230,8 @@ class TestEveryAction:
         assert talk.texts() == ["A!"]
         assert talk.results()[0].is_error
 
-    async def test_result_hooks_see_all_of_it(self) -> None:
-        """A hook is given the whole of a result, before any of it is cut; only what it returns is kept."""
+    async def test_result_hooks_receive_the_untruncated_result(self) -> None:
+        """Only the text that the hook returns is recorded."""
         seen: list[int] = []
 
         @tool
@@ -249,27 +249,27 @@ class TestEveryAction:
         assert seen == [200_000]
         assert talk.texts() == ["small"]
 
-    async def test_observers_are_told_what_hooks_let_be_seen(self) -> None:
-        """Who observes calls hears of a result as it goes on record, never of what hooks took out of it."""
-        told: list[CallReport] = []
+    async def test_call_observers_receive_the_recorded_result(self) -> None:
+        """Observers never receive text that a result hook removed."""
+        collected: list[CallReport] = []
         for answer in ({"text": "***"}, Block("private")):
             talk = Hooked(Watched(CALL, "done"), on("tool_result", answer))
-            talk.box.observe = told.append
+            talk.box.observe = collected.append
             await talk.ask()
-        ran = [(each.result, each.success) for each in told if each.outcome == "ran"]
+        ran = [(each.result, each.success) for each in collected if each.outcome == "ran"]
         assert ran == [("***", True), ("[Withheld: private]", False)]
-        assert "A" not in [each.result for each in told]
+        assert "A" not in [each.result for each in collected]
 
-    async def test_block_and_abort_of_a_result(self) -> None:
-        """A result that is withheld is not on record; with an abort the turn ends as well."""
+    async def test_blocked_result_is_not_recorded_and_abort_ends_the_turn(self) -> None:
+        """A blocked result is replaced by the reason. An abort also ends the turn."""
         assert await results(on("tool_result", Block("private"))) == ["[Withheld: private]"]
         talk = Hooked(Watched(CALL, "never"), on("tool_result", Abort("enough")))
         reply = await talk.ask()
         assert (reply.text, reply.stop_reason) == ("enough", "aborted")
         assert "A" not in talk.texts()
 
-    async def test_steering(self) -> None:
-        """What is said to an agent can be put otherwise, added to, or kept from it."""
+    async def test_hooks_change_extend_and_drop_steering_messages(self) -> None:
+        """The hook returns another text, additional text or a block."""
         for answer, heard in (
             ({"text": "calmly", "inject": ["and well"]}, ["[Steering]\ncalmly", "[Steering]\nand well"]),
             (Block("rude"), []),
@@ -280,23 +280,23 @@ class TestEveryAction:
             await talk.ask()
             assert [text_of(message) for message in talk.recorded[1:-1]] == heard
 
-    async def test_what_hooks_made_of_it_counts_as_heard_when_the_last_of_it_is_on_record(self) -> None:
-        """Whoever is killed in between is told it once more, rather than a part of it never."""
+    async def test_steering_counts_as_delivered_when_all_its_hook_output_is_recorded(self) -> None:
+        """If the process dies before the last of these messages is recorded, the steering is delivered again."""
         talk = Hooked(Watched("ok"), on("steering_received", {"text": "one", "inject": ["two"]}))
         talk.waiting = ["psst"]
         names: list[tuple[str, str]] = []
         record = talk.record
 
-        def named(message: Any, usage: Any = None, said: str = "") -> None:
+        def named(message: Any, usage: Any = None, steer_id: str = "") -> None:
             record(message, usage)
-            names.append((text_of(message).removeprefix("[Steering]\n"), said))
+            names.append((text_of(message).removeprefix("[Steering]\n"), steer_id))
 
         talk.record = named  # type: ignore[method-assign]
         await talk.ask()
         assert names[1:3] == [("one", ""), ("two", "s")]
 
-    async def test_what_is_blocked_does_not_keep_what_waits_behind_it(self) -> None:
-        """When one thing that was said is dropped, the next one is heard."""
+    async def test_dropped_steering_message_does_not_hold_back_the_next(self) -> None:
+        """The next queued message is delivered."""
         talk = Hooked(
             Watched("one", "two"), on("steering_received", lambda event: Block() if event.text == "a" else None)
         )
@@ -305,16 +305,16 @@ class TestEveryAction:
         assert "[Steering]\nb" in [text_of(message) for message in talk.recorded]
         assert reply.text
 
-    async def test_output(self) -> None:
-        """Another text is that of the reply; the conversation keeps what the model said."""
+    async def test_output_hook_changes_the_reply_only(self) -> None:
+        """The conversation keeps the model's text."""
         talk = Hooked(Watched("my secret"), on("before_output", lambda event: event.patch(text=event.text[:2])))
         assert (await talk.ask()).text == "my"
         assert talk.recorded[-1] == assistant("my secret")
         reply = await Hooked(Watched("x"), on("before_output", Abort("no"))).ask()
         assert (reply.text, reply.stop_reason) == ("no", "aborted")
 
-    async def test_a_guard_of_the_output_sees_all_of_a_long_reply(self) -> None:
-        """Also what is left out of it afterwards, which whoever asked can have; what a hook adds counts too."""
+    async def test_output_guard_receives_the_untruncated_reply(self) -> None:
+        """The reply is truncated after the hook, so text that hooks add is truncated, too."""
         seen: list[str] = []
         guard = on("before_output", lambda event: seen.append(event.text) or event.patch(text="ab" * 10_000))
         reply = await Hooked(Watched("x" * 20_000), guard).ask()
@@ -331,12 +331,12 @@ async def results(*hooks: Hook) -> list[str]:
 
 
 class TestFailures:
-    """A hook that fails never kills a run, and never leaves a call without its result."""
+    """A failing hook never ends the process and leaves no call without a result."""
 
     @pytest.mark.parametrize("kind", ["observe", "transform", "control"])
     @pytest.mark.parametrize("stage", STAGES)
-    async def test_a_run_survives(self, stage: str, kind: str) -> None:
-        """Whatever stage a hook fails at: a guard stops what it guards, else the turn goes on; calls are answered."""
+    async def test_failing_hook_applies_its_fail_mode_at_every_stage(self, stage: str, kind: str) -> None:
+        """A control hook stops what it guards. Otherwise the turn continues, and all calls get results."""
         if kind not in STAGES[stage].kinds:
             return
         talk = Hooked(Watched(TWO, "done"), fails(stage, kind=kind))
@@ -353,8 +353,8 @@ class TestFailures:
             assert all("hook 'h'" in text for text in talk.texts())
 
     @pytest.mark.parametrize("kind", ["observe", "control"])
-    async def test_an_error_that_cannot_say_what_it_is_is_one_like_others(self, kind: str) -> None:
-        """It is known by its type."""
+    async def test_hook_exception_with_a_failing_str_is_reported_by_type(self, kind: str) -> None:
+        """The reason contains the type of the exception."""
 
         class Mute(Exception):
             def __str__(self) -> str:
@@ -367,8 +367,8 @@ class TestFailures:
         assert (await talk.ask()).text == "done"
         assert all("hook 'h' failed: Mute" in text for text in talk.texts()) is (kind == "control")
 
-    async def test_a_hook_that_hangs_is_given_up(self) -> None:
-        """At its deadline a hook is late; it is not called again while it hangs, and its fail mode applies at once."""
+    async def test_hanging_hook_times_out_and_applies_its_fail_mode(self) -> None:
+        """The hook is not called again while it hangs."""
         go, calls = threading.Event(), []
 
         def hang(event: Any, _ctx: HookContext) -> None:
@@ -379,17 +379,17 @@ class TestFailures:
         assert (await talk.ask()).text == "done"
         assert talk.texts() == ["A", "B"]
         assert len(calls) == 1
-        assert talk.calls.stuck == ("slow",)
+        assert talk.calls.stuck_hooks == ("slow",)
         assert [text for _, text in talk.events] == [
             "tool_call: nothing; did not answer within 0.02 s",
             "tool_call: nothing; is still at work on an earlier event",
         ]
         go.set()
-        while talk.calls.stuck:  # noqa: ASYNC110
+        while talk.calls.stuck_hooks:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
-    async def test_an_async_hook_that_hangs_is_given_up(self) -> None:
-        """An async hook is late in the same way, and ends."""
+    async def test_hanging_async_hook_is_cancelled_at_its_deadline(self) -> None:
+        """The reason says that the hook did not answer in time."""
 
         async def hang(_event: Any, _ctx: HookContext) -> None:
             await asyncio.Event().wait()
@@ -398,8 +398,8 @@ class TestFailures:
         await talk.ask()
         assert "did not answer within 0.02 s" in talk.texts()[0]
 
-    async def test_cancelling_a_turn_ends_hooks_too(self) -> None:
-        """A turn that is cancelled while a hook looks at a call answers the call."""
+    async def test_cancelling_a_turn_cancels_its_hooks(self) -> None:
+        """A turn that is cancelled during a call hook still gives each call a result."""
         entered = asyncio.Event()
 
         async def hang(_event: Any, _ctx: HookContext) -> None:
@@ -409,12 +409,12 @@ class TestFailures:
         talk = Hooked(Watched(TWO, "never"), make_hook(hang, "tool_call", name="slow"))
         turn = asyncio.create_task(talk.ask())
         await entered.wait()
-        talk.brake.pull()
+        talk.brake.cancel()
         assert (await turn).stop_reason == "cancelled"
         assert len(talk.results()) == 2
 
-    async def test_cancelling_while_a_response_is_looked_at(self) -> None:
-        """What a response took is on record though the turn was cancelled before a hook let it be seen."""
+    async def test_cancel_during_a_response_hook_records_the_usage(self) -> None:
+        """The response's usage is recorded before a hook decides."""
         entered = asyncio.Event()
 
         async def hang(_event: Any, _ctx: HookContext) -> None:
@@ -424,40 +424,40 @@ class TestFailures:
         talk = Hooked(Watched({"text": "secret", **CALL}), make_hook(hang, "after_provider_response", name="slow"))
         turn = asyncio.create_task(talk.ask())
         await entered.wait()
-        talk.brake.pull()
+        talk.brake.cancel()
         reply = await turn
         assert reply.stop_reason == "cancelled"
         assert reply.usage.output_tokens > 0
         assert "secret" not in str(talk.recorded)
 
-    async def test_what_fails_at_the_end_of_a_turn_is_on_record_as_that_turns(self) -> None:
-        """Also behind its reply, between turns, and when the process ends: not the next turn's, and not lost."""
+    async def test_late_hook_failures_are_recorded_for_their_turn(self) -> None:
+        """Failures after the reply or between turns belong to their turn. A full disk does not affect the reply."""
         kept: list[Any] = []
         talk = Hooked(Watched("done", "done"), fails("*"), root=Root(*[None] * 9))
-        talk.hooks._keep = lambda _kind, data: kept.extend((data["turn"], each["stage"]) for each in data["acts"])
+        talk.hooks._record = lambda _kind, data: kept.extend((data["turn"], each["stage"]) for each in data["acts"])
         for turn in ("q1", "q2"):
             await talk.ask()
-            talk.hooks.turn_ended()
+            await talk.hooks.after_turn()
             talk.calls.turn_began(turn + ", beside", (), None)
-            talk.calls.tell("error", kind="E", message="no")
-            await talk.calls.told()
-            talk.hooks.turn_ended()
+            talk.calls.notify("error", kind="E", message="no")
+            await talk.calls.wait_until_delivered()
+            await talk.hooks.after_turn()
         assert [turn for turn, stage in kept if stage == "turn_end"] == ["q1", "q1"]
         assert [turn for turn, stage in kept if stage == "error"] == ["q1, beside", "q2, beside"]
 
         def full(_kind: str, _data: Any) -> None:
             raise StoreError("disk full")
 
-        keep, talk.hooks._keep = talk.hooks._keep, full
-        talk.calls.tell("error", kind="E", message="no")
-        await talk.calls.told()
-        talk.hooks.turn_ended()  # the reply stands
-        talk.hooks._keep = keep
+        keep, talk.hooks._record = talk.hooks._record, full
+        talk.calls.notify("error", kind="E", message="no")
+        await talk.calls.wait_until_delivered()
+        await talk.hooks.after_turn()  # the reply is not affected
+        talk.hooks._record = keep
         await talk.hooks.close()
         assert kept[-1] == ("q2, beside", "session_end")
 
-    async def test_who_leaves_does_not_wait_for_one_that_hangs_and_leaves_no_thread(self) -> None:
-        """Once it returns, the thread that told it ends, as if it had been waited for."""
+    async def test_shutdown_does_not_wait_for_a_hanging_observer(self) -> None:
+        """The observer's thread ends once the observer returns."""
         go, threads = threading.Event(), list[threading.Thread]()
 
         def hang(_event: Any, _ctx: HookContext) -> None:
@@ -466,7 +466,7 @@ class TestFailures:
 
         talk = Hooked(Watched("done"), make_hook(hang, "turn_start", name="slow", kind="observe"))
         talk.calls.turn_began("q1", (), None)
-        talk.calls.tell("turn_start", prompt="go")
+        talk.calls.notify("turn_start", prompt="go")
         while not threads:  # noqa: ASYNC110
             await asyncio.sleep(0)
         with pytest.raises(TimeoutError):
@@ -476,8 +476,8 @@ class TestFailures:
         threads[0].join(20)
         assert not threads[0].is_alive()
 
-    async def test_no_timer_and_no_task_is_left(self) -> None:
-        """When a turn is over, nothing of its hooks waits any more."""
+    async def test_turn_leaves_no_hook_timers_or_tasks(self) -> None:
+        """After the turn, no timer and no other task is left."""
 
         async def quick(_event: Any, _ctx: HookContext) -> None: ...
 

@@ -1,4 +1,4 @@
-"""The contract of a backend, and the conversation that all backends share."""
+"""The backend contract, and the conversation that all backends share."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from orch_worker.conversation.tokens import clip
 
 
 class TestRegistry:
-    """From a spec to a backend."""
+    """Creating a backend from a spec."""
 
-    def test_makes_what_the_spec_says(self) -> None:
-        """Each provider has its backend and its template."""
+    def test_registry_creates_the_backend_of_a_spec(self) -> None:
+        """Each provider has a backend class and a template."""
         assert isinstance(make_backend(ScriptedBackend(["a"]).spec(), {}), ScriptedBackend)
         assert isinstance(make_backend(BackendSpec("extractive"), {}), ExtractiveBackend)
         assert template_for(BackendSpec("extractive")) == template_for(BackendSpec("scripted")) == "lean"
 
     def test_unknown_provider(self) -> None:
-        """An unknown provider is an error that names it and the known ones."""
+        """The error for an unknown provider names it and the known providers."""
         with pytest.raises(ConfigError, match=r"unknown provider 'oracle': .*extractive, scripted"):
             make_backend(BackendSpec("oracle"), {})
         with pytest.raises(ConfigError, match="'oracle'"):
@@ -40,22 +40,21 @@ class TestRegistry:
             BackendSpec("scripted", options={"items": [], "speed": 1}),
         ],
     )
-    def test_options_that_do_not_fit(self, spec: BackendSpec) -> None:
-        """Options a backend does not have are refused."""
+    def test_unknown_backend_options_are_refused(self, spec: BackendSpec) -> None:
+        """A model or options that the provider does not support are refused."""
         with pytest.raises(ConfigError, match=spec.provider):
             make_backend(spec, {})
 
 
 class TestContract:
-    """What makes an object a backend."""
+    """The methods that an object must have to be a backend."""
 
-    def test_lacking_methods_are_named(self) -> None:
-        """An object that lacks methods is refused with their names."""
+    def test_missing_backend_methods_are_named(self) -> None:
         with pytest.raises(ConfigError, match="Conversation is not a Backend: it lacks assistant_turn, info"):
             check_backend(Conversation())
 
-    def test_turn_must_be_async(self) -> None:
-        """A backend that would block is refused."""
+    def test_synchronous_turn_method_is_refused(self) -> None:
+        """`assistant_turn` must be a coroutine function."""
 
         class Blocking(ScriptedBackend):
             def assistant_turn(self, on_text: object = None) -> None:  # type: ignore[override]
@@ -66,10 +65,10 @@ class TestContract:
 
 
 class TestConversation:
-    """What was said, and how long it is."""
+    """The messages of a conversation and its estimated size."""
 
     def test_appends(self) -> None:
-        """Messages come back in order, tool results as a user message."""
+        """Messages are returned in order, and tool results are a user message."""
         talk = Conversation()
         call, result = ToolUse("c", "t", {}), ToolResult("c", (Text("r"),))
         talk.append_user([Text("hi")])
@@ -78,7 +77,7 @@ class TestConversation:
         assert talk.transcript() == [user("hi"), Message("assistant", (call,)), Message("user", (result,))]
 
     def test_load_and_clear(self) -> None:
-        """A conversation can be replaced and forgotten; the system text stays."""
+        """`load` replaces the messages, `clear` removes them, and the system text stays."""
         talk = Conversation()
         talk.append_system("s" * 40, ())
         talk.load([user("u" * 40), assistant("a" * 40)])
@@ -86,15 +85,14 @@ class TestConversation:
         talk.clear()
         assert (talk.transcript(), talk.context_tokens()) == ([], 10)
 
-    def test_what_is_loaded_again_counts_again(self) -> None:
-        """As often as it is there."""
+    def test_messages_loaded_twice_count_twice(self) -> None:
+        """The size estimate counts each occurrence of a message."""
         talk, message = Conversation(), user("u" * 40)
         for times in (1, 3, 2):
             talk.load([message] * times)
             assert talk.context_tokens() == times * 10
 
-    def test_size_is_kept_up(self) -> None:
-        """The estimate counts system text, tools and messages, however they came."""
+    def test_size_estimate_covers_system_tools_and_messages(self) -> None:
         talk = Conversation()
         talk.append_system("x" * 400, [ToolSpec("t", "y" * 400, {"type": "object"})])
         fixed = talk.context_tokens()
@@ -105,7 +103,7 @@ class TestConversation:
 
 @pytest.mark.parametrize("limit", [0, 1, 100, 119, 500, 1000, 1999, 2000, 2001])
 def test_clip(limit: int) -> None:
-    """Cut text is never longer than the limit, and text that fits is left alone."""
+    """Cut text is never longer than the limit, and text within the limit is unchanged."""
     text = "a" * 1000 + "b" * 1000
     cut = clip(text, limit, "see the file")
     assert len(cut) <= limit

@@ -1,4 +1,4 @@
-"""What `local` means, by servers on loopback that list their models."""
+"""Resolving the model `local` by means of servers on loopback that list their models."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ LOCAL = BackendSpec("local")
 
 
 def known(*candidates: str) -> ModelCatalog:
-    """Return what is known where one provider has these candidates."""
+    """Return a catalog in which the provider `here` has these candidates."""
     here = ProviderConfig("chat", "http://localhost:1/v1", "HERE", "/v1", listing="/tags", candidates=candidates)
     return ModelCatalog(providers={"far": ProviderConfig("chat", "http://far"), "here": here}, models={})
 
 
 @asynccontextmanager
 async def serving(body: bytes, status: int = 200) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """Serve one body to every request; yields the address and the request lines."""
+    """Serve `body` to every request. Yield the address and the list of request lines."""
     asked: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -53,21 +53,21 @@ def tags(*names: str) -> bytes:
         (["a"], ["a"], "a"),
     ],
 )
-async def test_the_first_candidate_that_is_listed(candidates: Sequence[str], listed: Sequence[str], found: str) -> None:
-    """The order is the candidates'; one without a tag is any of that name, and the name is the server's."""
+async def test_first_listed_candidate_is_chosen(candidates: Sequence[str], listed: Sequence[str], found: str) -> None:
+    """Candidates are tried in order; a candidate without a tag matches any tag of the server."""
     async with serving(tags(*listed)) as (address, asked):
         assert await locate(LOCAL, known(*candidates), {"HERE": address}) == BackendSpec("here", found)
         assert asked == [b"GET /tags HTTP/1.1"]
 
 
-async def test_what_is_not_local_stays() -> None:
-    """Nobody is asked about another model."""
+async def test_provider_other_than_local_is_not_resolved() -> None:
+    """The spec is returned unchanged without a request to a server."""
     spec = BackendSpec("here", "a")
     assert await locate(spec, known("a"), {}) is spec
 
 
-async def test_none_of_the_candidates() -> None:
-    """The error names what there is and what was looked for."""
+async def test_no_matching_candidate_is_an_error() -> None:
+    """The error lists the models of the server and the candidates."""
     async with serving(tags("x:1b", "y:2b")) as (address, _):
         with pytest.raises(ConfigError, match=r"here at .*/tags lists x:1b, y:2b, and none of a, b:8b: pull one"):
             await locate(LOCAL, known("a", "b:8b"), {"HERE": address})
@@ -84,23 +84,21 @@ async def test_none_of_the_candidates() -> None:
         (b"", 404, "HTTP status 404"),
     ],
 )
-async def test_something_else_answers(body: bytes, status: int, why: str) -> None:
-    """Whatever is not a list of models is said to be none."""
+async def test_response_that_is_not_a_model_list_is_an_error(body: bytes, status: int, why: str) -> None:
+    """The error states the cause and the setting."""
     async with serving(body, status) as (address, _):
         with pytest.raises(ConfigError, match=f"here does not list its models.*{why}.*set HERE"):
             await locate(LOCAL, known("a"), {"HERE": address})
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:1", "http://", "http://127.0.0.1:port"])
-async def test_nobody_answers(address: str) -> None:
-    """A closed port and an address that is none are errors that say where to look."""
+async def test_unreachable_local_server_is_an_error(address: str) -> None:
+    """The error for a closed port or an invalid address names the setting."""
     with pytest.raises(ConfigError, match=r"`local`: here does not list its models at .*: start it, or set HERE"):
         await locate(LOCAL, known("a"), {"HERE": address})
 
 
-async def test_a_server_that_hangs() -> None:
-    """Waiting has an end."""
-
+async def test_hanging_local_server_times_out() -> None:
     left = asyncio.Event()
 
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -116,16 +114,16 @@ async def test_a_server_that_hangs() -> None:
         await left.wait()
 
 
-async def test_no_candidates_and_too_much_said() -> None:
-    """Without candidates there is nothing to look for; with a name behind it `local` is no longer one."""
+async def test_local_without_candidates_or_with_a_name_is_not_resolved() -> None:
+    """`local` needs candidates in models.json and cannot be combined with a model name."""
     with pytest.raises(ConfigError, match=r"models.json names no candidates"):
         await locate(LOCAL, known(), {})
-    with pytest.raises(ConfigError, match="`local` stands alone, not with 'a'"):
+    with pytest.raises(ConfigError, match="`local` cannot be combined with a model, here 'a'"):
         await locate(BackendSpec("local", "a"), known("a"), {})
 
 
-def test_there_are_candidates() -> None:
-    """What comes along names some, with a server that lists its models."""
+def test_built_in_candidates_name_a_server_with_a_model_list() -> None:
+    """The shipped providers with candidates are local and have a path that lists their models."""
     providers = [about for about in models.load().providers.values() if about.candidates]
     assert providers
     assert all(about.listing.startswith("/") and about.flags["local"] for about in providers)

@@ -1,4 +1,4 @@
-"""What is known of models: looking up, laying over, completing a spec, and what it all costs."""
+"""The catalog of models: lookup, overrides, completing a spec, and prices."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from orch_protocol.core.messages import Usage
 from orch_worker.backends import models
 from orch_worker.backends.http.remote import ProviderApi, RemoteBackend
 from orch_worker.backends.models import Model, ModelCatalog, ModelEntry, ProviderConfig
+from orch_worker.backends.prices import cost
 from orch_worker.backends.registry import APIS, PROVIDERS, complete, template_for
 from source_tree import ROOT
 
@@ -38,116 +39,115 @@ KEYS = {"ACME_API_KEY"}
 
 
 class TestLookUp:
-    """Finding what is known of a name."""
+    """Lookup of a model by its name."""
 
-    def test_the_longest_beginning_counts(self) -> None:
-        """Of all listed names that a name begins with, the longest one tells about it."""
+    def test_longest_matching_name_prefix_wins(self) -> None:
+        """The longest listed name that is a prefix of the model name applies."""
         assert KNOWN.look_up("acme", "a-1-mini").output == 50
         assert KNOWN.look_up("acme", "a-1").context == 3000
         assert KNOWN.look_up("acme", "a-2").context == 2000
         assert KNOWN.look_up("acme", "b").context == 1000
 
     @pytest.mark.parametrize("suffix", ["", "-2026-11-20", "-20261120", "@20261120", "-latest", "-v2:0"])
-    def test_dated_versions_cost_the_same(self, suffix: str) -> None:
-        """A date or version behind a listed name does not make it another model."""
+    def test_dated_model_versions_share_the_listed_price(self, suffix: str) -> None:
+        """A name with a date or version after a listed name means the same model."""
         assert KNOWN.look_up("acme", f"a-1{suffix}").price_known
 
     @pytest.mark.parametrize("name", ["a-1-pro", "a-15", "a-2", "b", "a-1x"])
-    def test_other_models_have_no_price(self, name: str) -> None:
-        """Another model of a family shares its limits, not its price: the lowest known price is a floor."""
+    def test_unlisted_model_of_a_family_has_a_price_floor(self, name: str) -> None:
+        """The lowest known price of the family is a lower bound for an unlisted model."""
         found = KNOWN.look_up("acme", name)
         assert not found.price_known
         assert found.prices == (Price(1.0, 5.0, 0.1),)
 
     def test_unknown_provider(self) -> None:
-        """An unknown provider is named, with those that are known."""
+        """The error for an unknown provider names it and the known providers."""
         with pytest.raises(ConfigError, match=r"unknown provider 'oracle'.*acme, home"):
             KNOWN.look_up("oracle", "x")
 
 
 class TestCost:
-    """Tokens into dollars."""
+    """The cost of tokens in dollars."""
 
     def test_by_kind(self) -> None:
-        """Each kind of token has its price, per million."""
-        used = models.cost(KNOWN.look_up("acme", "a-1"), Usage(100, 10, 200))
+        """Input, output and cached tokens each have a price per million tokens."""
+        used = cost(KNOWN.look_up("acme", "a-1"), Usage(100, 10, 200))
         assert used.cost_usd == pytest.approx((100 * 2 + 10 * 10 + 200 * 0.2) / 1e6)
         assert used.cost_known
 
-    def test_long_prompts_have_a_price_of_their_own(self) -> None:
-        """Past a size, counting what is cached, all of a request costs more."""
+    def test_long_prompts_have_their_own_price(self) -> None:
+        """If input and cached tokens exceed the threshold, the higher price applies to the whole request."""
         model = KNOWN.look_up("acme", "a-1")
-        assert models.cost(model, Usage(1000, 0)).cost_usd == pytest.approx(1000 * 2 / 1e6)
-        assert models.cost(model, Usage(1, 0, 1000)).cost_usd == pytest.approx((4 + 1000 * 0.4) / 1e6)
+        assert cost(model, Usage(1000, 0)).cost_usd == pytest.approx(1000 * 2 / 1e6)
+        assert cost(model, Usage(1, 0, 1000)).cost_usd == pytest.approx((4 + 1000 * 0.4) / 1e6)
 
-    def test_a_missing_price_is_a_floor(self) -> None:
-        """Tokens written to a cache cost no less than others, which makes the sum a floor."""
+    def test_missing_cache_write_price_makes_the_cost_a_lower_bound(self) -> None:
+        """Without a price, cache writes are charged at the input price, and the cost is not exact."""
         model = KNOWN.look_up("acme", "a-1")
-        used = models.cost(model, Usage(100, 0, 0, 50))
+        used = cost(model, Usage(100, 0, 0, 50))
         assert used.cost_usd == pytest.approx(150 * 2 / 1e6)
         assert not used.cost_known
 
-    def test_without_a_price_for_cached_tokens_they_cost_what_others_do(self) -> None:
-        """A price list without such a price knows of no discount."""
+    def test_cached_tokens_without_a_price_cost_the_full_price(self) -> None:
         model = models.Model("chat", "http://acme", 1000, prices=(Price(2.0, 10.0),))
-        used = models.cost(model, Usage(100, 10, 200))
+        used = cost(model, Usage(100, 10, 200))
         assert used.cost_usd == pytest.approx((300 * 2 + 10 * 10) / 1e6)
         assert used.cost_known
 
-    def test_an_unknown_model_costs_something(self) -> None:
-        """What a model costs that is not listed is a floor, and not nothing."""
-        used = models.cost(KNOWN.look_up("acme", "a-9"), Usage(100, 10))
+    def test_unlisted_model_has_a_lower_bound_as_cost(self) -> None:
+        """The cost of an unlisted model is above zero and not exact."""
+        used = cost(KNOWN.look_up("acme", "a-9"), Usage(100, 10))
         assert used.cost_usd > 0
         assert not used.cost_known
 
-    def test_what_has_no_price_is_charged_the_ceiling(self) -> None:
-        """Where a ceiling is set every token costs so much, cached or not, and it is said that this is an estimate."""
-        spec = models.equip(BackendSpec("acme", "a-9"), KNOWN, {}, KEYS, 50.0)
-        used = models.cost(msgspec.convert(spec.options, Model), Usage(100, 10, 30, 20))
+    def test_unpriced_tokens_are_charged_at_the_ceiling(self) -> None:
+        """The ceiling applies to all kinds of tokens, and the cost is marked as an estimate."""
+        spec = models.with_model_options(BackendSpec("acme", "a-9"), KNOWN, {}, KEYS, 50.0)
+        used = cost(msgspec.convert(spec.options, Model), Usage(100, 10, 30, 20))
         assert used.cost_usd == used.ceiling_usd == pytest.approx(160 * 50 / 1e6)
         assert not used.cost_known
 
-    def test_a_ceiling_is_for_what_has_no_price_alone(self) -> None:
-        """Prices that are known stay, and what is free is free."""
+    def test_ceiling_applies_to_unpriced_models_only(self) -> None:
+        """A ceiling does not change a priced or a free model, except for kinds of tokens without a price."""
         known, free = BackendSpec("acme", "a-1-mini"), BackendSpec("home", "any")
         for spec in (known, free):
-            assert models.equip(spec, KNOWN, {}, KEYS, 50.0) == models.equip(spec, KNOWN, {}, KEYS)
+            assert models.with_model_options(spec, KNOWN, {}, KEYS, 50.0) == models.with_model_options(
+                spec, KNOWN, {}, KEYS
+            )
         half = models.Model("messages", "http://acme", 1000, prices=(Price(2.0, 10.0),), ceiling=50.0)
-        assert models.cost(half, Usage(100, 10, 0, 20)).cost_usd == pytest.approx((100 * 2 + 10 * 10 + 20 * 50) / 1e6)
+        assert cost(half, Usage(100, 10, 0, 20)).cost_usd == pytest.approx((100 * 2 + 10 * 10 + 20 * 50) / 1e6)
 
-    def test_free_is_free(self) -> None:
-        """A provider that takes no money costs nothing, and that is known."""
-        used = models.cost(KNOWN.look_up("home", "any"), Usage(100, 10))
+    def test_free_provider_costs_nothing(self) -> None:
+        """A free provider costs nothing, and this cost is exact."""
+        used = cost(KNOWN.look_up("home", "any"), Usage(100, 10))
         assert (used.cost_usd, used.cost_known) == (0.0, True)
 
 
 class TestEquip:
-    """From a model's name to all that its worker needs."""
+    """Completing a spec with all data that a worker needs."""
 
-    def test_everything_is_there(self) -> None:
-        """The options are a Model; no secret is among them."""
-        spec = models.equip(BackendSpec("acme", "a-1"), KNOWN, {}, KEYS)
+    def test_equip_completes_the_model_options_without_secrets(self) -> None:
+        """The options of the complete spec are exactly the listed data of the model."""
+        spec = models.with_model_options(BackendSpec("acme", "a-1"), KNOWN, {}, KEYS)
         assert msgspec.convert(spec.options, Model) == KNOWN.look_up("acme", "a-1")
         assert template_for(spec) == "sdk"
 
-    def test_twice_is_once(self) -> None:
-        """A complete spec stays as it is."""
-        spec = models.equip(BackendSpec("acme", "a-1"), KNOWN, {}, KEYS)
-        assert models.equip(spec, KNOWN, {}, KEYS) == spec
+    def test_equip_is_idempotent(self) -> None:
+        spec = models.with_model_options(BackendSpec("acme", "a-1"), KNOWN, {}, KEYS)
+        assert models.with_model_options(spec, KNOWN, {}, KEYS) == spec
 
-    def test_no_key(self) -> None:
-        """A key that is not there is an error that names the variable."""
+    def test_missing_api_key_names_the_variable(self) -> None:
         with pytest.raises(ConfigError, match="acme:a-1 needs a key: set ACME_API_KEY"):
-            models.equip(BackendSpec("acme", "a-1"), KNOWN, {}, ())
+            models.with_model_options(BackendSpec("acme", "a-1"), KNOWN, {}, ())
 
-    def test_the_default_model(self) -> None:
-        """A provider without a model is its default one, if it has one."""
-        assert models.equip(BackendSpec("acme"), KNOWN, {}, KEYS).model == "a-1"
-        with pytest.raises(ConfigError, match="which model of home"):
-            models.equip(BackendSpec("home"), KNOWN, {}, ())
+    def test_provider_without_a_model_gets_its_default(self) -> None:
+        """A provider without a default model is an error if no model is given."""
+        assert models.with_model_options(BackendSpec("acme"), KNOWN, {}, KEYS).model == "a-1"
+        with pytest.raises(ConfigError, match="no model given for provider home"):
+            models.with_model_options(BackendSpec("home"), KNOWN, {}, ())
 
     @pytest.mark.parametrize(
-        ("said", "meant"),
+        ("expected", "meant"),
         [
             ("http://gpu:1/v1", "http://gpu:1/v1"),
             ("http://gpu:1/", "http://gpu:1/v1"),
@@ -156,28 +156,27 @@ class TestEquip:
             ("", "http://localhost/v1"),
         ],
     )
-    def test_the_callers_address(self, said: str, meant: str) -> None:
-        """An address in the caller's environment beats the listed one, with or without scheme and path."""
-        spec = models.equip(BackendSpec("home", "m"), KNOWN, {"HOME_HOST": said}, ())
+    def test_base_url_from_the_environment_overrides_the_listed_one(self, expected: str, meant: str) -> None:
+        """The address may be given without a scheme or a path."""
+        spec = models.with_model_options(BackendSpec("home", "m"), KNOWN, {"HOME_HOST": expected}, ())
         assert spec.options["base_url"] == meant
 
-    def test_default_needs_a_key(self) -> None:
-        """The default of all is that of the first provider whose key is there."""
+    def test_default_provider_is_the_first_with_a_key(self) -> None:
         assert KNOWN.default(KEYS) == "acme:a-1"
         assert KNOWN.default(()) is None
 
-    def test_offline_backends_need_nothing(self) -> None:
-        """A backend that is no provider of models is complete, and an unknown one is told with all there are."""
+    def test_offline_backends_need_no_options(self) -> None:
+        """An unknown backend name is refused with the list of all known names."""
         assert complete(BackendSpec("extractive"), KNOWN, {}, ()) == BackendSpec("extractive")
         with pytest.raises(ConfigError, match=r"'oracle'.*extractive, scripted, acme, home"):
             complete(BackendSpec("oracle"), KNOWN, {}, ())
 
 
 class TestShipped:
-    """The data that comes along."""
+    """The model data that is part of orch."""
 
-    def test_everything_listed_can_be_used(self) -> None:
-        """Each listed model can be looked up, has limits, and an API that a backend speaks."""
+    def test_every_shipped_model_is_usable(self) -> None:
+        """Each listed model has limits and an API that a backend implements."""
         known = models.load()
         assert {"anthropic", "openai", "moonshot", "ollama"} <= set(known.providers)
         assert not set(known.providers) & set(PROVIDERS)
@@ -188,15 +187,15 @@ class TestShipped:
                 assert model.context >= 8_000
         assert "MIT" in known.source
 
-    def test_defaults_are_listed_with_prices(self) -> None:
-        """What is used when nobody chose has known limits and prices."""
+    def test_shipped_defaults_have_limits_and_prices(self) -> None:
+        """Each default model has known prices."""
         known = models.load()
         for name, provider in known.providers.items():
             assert not provider.default or known.look_up(name, provider.default).price_known
         assert str(known.default({"OPENAI_API_KEY", "ANTHROPIC_API_KEY"})).startswith("anthropic:")
 
-    def test_the_file_is_what_the_script_makes(self) -> None:
-        """What providers.toml says of a model is in models.json."""
+    def test_shipped_models_file_matches_providers_toml(self) -> None:
+        """models.json contains the providers and models of providers.toml unchanged."""
         import tomllib
 
         own = tomllib.loads((ROOT / "scripts" / "providers.toml").read_text())
@@ -205,8 +204,8 @@ class TestShipped:
         for provider, listed in own["models"].items():
             assert {name: made["models"][provider][name] for name in listed} == listed
 
-    def test_the_script(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The script takes models that can call tools, with their prices a million, and drops idle dates."""
+    def test_update_script_keeps_models_with_tools_and_their_prices(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Prices are per million tokens, and dated versions of the same model are dropped."""
         monkeypatch.syspath_prepend(str(ROOT / "scripts"))
         import make_models
 
@@ -245,10 +244,10 @@ class TestShipped:
 
 
 class TestOverrides:
-    """A file of one's own in $ORCH_HOME."""
+    """The file models.json in $ORCH_HOME."""
 
-    def test_values_are_laid_over(self, tmp_path: Path) -> None:
-        """A price, a flag, a whole provider: what is there counts, the rest stays."""
+    def test_overrides_merge_into_the_shipped_models(self, tmp_path: Path) -> None:
+        """An override replaces the fields it contains, and the other data stays."""
         own = {
             "providers": {
                 "acme": {"api": "chat", "base_url": "http://acme", "keys": ["ACME_API_KEY"]},
@@ -279,24 +278,24 @@ class TestOverrides:
             ("[]", "object"),
         ],
     )
-    def test_a_file_that_does_not_fit(self, tmp_path: Path, content: str, what: str) -> None:
-        """A file that does not fit is an error that names it, and what is wrong with it."""
+    def test_invalid_overrides_file_is_an_error(self, tmp_path: Path, content: str, what: str) -> None:
+        """The error names the file and the problem."""
         (tmp_path / "models.json").write_text(content)
         with pytest.raises(ConfigError, match=what) as caught:
             models.load(tmp_path)
         assert str(tmp_path / "models.json") in str(caught.value)
 
-    def test_a_pipe_is_not_waited_for(self, tmp_path: Path) -> None:
-        """Nobody may ever write to it."""
+    def test_fifo_as_overrides_file_does_not_block(self, tmp_path: Path) -> None:
+        """A FIFO is refused at once."""
         os.mkfifo(tmp_path / "models.json")
-        with pytest.raises(ConfigError, match=r"models\.json does not fit.*not a regular file"):
+        with pytest.raises(ConfigError, match=r"models\.json is invalid.*not a regular file"):
             models.load(tmp_path)
 
 
-def test_a_key_may_be_any_word() -> None:
-    """One that reads `none` is a key like another; only one that is not there is missing."""
-    spec = models.equip(BackendSpec("acme", "a-1"), KNOWN, {}, KEYS)
-    dialect = cast(ProviderApi, None)  # which nothing is said in
+def test_api_key_may_be_any_word() -> None:
+    """The key `none` is a key, and only an absent key is missing."""
+    spec = models.with_model_options(BackendSpec("acme", "a-1"), KNOWN, {}, KEYS)
+    dialect = cast(ProviderApi, None)  # the API is not used here
     assert RemoteBackend(spec, {"ACME_API_KEY": "none"}, dialect)._key == "none"
     with pytest.raises(ConfigError, match="acme:a-1 needs a key: set ACME_API_KEY"):
         RemoteBackend(spec, {}, dialect)

@@ -1,4 +1,4 @@
-"""Any conversation becomes one that strict providers accept, and one that they accept stays as it is."""
+"""Normalizing a conversation, so that strict providers accept it."""
 
 from __future__ import annotations
 
@@ -23,20 +23,24 @@ from orch_protocol.core.messages import (
     tool_uses,
     user,
 )
-from orch_worker.backends.normalize_messages import ProviderRequirements, arrange, whole
+from orch_worker.backends.normalize_messages import ProviderRequirements, join_surrogates, normalize_messages
+from pictures import png
 
+DOT = Image.from_bytes(png(2, 1), "dot.png")
+WIDE = Image.from_bytes(png(2001, 1), "wide.png")
+LARGE = Image.from_bytes(png(1, 1, 3_900_000), "large.png")
 WANTS = ProviderRequirements("ours", re.compile(r"[a-zA-Z0-9_-]{1,40}"))
-OURS = Thinking("hm", "sig", "ours")
-THEIRS = Thinking("hm", "sig", "theirs")
+OWN = Thinking("hm", "sig", "ours")
+FOREIGN = Thinking("hm", "sig", "theirs")
 
 
 def uses(*ids: str) -> Message:
-    """Return an assistant's message that makes calls with `ids`."""
+    """Return an assistant message that makes calls with `ids`."""
     return Message("assistant", tuple(ToolUse(id, "t", {}) for id in ids))
 
 
 def results(*ids: str) -> Message:
-    """Return a user's message that answers calls with `ids`."""
+    """Return a user message that answers the calls with `ids`."""
     return Message("user", tuple(ToolResult(id, (Text(f"r{id}"),)) for id in ids))
 
 
@@ -45,7 +49,7 @@ FINE = [user("hi"), uses("a", "b"), results("a", "b"), assistant("done"), user("
 texts = st.builds(Text, st.sampled_from(["", " ", "x", "y"]))
 blocks = st.one_of(
     texts,
-    st.sampled_from([OURS, THEIRS, Opaque("ours", {}), Opaque("theirs", {}), Image("image/png", "aGk=")]),
+    st.sampled_from([OWN, FOREIGN, Opaque("ours", {}), Opaque("theirs", {}), Image("image/png", "aGk=")]),
     st.builds(ToolUse, st.sampled_from("abc!"), st.just("t"), st.just({})),
     st.builds(ToolResult, st.sampled_from("abc!"), st.lists(texts, max_size=2).map(tuple)),
 )
@@ -58,17 +62,16 @@ messages = st.builds(
 )
 
 
-def test_what_fits_is_kept() -> None:
-    """A conversation that is fine is sent as it is."""
-    assert arrange(FINE, WANTS) == FINE
+def test_valid_conversation_is_unchanged() -> None:
+    assert normalize_messages(FINE, WANTS) == FINE
 
 
 @given(st.lists(messages, max_size=12), st.booleans())
-@settings(max_examples=300, deadline=None)
-def test_anything_becomes_valid(conversation: list[Message], system: bool) -> None:
-    """Whatever was appended: roles alternate, a user begins, calls are answered at once, and nothing is empty."""
+@settings(max_examples=300)
+def test_any_messages_become_a_valid_conversation(conversation: list[Message], system: bool) -> None:
+    """Roles alternate, a user begins, calls are answered at once, and no message is empty."""
     wants = ProviderRequirements("ours", WANTS.ids, system=system)
-    arranged = arrange(conversation, wants)
+    arranged = normalize_messages(conversation, wants)
     spoken = [message for message in arranged if message.role != "system"]
     assert_valid(spoken)
     assert [message.role for message in spoken] == [("user", "assistant")[place % 2] for place in range(len(spoken))]
@@ -86,30 +89,29 @@ def test_anything_becomes_valid(conversation: list[Message], system: bool) -> No
 
 
 @given(st.lists(messages, max_size=8))
-@settings(deadline=None)
-def test_arranging_is_stable(conversation: list[Message]) -> None:
-    """A conversation that grows keeps its beginning, so that a provider's cache holds."""
-    arranged = arrange([*conversation, user("x")], WANTS)
-    longer = arrange([*conversation, user("x"), assistant("y"), user("z")], WANTS)
+def test_normalization_is_stable_under_growth(conversation: list[Message]) -> None:
+    """The normalized prefix of a growing conversation does not change, so that provider caches stay valid."""
+    arranged = normalize_messages([*conversation, user("x")], WANTS)
+    longer = normalize_messages([*conversation, user("x"), assistant("y"), user("z")], WANTS)
     assert longer[: len(arranged)] == arranged
 
 
-def test_neighbours_are_joined() -> None:
-    """Several messages of one role are one message, results first."""
-    arranged = arrange([user("a"), user("b"), uses("c"), user("wait"), results("c")], WANTS)
+def test_adjacent_messages_of_one_role_are_joined() -> None:
+    """Results come before text in a joined message."""
+    arranged = normalize_messages([user("a"), user("b"), uses("c"), user("wait"), results("c")], WANTS)
     assert arranged[0] == Message("user", (Text("a"), Text("b")))
     assert arranged[2] == Message("user", (*results("c").content, Text("wait")))
 
 
 def test_results_in_call_order() -> None:
-    """Results are sent in the order of the calls, whatever order they were added in."""
-    arranged = arrange([user("x"), uses("a", "b"), results("b", "a")], WANTS)
+    """Results are sorted into the order of their calls."""
+    arranged = normalize_messages([user("x"), uses("a", "b"), results("b", "a")], WANTS)
     assert arranged[2] == results("a", "b")
 
 
-def test_missing_and_stray_results() -> None:
-    """A call without a result gets one that says so; a result without a call becomes text."""
-    arranged = arrange([user("x"), uses("a"), results("z")], WANTS)
+def test_missing_results_are_added_and_stray_results_become_text() -> None:
+    """A call without a result gets an error result, and a result without a call becomes text."""
+    arranged = normalize_messages([user("x"), uses("a"), results("z")], WANTS)
     lost, *stray = arranged[2].content
     assert isinstance(lost, ToolResult)
     assert (lost.tool_use_id, lost.is_error) == ("a", True)
@@ -117,59 +119,62 @@ def test_missing_and_stray_results() -> None:
 
 
 def test_calls_at_the_end_are_answered() -> None:
-    """A conversation that ends with calls gets their results, so that it may be sent."""
-    assert [message.role for message in arrange([user("x"), uses("a")], WANTS)] == ["user", "assistant", "user"]
+    """Calls at the end of a conversation get results, so that the conversation can be sent."""
+    assert [message.role for message in normalize_messages([user("x"), uses("a")], WANTS)] == [
+        "user",
+        "assistant",
+        "user",
+    ]
 
 
-def test_a_lost_beginning_is_said() -> None:
-    """A conversation that begins with an assistant gets a user's message in front."""
-    arranged = arrange([assistant("hello")], WANTS)
+def test_conversation_starting_with_an_assistant_gets_a_user_message() -> None:
+    """The added user message states that the beginning is not on record."""
+    arranged = normalize_messages([assistant("hello")], WANTS)
     assert arranged[0].role == "user"
     assert "not on record" in text_of(arranged[0])
 
 
 @pytest.mark.parametrize("bad", ["functions.weather:0", "x" * 41, "", "a b"])
-def test_ids_are_made_to_fit(bad: str) -> None:
-    """An id that the provider would refuse is replaced, in the call and in its result alike."""
-    _, asked, answered = arrange([user("x"), uses(bad), results(bad)], WANTS)
+def test_invalid_call_ids_are_replaced_consistently(bad: str) -> None:
+    """The call and its result get the same new id."""
+    _, asked, answered = normalize_messages([user("x"), uses(bad), results(bad)], WANTS)
     [id] = [call.id for call in tool_uses(asked)]
     assert WANTS.ids.fullmatch(id)
     assert [result.tool_use_id for result in answered.content if isinstance(result, ToolResult)] == [id]
 
 
-def test_ids_that_come_again() -> None:
-    """The same id in a later response, or twice in one, is told apart."""
-    arranged = arrange([user("x"), uses("a", "a"), results("a", "a"), uses("a"), results("a")], WANTS)
+def test_duplicate_call_ids_are_made_unique() -> None:
+    """Ids are unique within a response and across responses."""
+    arranged = normalize_messages([user("x"), uses("a", "a"), results("a", "a"), uses("a"), results("a")], WANTS)
     ids = [call.id for message in arranged for call in tool_uses(message)]
     assert len(set(ids)) == 3
     assert ids[0] == "a"
     assert_valid(arranged)
 
 
-def test_reasoning_stays_with_its_provider() -> None:
-    """Reasoning and opaque blocks of others are left out, one's own are not touched."""
-    content = (OURS, THEIRS, Opaque("ours", {"a": 1}), Opaque("theirs", {"a": 2}), Text("t"))
-    arranged = arrange([user("x"), Message("assistant", content), user("y")], WANTS)
-    assert arranged[1].content == (OURS, Opaque("ours", {"a": 1}), Text("t"))
+def test_reasoning_blocks_of_other_providers_are_dropped() -> None:
+    """Reasoning and opaque blocks of the same provider are unchanged."""
+    content = (OWN, FOREIGN, Opaque("ours", {"a": 1}), Opaque("theirs", {"a": 2}), Text("t"))
+    arranged = normalize_messages([user("x"), Message("assistant", content), user("y")], WANTS)
+    assert arranged[1].content == (OWN, Opaque("ours", {"a": 1}), Text("t"))
 
 
-def test_a_message_of_nothing_disappears() -> None:
-    """A message of which the provider takes nothing is not sent, and its neighbours are joined."""
-    arranged = arrange([user("x"), Message("assistant", (THEIRS,)), user("y")], WANTS)
+def test_messages_without_supported_content_are_dropped() -> None:
+    """The messages before and after a dropped message are joined."""
+    arranged = normalize_messages([user("x"), Message("assistant", (FOREIGN,)), user("y")], WANTS)
     assert arranged == [Message("user", (Text("x"), Text("y")))]
 
 
-def test_system_messages_where_they_are_not_taken() -> None:
-    """A late system message becomes a user's note for a provider that takes none."""
+def test_late_system_messages_become_user_notes() -> None:
+    """The note is for providers that accept a system message only at the beginning."""
     wants = ProviderRequirements("ours", WANTS.ids, system=False)
-    arranged = arrange([user("x"), Message("system", (Text("be quick"),))], wants)
+    arranged = normalize_messages([user("x"), Message("system", (Text("be quick"),))], wants)
     assert [message.role for message in arranged] == ["user"]
     assert "be quick" in text_of(arranged[0])
 
 
-def test_system_messages_do_not_part_calls_from_results() -> None:
-    """A system message between a call and its result comes after it."""
-    arranged = arrange([user("x"), uses("a"), Message("system", (Text("s"),)), results("a")], WANTS)
+def test_system_message_between_call_and_result_moves_behind_the_result() -> None:
+    arranged = normalize_messages([user("x"), uses("a"), Message("system", (Text("s"),)), results("a")], WANTS)
     assert [message.role for message in arranged] == ["user", "assistant", "user", "system"]
 
 
@@ -183,6 +188,51 @@ def test_system_messages_do_not_part_calls_from_results() -> None:
         ("\ude00\ud83d", 2 * "\N{REPLACEMENT CHARACTER}"),
     ],
 )
-def test_whole(text: str, expected: str) -> None:
-    """Halves that came apart are one character again; a half alone is replaced."""
-    assert whole(text) == expected
+def test_split_surrogate_pairs_are_rejoined(text: str, expected: str) -> None:
+    """A surrogate without its pair is replaced by U+FFFD."""
+    assert join_surrogates(text) == expected
+
+
+def shown_images(conversation: list[Message], *, images: bool = True) -> list[bool]:
+    """Return for each image of the conversation whether the image is sent and not replaced by text."""
+    wants = ProviderRequirements("ours", WANTS.ids, images=images)
+    sent = [
+        part
+        for message in normalize_messages(conversation, wants)
+        for block in message.content
+        for part in (block.content if isinstance(block, ToolResult) else (block,))
+        if isinstance(part, Image) or "[image: " in getattr(part, "text", "")
+    ]
+    return [isinstance(part, Image) for part in sent]
+
+
+def test_models_without_vision_get_the_texts_of_images() -> None:
+    """The text names the image and the reason."""
+    conversation = [user(["look", DOT]), uses("a"), Message("user", (ToolResult("a", (DOT,)),))]
+    assert shown_images(conversation) == [True, True]
+    assert shown_images(conversation, images=False) == [False, False]
+    wants = ProviderRequirements("ours", WANTS.ids, images=False)
+    assert text_of(normalize_messages(conversation, wants)[0]) == (
+        "look\n\n[image: dot.png, 2x1; not shown: this model does not accept images]"
+    )
+
+
+@pytest.mark.parametrize(
+    ("images", "kept"),
+    [
+        ([DOT] * 100, 100),
+        ([DOT] * 101, 100),
+        ([*[DOT] * 19, WIDE], 20),
+        ([*[DOT] * 24, WIDE], 20),
+        ([LARGE] * 4, 4),
+        ([*[LARGE] * 6, DOT], 5),
+    ],
+)
+def test_old_images_beyond_the_limits_of_a_request_are_replaced(images: list[Image], kept: int) -> None:
+    """A request has at most 100 images, 20 if one of them is large, and 20 MiB of images."""
+    conversation = [*FINE[:2], Message("user", (ToolResult("a", (images[0],)), ToolResult("b", (Text("x"),))))]
+    conversation += [assistant("hm"), user(images[1:])]
+    assert shown_images(conversation) == [False] * (len(images) - kept) + [True] * kept
+    assert ("not shown: the request contains newer images" in str(normalize_messages(conversation, WANTS))) == (
+        kept < len(images)
+    )

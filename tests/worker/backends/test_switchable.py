@@ -1,4 +1,4 @@
-"""A conversation whose model changes: what was said goes along, and nothing is asked of the model it left."""
+"""Changing the model of a conversation."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from orch_worker.backends.switchable import SwitchableBackend
 TOOL = ToolSpec("look", "Look.", {"type": "object", "properties": {}})
 
 
-async def test_the_conversation_goes_along() -> None:
-    """The next model has system, tools, messages, tail and listener of the one before, and answers from now on."""
+async def test_switching_models_keeps_the_conversation() -> None:
+    """The new backend gets the system text, tools, messages, tail and callbacks of the old backend."""
     first, second = ScriptedBackend(["one", "never"]), ScriptedBackend(["never", "two"])
     moving = SwitchableBackend(first)
     check_backend(moving)
@@ -23,10 +23,10 @@ async def test_the_conversation_goes_along() -> None:
     moving.append_assistant(turn.message)
     moving.append_user((Text("and?"),))
     heard: list[object] = []
-    moving.tail, moving.on_retry, moving.most = "now", heard.append, BudgetAmounts(usd=1.0)
-    await moving.move(second)
+    moving.tail, moving.on_retry, moving.reserved = "now", heard.append, BudgetAmounts(usd=1.0)
+    await moving.switch_to(second)
     assert [text_of(each) for each in moving.transcript()] == ["hi", "one", "and?"]
     assert (second.system, second.tools, second.tail, second.on_retry) == ("Be brief.", (TOOL,), "now", heard.append)
-    assert moving.most is None
+    assert moving.reserved is None
     assert text_of((await moving.assistant_turn()).message) == "two"
     assert len(first.transcript()) == 3

@@ -1,4 +1,4 @@
-"""How much a model is told to think, in the words of its API."""
+"""Thinking levels, and the request fields that set them in each API."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EFFORTS = ("low", "high", "max")
 def model(
     api: Any, *thinks: str, in_tokens: bool = False, output: int = 64_000, context: int = 200_000, **body: Any
 ) -> Model:
-    """Return a model that takes the levels `thinks`."""
+    """Return a model with the thinking levels `thinks`."""
     flags = ModelFlags(thinks=thinks, thinking_in_tokens=in_tokens)
     return Model(api=api, base_url="", context=context, output=output, flags=flags, body=body)
 
@@ -27,13 +27,13 @@ def model(
     ("level", "found"),
     [("off", "low"), ("low", "low"), ("medium", "high"), ("xhigh", "max"), ("max", "max"), ("", ""), ("much", "")],
 )
-def test_a_level_is_itself_or_the_next_higher_one(level: str, found: str) -> None:
-    """What the model does not have stands for the next that it has."""
+def test_unsupported_thinking_level_rounds_up(level: str, found: str) -> None:
+    """A level that the model does not have becomes the next higher level of the model."""
     assert fitting(level, EFFORTS) == found
 
 
-def test_where_there_is_none_higher_it_is_the_next_lower_one() -> None:
-    """And where there is none at all, none."""
+def test_thinking_level_above_the_highest_rounds_down() -> None:
+    """A model without levels gets no level."""
     assert [fitting("max", levels) for levels in (("off", "low", "high"), ("low",), ())] == ["high", "low", ""]
 
 
@@ -57,17 +57,17 @@ def test_where_there_is_none_higher_it_is_the_next_lower_one() -> None:
         (
             model("messages", "low", "high", in_tokens=True, output=4096),
             "high",
-            {"thinking": {"type": "enabled", "budget_tokens": 2048}},  # half of it is for the answer
+            {"thinking": {"type": "enabled", "budget_tokens": 2048}},  # the other half of the output is for the answer
         ),
         (
             model("messages", "low", "high", in_tokens=True, output=0),
             "high",
-            {"thinking": {"type": "enabled", "budget_tokens": 4096}},  # nobody knows how long it may be
+            {"thinking": {"type": "enabled", "budget_tokens": 4096}},  # the maximum output is unknown
         ),
         (
             model("messages", "low", "high", in_tokens=True, context=20_000),
             "high",
-            {"thinking": {"type": "enabled", "budget_tokens": 5000}},  # nor is it ever longer than half of all
+            {"thinking": {"type": "enabled", "budget_tokens": 5000}},  # the budget is limited by the context window
         ),
         (
             model("messages", "low", "high", in_tokens=True, max_tokens=4096),
@@ -78,29 +78,29 @@ def test_where_there_is_none_higher_it_is_the_next_lower_one() -> None:
         (model("messages", *EFFORTS, x=1), "", {"x": 1}),
     ],
 )
-def test_what_requests_say(made: Model, level: str, body: dict[str, Any]) -> None:
-    """By the API; what the body says besides stays, and a model that takes no level is told none."""
+def test_thinking_level_maps_to_each_apis_request_fields(made: Model, level: str, body: dict[str, Any]) -> None:
+    """Other fields of the body stay, and a model without levels gets no field."""
     assert thinking(made, level).body == body
 
 
-def test_levels_that_cannot_be() -> None:
-    """A word that is none; a model that takes none, with what to write if it does."""
-    with pytest.raises(ConfigError, match="'much' is none of off, minimal, low"):
+def test_invalid_thinking_level_is_refused() -> None:
+    """A level for a model without levels is refused with an error that shows how to declare levels."""
+    with pytest.raises(ConfigError, match="unknown thinking level 'much': use one of off, minimal, low"):
         check_level("much")
     with pytest.raises(ConfigError, match=r"acme:x has no known thinking levels.*\"acme\": {\"x\": {\"flags\""):
         level_of(BackendSpec("acme", "x", {"api": "chat"}, "low"))
     assert level_of(BackendSpec("acme", "x", {"api": "chat"})) == ""
 
 
-def test_the_command_line_knows_the_levels() -> None:
-    """It says them without importing anything."""
-    from orch.cli.agents.spawn import THINKING as SAID
+def test_cli_has_the_thinking_levels_of_the_protocol() -> None:
+    """The CLI has a copy of the list, because importing the module of the protocol is slow."""
+    from orch.cli.agents.spawn import THINKING as LISTED
 
-    assert SAID == THINKING
+    assert LISTED == THINKING
 
 
-def test_the_levels_of_what_comes_along_are_levels() -> None:
-    """Each model's, and models of the three APIs have some."""
+def test_shipped_models_declare_valid_thinking_levels() -> None:
+    """All declared levels are valid, and each of the three APIs has a model with levels."""
     known = load()
     found = {
         (made.api, made.flags.thinks)

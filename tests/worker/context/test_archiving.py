@@ -1,4 +1,4 @@
-"""What an agent does about its past between its requests, and never during one."""
+"""Archiving in the worker: the conversation changes between requests and never during a request."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
     agent.close()
 
 
-async def test_a_summary_that_comes_during_a_request_waits(agent: Agent) -> None:
-    """What is asked meanwhile has seen the receipt, and calls that are under way keep their results."""
+async def test_summary_finished_during_a_request_waits_for_its_end(agent: Agent) -> None:
+    """The running calls keep their results, and the record keeps its receipt."""
     agent.plan(HOLDERS[0])
     agent.noted.clear()
     agent.archiving.turn_began()
@@ -42,11 +42,11 @@ async def test_a_summary_that_comes_during_a_request_waits(agent: Agent) -> None
     agent.say(RESULT)
     assert list(agent.backend.transcript())[-2:] == [CALL, RESULT]
     assert "a receipt" in agent.shown()[1]
-    assert agent.transcript.session.view.late.keys() == {HOLDERS[0]}
+    assert agent.transcript.session.view.pending_records.keys() == {HOLDERS[0]}
 
 
-async def test_a_summary_that_comes_before_the_next_request_is_used(agent: Agent) -> None:
-    """Nothing is cached behind the receipt then."""
+async def test_summary_finished_before_the_next_request_is_used(agent: Agent) -> None:
+    """No cached prefix depends on the receipt yet."""
     agent.plan(HOLDERS[0])
     agent.archiving.turn_began()
     await agent.archiving.turn_ended("end_turn")
@@ -54,14 +54,14 @@ async def test_a_summary_that_comes_before_the_next_request_is_used(agent: Agent
     assert "better said" in agent.shown()[1]
 
 
-async def test_what_was_to_leave_stays_when_the_conversation_goes_back(agent: Agent) -> None:
-    """It is another branch's by then: nothing of it is archived, and nothing has gone wrong."""
+async def test_archiving_is_dropped_when_the_conversation_goes_back(agent: Agent) -> None:
+    """The turn is on another branch, so it is not archived, and no error is raised."""
     agent.planned.clear()
     agent.plan(*HOLDERS)
     agent.archiving.turn_began()
     await agent.archiving.turn_ended("end_turn")
     await settle()
-    agent.archiving.moved()
+    agent.archiving.on_branch_changed()
     agent.transcript.checkout(agent.transcript.session.view.items[1].last)
     agent.planned.set()
     await settle()
@@ -71,7 +71,7 @@ async def test_what_was_to_leave_stays_when_the_conversation_goes_back(agent: Ag
 
 
 async def test_archiving_does_not_wait_for_summaries(agent: Agent) -> None:
-    """A model that takes its time keeps nothing else from leaving."""
+    """A slow summary of one archive does not delay the next archive."""
     agent.written.clear()
     for holder in HOLDERS:
         agent.plan(holder)
@@ -81,8 +81,8 @@ async def test_archiving_does_not_wait_for_summaries(agent: Agent) -> None:
     assert len(agent.asked) == 2
 
 
-async def test_one_summary_that_fails_is_one(agent: Agent) -> None:
-    """Those of other archives come all the same."""
+async def test_failed_summary_does_not_affect_the_others(agent: Agent) -> None:
+    """Summaries of other archives are used."""
     agent.fails = {HOLDERS[0]}
     agent.plan(*HOLDERS)
     agent.archiving.turn_began()
@@ -92,8 +92,8 @@ async def test_one_summary_that_fails_is_one(agent: Agent) -> None:
     assert "better said" in agent.shown()[3]
 
 
-async def test_the_root_is_told_what_a_turn_ended_with(agent: Agent) -> None:
-    """By then another one may have begun: what that has done is not to be taken for done."""
+async def test_root_receives_the_state_at_the_end_of_the_turn(agent: Agent) -> None:
+    """Work of a later turn is not included."""
     agent.archiving.turn_began()
     await agent.archiving.turn_ended("end_turn")
     last = agent.transcript.session.view.items[-1].last
@@ -104,8 +104,8 @@ async def test_the_root_is_told_what_a_turn_ended_with(agent: Agent) -> None:
 
 
 @virtual
-async def test_a_request_that_is_too_large_waits_until_it_is_smaller(tmp_path: Path) -> None:
-    """It is not sent once more as it is, while what could leave it is being worked out."""
+async def test_large_request_waits_for_archiving(tmp_path: Path) -> None:
+    """A request above the high water is sent after the plan is committed."""
     agent = answered(tmp_path, SMALL)
     agent.archiving.turn_began()
     agent.say(user("three?" + "x" * 300))
@@ -117,8 +117,8 @@ async def test_a_request_that_is_too_large_waits_until_it_is_smaller(tmp_path: P
 
 
 @virtual
-async def test_a_request_does_not_wait_for_a_root_that_takes_its_time(tmp_path: Path) -> None:
-    """It is made, and what can leave the conversation leaves it before a later one."""
+async def test_request_does_not_wait_for_a_slow_root(tmp_path: Path) -> None:
+    """The plan is committed before a later request."""
     agent = answered(tmp_path, SMALL)
     agent.planned.clear()
     agent.archiving.turn_began()
@@ -136,16 +136,16 @@ async def test_a_request_does_not_wait_for_a_root_that_takes_its_time(tmp_path: 
     agent.close()
 
 
-async def test_a_request_of_usual_size_waits_for_nothing(agent: Agent) -> None:
-    """The root is not asked."""
+async def test_request_of_normal_size_does_not_ask_the_root(agent: Agent) -> None:
+    """The root gets no request for a plan."""
     agent.archiving.turn_began()
     await agent.archiving.before_request()
     assert agent.asked == []
 
 
 @virtual
-async def test_a_turn_that_goes_on_goes_on_from_its_archive(tmp_path: Path) -> None:
-    """What it did so far leaves at once, as at its end, and the summary is there when it is asked to go on."""
+async def test_continued_turn_archives_its_work_before_the_pause(tmp_path: Path) -> None:
+    """The summary is ready when the turn continues."""
     agent = answered(tmp_path)
     agent.plan(*HOLDERS)
     agent.archiving.turn_began()
@@ -158,8 +158,8 @@ async def test_a_turn_that_goes_on_goes_on_from_its_archive(tmp_path: Path) -> N
 
 
 @virtual
-async def test_a_turn_goes_on_without_a_summary_that_takes_its_time(tmp_path: Path) -> None:
-    """Its receipt is there; and after the pause the conversation changes between requests alone, as before."""
+async def test_continued_turn_does_not_wait_for_a_slow_summary(tmp_path: Path) -> None:
+    """The turn continues with the receipt. A late summary is not inserted during a request."""
     agent = answered(tmp_path, ArchivalSpec(summary_seconds=3))
     agent.plan(HOLDERS[0])
     agent.written.clear()
@@ -176,14 +176,14 @@ async def test_a_turn_goes_on_without_a_summary_that_takes_its_time(tmp_path: Pa
 
 
 @virtual
-async def test_whoever_cancels_does_not_wait_for_the_archive(tmp_path: Path) -> None:
-    """A root that takes its time keeps nobody."""
+async def test_cancel_does_not_wait_for_archiving(tmp_path: Path) -> None:
+    """A cancel ends the wait even if the root is slow."""
     agent = answered(tmp_path)
     agent.planned.clear()
     agent.archiving.turn_began()
     pausing = asyncio.create_task(agent.archiving.turn_paused())
     await settle()
-    agent.archiving.hurry()
+    agent.archiving.end_waits()
     await pausing
     assert asyncio.get_running_loop().time() == 0
     agent.close()

@@ -1,4 +1,4 @@
-"""When what is archived leaves the conversation, who waits for that, and what happens when it cannot be."""
+"""Commits of archives: when archived messages leave the conversation, what waits for it, and what follows a failure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from archiving_agent import CALL, ERA, HOLDERS, RESULT, Agent, answered, settle
 from orch_protocol.agent.spec import ArchivalSpec
 from orch_protocol.core.archives import Collapse
 from orch_protocol.core.messages import assistant, user
-from orch_protocol.services.archiving import ArchivePlan, CommitArchives
+from orch_protocol.services.archives.archiving import ArchivePlan, CommitArchives
 from orch_worker.conversation.stubs import stub_text, stubs_in
 from orch_worker.session.log.append_log import AppendLog
-from orch_worker.session.transcript import read_session
+from orch_worker.session.session_reader import read_session
 from virtual_clock import passed, virtual
 
 
@@ -30,10 +30,10 @@ async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
 
 
 class TestWhen:
-    """The conversation changes between requests alone."""
+    """The conversation changes only between requests."""
 
-    async def test_what_is_decided_during_a_request_waits_for_the_next(self, agent: Agent) -> None:
-        """Until then neither file nor conversation knows of it."""
+    async def test_decision_during_a_request_is_committed_before_the_next(self, agent: Agent) -> None:
+        """Until then, neither the file nor the conversation changes."""
         agent.plan(HOLDERS[0])
         agent.planned.clear()
         agent.archiving.turn_began()
@@ -52,8 +52,8 @@ class TestWhen:
         assert list(agent.backend.transcript())[-2:] == [CALL, RESULT]
         assert agent.told == [CommitArchives((HOLDERS[0],), agent.backend.context_tokens())]
 
-    async def test_a_turn_that_ends_lets_it_go(self, agent: Agent) -> None:
-        """Also one that failed, or was cancelled: no request of it is to come."""
+    async def test_end_of_a_turn_commits_pending_archives(self, agent: Agent) -> None:
+        """The end of a failed or cancelled turn commits archives, too."""
         agent.plan(HOLDERS[0])
         agent.planned.clear()
         agent.archiving.turn_began()
@@ -65,8 +65,8 @@ class TestWhen:
         await agent.archiving.turn_ended(None)
         assert "a receipt" in agent.shown()[1]
 
-    async def test_a_running_turn_is_asked_about_when_it_is_large(self, tmp_path: Path) -> None:
-        """And again when it has grown, not before each of its requests; what goes is gone before the next one."""
+    async def test_large_running_turn_is_planned_again_only_after_growth(self, tmp_path: Path) -> None:
+        """The worker asks the root again only after the conversation has grown."""
         agent = Agent(tmp_path, ArchivalSpec(high_tokens=400))
         agent.archiving.turn_began()
         for number in range(40):
@@ -78,8 +78,8 @@ class TestWhen:
         agent.close()
 
     @virtual
-    async def test_a_late_summary_is_used_when_nothing_is_cached_any_more(self, tmp_path: Path) -> None:
-        """After the time that providers keep a conversation, changing it costs nothing."""
+    async def test_late_summary_is_used_when_the_cache_has_expired(self, tmp_path: Path) -> None:
+        """After the provider's cache has expired, changing the conversation costs nothing."""
         agent = answered(tmp_path)
         agent.plan(HOLDERS[0])
         agent.written.clear()
@@ -96,11 +96,11 @@ class TestWhen:
         await passed(301)
         await agent.archiving.before_request()
         assert "better said" in agent.shown()[1]
-        assert read_session(agent.transcript.path.parent).view.late == {}
+        assert read_session(agent.transcript.path.parent).view.pending_records == {}
         agent.close()
 
-    async def test_a_late_summary_is_used_when_the_prefix_breaks_before_it(self, agent: Agent) -> None:
-        """What is archived next, at or before its place, takes it along."""
+    async def test_late_summary_is_used_when_an_earlier_change_breaks_the_prefix(self, agent: Agent) -> None:
+        """The summary is inserted when an earlier part of the conversation is archived."""
         agent.plan(*HOLDERS)
         agent.written.clear()
         agent.archiving.turn_began()
@@ -123,19 +123,19 @@ class TestWhen:
 
 
 class TestWaiting:
-    """With `wait` the reply comes when everything is done, unless that takes too long."""
+    """With `wait`, the reply comes after archiving, unless that takes too long."""
 
     @virtual
-    async def test_for_record_and_summary(self, tmp_path: Path) -> None:
-        """Both are there when the turn has ended."""
+    async def test_turn_waits_for_record_and_summary_when_configured(self, tmp_path: Path) -> None:
+        """The record contains the summary when the turn has ended."""
         agent = waiting(tmp_path)
         await agent.archiving.turn_ended("end_turn")
         assert "better said" in agent.shown()[1]
         agent.transcript.close()
 
     @virtual
-    async def test_not_for_ever(self, tmp_path: Path) -> None:
-        """A model that says nothing has its time."""
+    async def test_wait_for_a_summary_times_out(self, tmp_path: Path) -> None:
+        """The reply comes with the receipt, and the late summary is used afterwards."""
         agent = waiting(tmp_path)
         agent.written.clear()
         began = asyncio.get_running_loop().time()
@@ -148,13 +148,13 @@ class TestWaiting:
         agent.transcript.close()
 
     @virtual
-    async def test_not_when_somebody_is_in_a_hurry(self, tmp_path: Path) -> None:
-        """Whoever cancels what seems to hang has the reply at once; archiving goes on behind it."""
+    async def test_cancel_ends_the_wait_for_archiving(self, tmp_path: Path) -> None:
+        """The reply returns at once, and archiving continues in the background."""
         agent = waiting(tmp_path)
         agent.planned.clear()
         ending = asyncio.ensure_future(agent.archiving.turn_ended("end_turn"))
         await passed(1)
-        agent.archiving.hurry()
+        agent.archiving.end_waits()
         await passed(1)
         assert ending.done()
         agent.planned.set()
@@ -163,8 +163,8 @@ class TestWaiting:
         agent.transcript.close()
 
     @virtual
-    async def test_not_after_a_turn_that_was_cancelled(self, tmp_path: Path) -> None:
-        """It is to be over."""
+    async def test_cancelled_turn_does_not_wait_for_archiving(self, tmp_path: Path) -> None:
+        """A cancelled turn ends at once."""
         agent = waiting(tmp_path)
         agent.planned.clear()
         began = asyncio.get_running_loop().time()
@@ -175,11 +175,13 @@ class TestWaiting:
 
 
 class TestFaults:
-    """What cannot be put on record stays where it is, and somebody is told."""
+    """If an archive cannot be recorded, the conversation is unchanged and the root is notified."""
 
     @pytest.mark.parametrize("name", ["_write", "_fdatasync"])
-    async def test_the_disk_fails(self, agent: Agent, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-        """The conversation is what it was; a file that is not to be trusted any more is one to leave."""
+    async def test_write_failure_leaves_the_conversation_unchanged(
+        self, agent: Agent, monkeypatch: pytest.MonkeyPatch, name: str
+    ) -> None:
+        """After a failed sync, the log itself counts as faulty."""
         agent.plan(HOLDERS[0])
 
         def broken(*_: Any) -> int:
@@ -193,8 +195,8 @@ class TestFaults:
         assert "input/output" in agent.told[0].problem
         assert agent.faults == [name == "_fdatasync"]
 
-    async def test_a_plan_that_does_not_fit_any_more(self, agent: Agent) -> None:
-        """All of it is left undone."""
+    async def test_outdated_plan_is_discarded_as_a_whole(self, agent: Agent) -> None:
+        """If one part of the plan is outdated, no part is archived."""
         agent.plan(*HOLDERS)
         first, second = agent.plans[0].collapses
         agent.plans[0] = ArchivePlan((first, replace(second, first="nobody")))
@@ -204,13 +206,13 @@ class TestFaults:
         await settle()
         assert agent.shown() == ["one?", "one", "two?", "two"]
         assert agent.transcript.log.end == size
-        assert "not any more, a part" in agent.told[0].problem
+        assert "no longer, a part" in agent.told[0].problem
 
     @virtual
-    async def test_a_late_summary_that_cannot_be_written_stays_late(
+    async def test_late_summary_that_cannot_be_written_does_not_stop_the_request(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The request is made all the same."""
+        """The request is made with the receipt."""
         agent = answered(tmp_path)
         agent.plan(HOLDERS[0])
         agent.written.clear()
@@ -229,11 +231,11 @@ class TestFaults:
         monkeypatch.setattr(AppendLog, "_write", staticmethod(full))
         await agent.archiving.before_request()
         assert "a receipt" in agent.shown()[1]
-        assert agent.transcript.session.view.late.keys() == {HOLDERS[0]}
+        assert agent.transcript.session.view.pending_records.keys() == {HOLDERS[0]}
         agent.close()
 
-    async def test_stopped_in_the_middle(self, agent: Agent) -> None:
-        """Nothing goes on behind its back: neither what was begun nor what waited for that."""
+    async def test_stop_cancels_running_and_pending_archiving(self, agent: Agent) -> None:
+        """No task remains."""
         agent.plan(HOLDERS[0])
         agent.planned.clear()
         for _ in range(2):
@@ -249,7 +251,7 @@ class TestFaults:
 
 
 def waiting(folder: Path) -> Agent:
-    """Return an agent that waits for its archiving, at the end of a turn that is to be archived."""
+    """Return an agent with `wait` at the end of a turn that the plan archives."""
     agent = Agent(folder, ArchivalSpec(wait=True))
     agent.say(user("one?"), assistant("one"))
     agent.plan(HOLDERS[0])

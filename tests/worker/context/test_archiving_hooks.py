@@ -1,4 +1,4 @@
-"""What hooks do to archives and compactions before they are on record, and what they hear of them."""
+"""Hooks of archiving and compaction: changes before the record, and notifications after it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def hooks_of(*hooks: Hook) -> AgentHooks:
 
 @pytest.fixture
 def archives(tmp_path: Path) -> Callable[..., Any]:
-    """Archives the two turns of an agent with some hooks, and returns the agent."""
+    """A function that archives the two turns of an agent with the given hooks and returns the agent."""
 
     async def archive(*hooks: Hook) -> Agent:
-        agent = answered(tmp_path, hooks=hooks_of(*hooks).past)
+        agent = answered(tmp_path, hooks=hooks_of(*hooks).archival)
         agent.plan(*HOLDERS)
         agent.archiving.turn_began()
         await agent.archiving.turn_ended("end_turn")
@@ -42,8 +42,8 @@ def archives(tmp_path: Path) -> Callable[..., Any]:
     return archive
 
 
-async def test_a_blocked_archive_stays_in_the_conversation(archives: Callable[..., Any]) -> None:
-    """What a hook does not let go stays word for word, and what else was to be archived goes."""
+async def test_archive_blocked_by_a_hook_stays_in_the_conversation(archives: Callable[..., Any]) -> None:
+    """Other archives of the plan are committed."""
     keep = on("before_archive", lambda event: Block("mine") if event.messages[0] == user("one?") else None)
     agent = await archives(keep)
     assert agent.shown()[:3] == ["one?", "one", "two?"]
@@ -51,22 +51,22 @@ async def test_a_blocked_archive_stays_in_the_conversation(archives: Callable[..
     assert [note.holders for note in agent.told] == [(HOLDERS[1],)]
 
 
-async def test_a_guard_that_fails_lets_nothing_go(archives: Callable[..., Any]) -> None:
-    """What nobody could look at is not archived."""
+async def test_failing_archive_guard_keeps_everything(archives: Callable[..., Any]) -> None:
+    """The turns stay in the conversation."""
     agent = await archives(fails("before_archive"))
     assert agent.shown() == ["one?", "one", "two?", "two"]
     assert agent.told == []
 
 
-async def test_a_summary_that_a_hook_supplies_is_what_stays(archives: Callable[..., Any]) -> None:
-    """Under the holder's head stands what the hook said, and no model is asked to say it better."""
+async def test_hook_summary_replaces_the_models_summary(archives: Callable[..., Any]) -> None:
+    """The summary follows the holder's header, and no model is called."""
     agent = await archives(on("before_archive", lambda event: event.patch(summary=f"{event.task}: done")))
     assert agent.shown()[1] == f"[archived turn]\nsubagent_id: {HOLDERS[0]}\n\nt: done"
     assert agent.shown()[3].endswith("\n\nt: done")
 
 
-async def test_lines_are_added_to_the_receipt(archives: Callable[..., Any]) -> None:
-    """What a hook adds stands behind the receipt, on record, until a better text takes its place."""
+async def test_hook_lines_are_appended_to_the_receipt(archives: Callable[..., Any]) -> None:
+    """The lines are recorded and stay until a summary replaces the receipt."""
     agent = Agent
     seen: list[Any] = []
     add = on("before_archive", {"inject": ["Ticket 12", "Reviewed"]}, "add")
@@ -77,11 +77,11 @@ async def test_lines_are_added_to_the_receipt(archives: Callable[..., Any]) -> N
     assert [(event.holder, event.kind, event.task) for event in seen] == [(holder, "turn", "t") for holder in HOLDERS]
 
 
-async def test_a_compaction_can_be_cancelled_supplied_and_added_to() -> None:
-    """What hooks say of a compaction is what it is made of; without any it is made as it would be."""
+async def test_hooks_cancel_supply_or_extend_a_compaction() -> None:
+    """Without such hooks, the decision contains the given instructions."""
 
     async def said(*hooks: Hook) -> CompactionDecision | None:
-        return await hooks_of(*hooks).past.before_compaction("size", [user("long ago")], 900, "be short")
+        return await hooks_of(*hooks).archival.before_compaction("size", [user("long ago")], 900, "be short")
 
     assert await said() == CompactionDecision("be short")
     assert await said(on("before_compaction", Block("not now"))) is None
@@ -92,12 +92,12 @@ async def test_a_compaction_can_be_cancelled_supplied_and_added_to() -> None:
     assert await said(told, summary) == CompactionDecision("be short, name files", "1 said", ("x",))
 
 
-async def test_a_compaction_is_heard_of() -> None:
-    """Once it is on record, hooks hear what stands there and how much it saved."""
+async def test_hooks_are_notified_of_a_recorded_compaction() -> None:
+    """The notification contains the reason, the summary, and the tokens before and after."""
     seen: list[Any] = []
     hooks = hooks_of(on("compaction", seen.append))
-    hooks.past.compacted("asked", "short", tokens_before=900, tokens_after=90, supplied=True)
-    await hooks.settled()
+    hooks.archival.compacted("asked", "short", tokens_before=900, tokens_after=90, supplied=True)
+    await hooks.before_steering()
     [event] = seen
     assert (event.reason, event.summary, event.tokens_before, event.tokens_after, event.supplied) == (
         *("asked", "short", 900, 90),

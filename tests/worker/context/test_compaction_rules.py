@@ -1,4 +1,4 @@
-"""Whether a conversation is to be compacted, and where it is cut."""
+"""Rules of compaction: when a conversation is compacted, and where it is cut."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROJECT = user(f"{OPENING}\n\nIt is made of tin.\n\n{CLOSING}")
 
 
 def call(*ids: str) -> Message:
-    """Return a response that makes the calls `ids`."""
+    """Return a response with the calls `ids`."""
     return Message("assistant", tuple(ToolUse(id, "look", {}) for id in ids))
 
 
@@ -31,7 +31,7 @@ def result(*ids: str) -> Message:
 
 
 def view(*messages: Message) -> VisibleMessages[int]:
-    """Return a view of `messages`, the entries e0, e1 and so on."""
+    """Return a view of `messages` with the entries e0, e1 and so on."""
     made: VisibleMessages[int] = VisibleMessages()
     for number, message in enumerate(messages):
         made.add(f"e{number}", message, number)
@@ -44,7 +44,7 @@ def steps(count: int, before: str = "c") -> list[Message]:
 
 
 class TestRules:
-    """From when on a conversation is compacted."""
+    """The threshold of compaction."""
 
     @pytest.mark.parametrize(
         ("rules", "window", "at"),
@@ -57,32 +57,34 @@ class TestRules:
             (CompactionSpec(90), 0, 0),
         ],
     )
-    def test_at_a_share_of_the_window_or_a_number_of_tokens(self, rules: CompactionSpec, window: int, at: int) -> None:
-        """Whichever is less; never when neither is known."""
-        assert rules.at(window) == at
+    def test_threshold_is_the_smaller_of_window_share_and_token_limit(
+        self, rules: CompactionSpec, window: int, at: int
+    ) -> None:
+        """Without a window and a token limit, the threshold is zero, and no conversation is compacted by size."""
+        assert rules.compaction_threshold(window) == at
 
 
 class TestCuts:
-    """Where a conversation may be cut."""
+    """The positions at which a conversation may be cut."""
 
-    def test_never_between_a_call_and_its_result(self) -> None:
-        """Calls made at once, results that come one by one: the cut is before or behind all of them."""
+    def test_cut_never_separates_a_call_from_its_result(self) -> None:
+        """Parallel calls stay together with all their results."""
         items = view(user("q"), call("a", "b"), result("a"), result("b"), assistant("so")).items
         assert safe_cuts(items) == [1, 4]
 
-    def test_behind_what_is_told_of_the_project_and_something_more(self) -> None:
-        """Nothing is compacted that stays anyway."""
-        assert safe_cuts(view(PROJECT, *ANSWERED, *ANSWERED).items, told=1) == [2, 3, 4]
+    def test_cut_lies_behind_the_project_description_and_more_messages(self) -> None:
+        """A compaction that removes only fixed messages is not planned."""
+        assert safe_cuts(view(PROJECT, *ANSWERED, *ANSWERED).items, context_messages=1) == [2, 3, 4]
 
-    def test_not_between_a_prompt_and_the_archive_that_stands_behind_it(self) -> None:
-        """Both stand for the same entries."""
+    def test_cut_never_separates_a_prompt_from_its_archive_record(self) -> None:
+        """The prompt and its record represent the same entries, so a cut does not separate them."""
         seen = view(*ANSWERED, *ANSWERED)
         stubs = (user("q"), assistant(stub_text("turn", "abcdef012345", "r")))
         seen.collapse(Collapse("abcdef012345", "turn", "t", "e0", "e1", stubs, (), ""), 9)
         assert safe_cuts(seen.items) == [2, 3]
 
-    def test_a_call_without_a_result_holds_nothing_up(self) -> None:
-        """One that a death left open is answered by nobody."""
+    def test_open_call_of_a_dead_process_does_not_block_a_cut(self) -> None:
+        """A call without a result counts as complete."""
         assert safe_cuts(view(user("q"), call("a"), user("again"), assistant("so")).items) == [1, 2, 3]
 
     @pytest.mark.parametrize(
@@ -98,13 +100,15 @@ class TestCuts:
             ([], 1, 0),
         ],
     )
-    def test_the_last_turns_stay(self, messages: list[Message], keep: int, cut: int) -> None:
-        """So many in which something was done, and the question that was just asked."""
+    def test_last_turns_with_work_and_the_open_question_are_kept(
+        self, messages: list[Message], keep: int, cut: int
+    ) -> None:
+        """The last `keep` turns with work stay, in addition to an unanswered question."""
         assert turn_cut(messages, keep) == cut
 
 
 def plan(*messages: Message, tokens: int, rules: CompactionSpec | None = None, refused: bool = False) -> object:
-    """Return what is planned where each message is as large as the next, and the window is 10,000."""
+    """Return the plan for messages of equal size and a window of 10,000 tokens."""
     seen = view(*messages)
     size = tokens // max(1, len(messages))
     found = plan_compaction(
@@ -113,40 +117,40 @@ def plan(*messages: Message, tokens: int, rules: CompactionSpec | None = None, r
         rules or CompactionSpec(),
         tokens=tokens,
         window=10_000,
-        told=seen.told,
+        context_messages=seen.project_items,
         refused=refused,
     )
     return (found.stop, found.within) if found is not None else None
 
 
 class TestPlanned:
-    """What gives way."""
+    """Planned compactions."""
 
-    def test_nothing_below_the_threshold(self) -> None:
-        """However long the conversation is."""
+    def test_no_compaction_below_the_threshold(self) -> None:
+        """The number of messages does not matter."""
         assert plan(*ANSWERED * 20, tokens=8_999) is None
         assert plan(*ANSWERED * 20, tokens=9_000) == (38, False)
 
-    def test_all_turns_but_the_last(self) -> None:
-        """And what was just asked."""
+    def test_compaction_keeps_the_last_turns_and_the_open_question(self) -> None:
+        """All earlier turns are removed."""
         assert plan(*ANSWERED * 4, user("new"), tokens=9_100) == (6, False)
 
-    def test_a_short_conversation_is_left_alone(self) -> None:
+    def test_conversation_under_six_messages_is_not_compacted(self) -> None:
         """Four messages are fewer than six."""
         assert plan(*ANSWERED * 2, tokens=9_100) is None
 
-    def test_a_running_turn_is_cut_when_the_window_is_nearly_full(self) -> None:
-        """At 90 percent it is left alone, at 95 it is not: its last steps stay, a quarter of the threshold."""
+    def test_running_turn_is_cut_near_the_end_of_the_window(self) -> None:
+        """A running turn is cut at 95 percent instead of 90, and a quarter of the threshold stays."""
         assert plan(user("q"), *steps(10), tokens=9_400) is None
         assert plan(user("q"), *steps(10), tokens=9_500) == (17, True)
 
-    def test_a_request_that_was_refused_is_cut_whatever_was_thought_of_it(self) -> None:
-        """The estimate was wrong: what goes is reckoned by share."""
+    def test_refused_request_is_cut_by_share_of_the_estimate(self) -> None:
+        """The estimate was wrong, so the cut is computed as a share of it."""
         assert plan(user("q"), *steps(10), tokens=3_000, refused=True) == (17, True)
         assert plan(*ANSWERED * 2, tokens=3_000, refused=True) == (2, False)
 
-    def test_what_would_not_help_is_not_done(self) -> None:
-        """One message that is larger than all others together cannot leave: it is what is asked."""
+    def test_compaction_that_would_not_help_is_not_planned(self) -> None:
+        """The largest message is the question, which must stay."""
         seen = view(*ANSWERED * 3, user("x" * 100))
         size = {"x": 9_000}
         cut = plan_compaction(
@@ -158,17 +162,17 @@ class TestPlanned:
         )
         assert cut is None
 
-    def test_a_single_message_cannot_be_cut(self) -> None:
-        """There is nothing before it."""
+    def test_single_message_cannot_be_cut(self) -> None:
+        """A cut needs a message before it."""
         assert plan(user("q"), tokens=20_000, refused=True) is None
 
-    def test_a_summary_has_room_for_a_tenth(self) -> None:
-        """Within bounds, whatever the window is."""
+    def test_summary_budget_is_a_tenth_of_the_window_within_bounds(self) -> None:
+        """The minimum applies to small windows, and the maximum is 4,000 tokens."""
         assert [summary_tokens(at) for at in (100, 10_000, 180_000)] == [100, 1_000, 4_000]
 
     @given(st.lists(st.sampled_from(["ask", "say", "one", "two"]), max_size=40), st.integers(1, 5), st.booleans())
-    def test_no_cut_ever_parts_a_call_from_its_result(self, kinds: list[str], keep: int, refused: bool) -> None:
-        """Whatever was said."""
+    def test_no_plan_separates_a_call_from_its_result(self, kinds: list[str], keep: int, refused: bool) -> None:
+        """This is true for any conversation."""
         made: list[Message] = []
         for place, kind in enumerate(kinds):
             ids = {"one": [f"c{place}"], "two": [f"c{place}", f"d{place}"]}.get(kind, [])

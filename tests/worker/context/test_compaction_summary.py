@@ -1,18 +1,18 @@
-"""What stands in place of the beginning of a conversation."""
+"""The summary that replaces the beginning of a conversation."""
 
 from __future__ import annotations
 
 import msgspec
 
-from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, user
+from orch_protocol.core.messages import Image, Message, Text, ToolResult, ToolUse, assistant, user
 from orch_protocol.session.entries import CompactionEntry, CompactionWriter
 from orch_worker.context.compaction_summary import (
     CompactionDigest,
     details_of,
     digest_of,
     extract_summary,
-    on_record,
     parts_of,
+    recorded_digest,
     summary_prompt,
     summary_text,
     usable_summary,
@@ -28,7 +28,7 @@ STUB = Text(stub_text("phase", "abcdef012345", "Read: a.txt"))
 
 
 def entry(details: object, writer: CompactionWriter | None = "model") -> CompactionEntry:
-    """Return a compaction as it is on record."""
+    """Return a recorded compaction."""
     return CompactionEntry(
         id="k",
         parent_id=None,
@@ -40,8 +40,8 @@ def entry(details: object, writer: CompactionWriter | None = "model") -> Compact
     )
 
 
-def test_the_task_and_the_question_that_is_open_are_kept_word_for_word() -> None:
-    """Where the middle of a turn is cut, and in every summary after that until it is answered."""
+def test_task_and_open_question_are_kept_verbatim() -> None:
+    """Task and question stay after a cut inside a turn and in each later summary until the answer."""
     known = digest_of([FIRST, READ, SHOWN], CompactionDigest(), within=True)
     assert (known.task, known.question) == ("Mend the pump", "Why is it slow?")
     again = digest_of([summary_message("so far"), EDIT, DONE], known, within=True)
@@ -52,45 +52,52 @@ def test_the_task_and_the_question_that_is_open_are_kept_word_for_word() -> None
     assert text.endswith("You were asked:\nWhy is it slow?")
 
 
-def test_what_was_said_meanwhile_belongs_to_the_question() -> None:
-    """Steering changes what is asked, and does not replace it."""
+def test_steering_belongs_to_the_open_question() -> None:
+    """Steering messages extend the question instead of replacing it."""
     known = digest_of([FIRST, READ, SHOWN, user("[Steering]\nIn German."), EDIT, DONE], CompactionDigest(), within=True)
     assert known.question == "Why is it slow?\n\n[Steering]\nIn German."
 
 
-def test_stubs_in_a_prompt_are_no_part_of_the_question() -> None:
-    """A phase that was archived stands in the prompt of its turn."""
+def test_archive_records_in_a_prompt_are_not_part_of_the_question() -> None:
+    """The record of an archived phase is part of the prompt of its turn."""
     prompt = Message("user", (*FIRST.content, STUB))
     known = digest_of([prompt, EDIT, DONE], CompactionDigest(), within=True)
     assert (known.question, known.archives) == ("Why is it slow?", True)
 
 
-def test_what_calls_left_behind_is_carried_from_summary_to_summary() -> None:
-    """Nobody has to remember it: it is on record with each compaction."""
+def test_images_of_the_question_are_named() -> None:
+    """The summary contains only text."""
+    prompt = user(["Task: Mend the pump\n\nQuery: What is this?", Image("image/png", "", "a.png")])
+    known = digest_of([prompt, EDIT, DONE], CompactionDigest(), within=True)
+    assert known.question == "What is this?\n[image: a.png]"
+
+
+def test_facts_of_calls_are_carried_from_summary_to_summary() -> None:
+    """Each compaction records its facts for the next one."""
     first = digest_of([FIRST, EDIT, DONE], CompactionDigest(), within=False)
-    second = digest_of([user("q"), READ, SHOWN], on_record(entry(details_of(first, "one"))), within=False)
-    third = summary_text(on_record(entry(details_of(second, "two"))), "three", 4_000)
+    second = digest_of([user("q"), READ, SHOWN], recorded_digest(entry(details_of(first, "one"))), within=False)
+    third = summary_text(recorded_digest(entry(details_of(second, "two"))), "three", 4_000)
     assert "Changed: valve.py" in third
     assert "Read: pump.py" in third
 
 
-def test_of_a_summary_by_another_program_its_text_goes_on() -> None:
-    """Its details are its own."""
-    assert on_record(entry({"readFiles": 3}, None)).body == "They read two files."
-    assert on_record(entry(None, None)).body == "They read two files."
-    assert on_record(None) == CompactionDigest()
+def test_summary_of_another_program_contributes_its_text_only() -> None:
+    """Details in an unknown format are ignored."""
+    assert recorded_digest(entry({"readFiles": 3}, None)).body == "They read two files."
+    assert recorded_digest(entry(None, None)).body == "They read two files."
+    assert recorded_digest(None) == CompactionDigest()
 
 
-def test_of_a_summary_that_was_deleted_the_task_goes_on() -> None:
-    """Where that was kept; and what is compacted next is compacted all the same."""
-    assert on_record(msgspec.structs.replace(entry(None), deleted="2026-11-21")) == CompactionDigest()
-    assert on_record(msgspec.structs.replace(entry({"task": "Mend"}), deleted="2026-11-21")) == CompactionDigest(
+def test_deleted_summary_keeps_its_recorded_task() -> None:
+    """If the details are missing, the digest is empty, and the next compaction still works."""
+    assert recorded_digest(msgspec.structs.replace(entry(None), deleted="2026-11-21")) == CompactionDigest()
+    assert recorded_digest(msgspec.structs.replace(entry({"task": "Mend"}), deleted="2026-11-21")) == CompactionDigest(
         task="Mend"
     )
 
 
-def test_without_a_model_it_is_told_what_was_asked_and_answered() -> None:
-    """The latest at most length, and of the summary before it as much as has room."""
+def test_summary_without_a_model_lists_questions_and_answers() -> None:
+    """The latest turns have priority, and the previous summary fits into the budget."""
     turns = [message for n in range(30) for message in (user(f"question {n}"), assistant(f"answer {n} " * 30))]
     body = extract_summary(turns, "what was told before " * 100, 3_000)
     assert len(body) <= 3_200
@@ -104,8 +111,8 @@ def test_without_a_model_it_is_told_what_was_asked_and_answered() -> None:
     )
 
 
-def test_ten_summaries_do_not_grow() -> None:
-    """Of the one before each tells a part: they do not nest."""
+def test_ten_successive_summaries_do_not_grow() -> None:
+    """Each summary keeps a bounded part of the previous one."""
     body, known = "", CompactionDigest()
     for n in range(10):
         gone = [
@@ -113,7 +120,7 @@ def test_ten_summaries_do_not_grow() -> None:
             user(f"question {n}"),
             assistant(f"answer {n} " * 100),
         ]
-        known = digest_of(gone, on_record(entry(details_of(known, body))), within=False)
+        known = digest_of(gone, recorded_digest(entry(details_of(known, body))), within=False)
         body = extract_summary(gone, known.body, 2_000)
         text = summary_text(known, body, 2_000)
         assert len(text) < 2_600
@@ -121,8 +128,8 @@ def test_ten_summaries_do_not_grow() -> None:
     assert "question 9" in body
 
 
-def test_a_model_is_shown_all_that_goes_in_parts() -> None:
-    """Long results are cut, the rest is there; each part comes with what was written of those before it."""
+def test_summarizer_sees_the_whole_conversation_in_parts() -> None:
+    """Long results are truncated. Each request includes the summary so far."""
     gone = [message for n in range(40) for message in (user(f"question {n} " * 40), assistant(f"answer {n}"))]
     parts = parts_of([summary_message("old"), *gone, READ, SHOWN], 8_000)
     assert len(parts) > 2
@@ -136,7 +143,7 @@ def test_a_model_is_shown_all_that_goes_in_parts() -> None:
     assert "notes so far" not in summary_prompt(parts[0], "", 600, 1, 1)
 
 
-def test_nothing_and_far_too_much_are_no_summary() -> None:
-    """A model that repeats the conversation has not summarised it."""
+def test_empty_or_oversized_model_summaries_are_rejected() -> None:
+    """A model that repeats the conversation has not summarized it."""
     assert usable_summary(" so \n", 100) == "so"
     assert usable_summary("  ", 100) == usable_summary("x" * 401, 100) == ""

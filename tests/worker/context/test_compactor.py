@@ -1,4 +1,5 @@
-"""An agent's conversation gives way to a summary: on record first, whole for providers, and nothing is lost."""
+"""Compaction: a summary replaces messages after it is recorded, the conversation stays valid, and no message is
+lost."""
 
 from __future__ import annotations
 
@@ -14,14 +15,15 @@ from orch_protocol.agent.spec import BackendSpec, CompactionSpec
 from orch_protocol.core.archives import Collapse
 from orch_protocol.core.errors import BackendError, BudgetExceededError, ConfigError, ContextOverflowError
 from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, Usage, assistant, text_of, user
-from orch_protocol.policy.budget import BudgetReservationResult, BudgetSettled, ReserveBudget
+from orch_protocol.services.policy.budgets import BudgetReservationResult, BudgetSettled, ReserveBudget
 from orch_protocol.session.entries import CompactionEntry
 from orch_protocol.session.tree import CompactionDone
 from orch_worker.backends.base import AssistantTurn, BackendInfo, Conversation, OnText
 from orch_worker.context.compactor import Compactor
 from orch_worker.conversation.stubs import stub_text
 from orch_worker.hooks.session_events import CompactionDecision
-from orch_worker.session.transcript import Transcript, read_session
+from orch_worker.session.session_reader import read_session
+from orch_worker.session.transcript import Transcript
 from orch_worker.tools.api.base import ToolContext
 from orch_worker.tools.dispatch.budget_client import BudgetClient
 from virtual_clock import virtual
@@ -31,7 +33,7 @@ REMOTE = BackendSpec("anthropic", "m")
 
 
 class Model(Conversation):
-    """A model of a window of 1,000 tokens. Answers with `answers`, errors are raised, None is no answer, ever."""
+    """A model with a window of 1,000 tokens. In `answers`, an exception is raised, and None means no answer."""
 
     def __init__(self, answers: list[Any] | None = None, window: int = 1_000) -> None:
         super().__init__()
@@ -41,7 +43,7 @@ class Model(Conversation):
         self.at_it = asyncio.Event()
 
     async def assistant_turn(self, on_text: OnText | None = None) -> AssistantTurn:  # noqa: ARG002
-        """Answer."""
+        """Return the next answer."""
         self.asked.append((self.system, list(self.messages)))
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
@@ -53,12 +55,11 @@ class Model(Conversation):
         return AssistantTurn(assistant(answer), stop, Usage(100, 10, cost_usd=0.5))  # type: ignore[arg-type]
 
     def info(self) -> BackendInfo:
-        """Return who answers."""
         return BackendInfo("anthropic", "m", self.window)
 
 
 class Agent:
-    """An agent that has said things; `writer` is asked for summaries, if the agent's model is one that can be."""
+    """An agent with a conversation. `writer` is the model that is asked for summaries."""
 
     def __init__(self, folder: Path, rules: CompactionSpec | None = None, spec: BackendSpec = REMOTE) -> None:
         self.folder = folder
@@ -76,36 +77,36 @@ class Agent:
         )
 
     def say(self, *messages: Message, turn: str = "q") -> None:
-        """Record `messages`, and let the model have them."""
+        """Record `messages`, and load them into the backend."""
         for message in messages:
             self.transcript.message(message, turn)
         session = self.transcript.session
         self.backend.load(session.messages, session.responses)
 
     def turns(self, count: int, size: int = 400, name: str = "n") -> None:
-        """Let so many turns pass, of about `size` characters each."""
+        """Add `count` turns of about `size` characters each."""
         for number in range(count):
             self.say(user(f"ask {name}{number}"), assistant(f"said {name}{number} " + "x" * size))
 
     async def compact(self, reason: Any = "size", hooks: Any = None, instructions: str = "") -> CompactionDone | None:
-        """Compact, and check what must hold ever after."""
+        """Compact the conversation and check the invariants."""
         done = await self.compactor.compact("q", reason, hooks, instructions)
         self.check()
         return done
 
     def check(self) -> None:
-        """Assert that the file says what the session does, and that providers accept it."""
+        """Check that file, session and backend contain the same messages, and that providers accept them."""
         session = self.transcript.session
         assert read_session(self.folder).messages == session.messages == tuple(self.backend.transcript())
         assert_valid(session.messages)
 
     def shown(self) -> str:
-        """Return everything that the model is shown."""
+        """Return the text of the conversation."""
         return "\n".join(map(text_of, self.backend.transcript()))
 
     @property
     def entry(self) -> CompactionEntry:
-        """The compaction that is on record last."""
+        """The compaction that was recorded last."""
         found = self.transcript.session.entries[-1]
         assert isinstance(found, CompactionEntry)
         return found
@@ -113,7 +114,7 @@ class Agent:
 
 @pytest.fixture
 async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
-    """An agent that has said nothing yet."""
+    """An agent with an empty conversation."""
     agent = Agent(tmp_path)
     yield agent
     agent.transcript.close()
@@ -121,14 +122,14 @@ async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
 
 @pytest.fixture
 async def early(tmp_path: Path) -> AsyncIterator[Agent]:
-    """An agent whose conversation is compacted when there is much room left in the window."""
+    """An agent that compacts its conversation while much of the window is free."""
     agent = Agent(tmp_path, CompactionSpec(60))
     yield agent
     agent.transcript.close()
 
 
-async def test_a_model_writes_it_beside_the_conversation(early: Agent) -> None:
-    """Asked with the same system text and the same messages, which its provider has cached, and one question more."""
+async def test_summary_request_reuses_the_cached_conversation(early: Agent) -> None:
+    """The request has the same system text and messages, and one more instruction."""
     agent = early
     agent.backend.append_system("You are terse.", ())
     agent.turns(6)
@@ -147,21 +148,21 @@ async def test_a_model_writes_it_beside_the_conversation(early: Agent) -> None:
     assert agent.transcript.session.usage.cost_usd == 0.5
 
 
-async def test_nothing_is_asked_while_it_fits(agent: Agent) -> None:
-    """Nothing is done, nothing is on record."""
+async def test_conversation_below_the_threshold_is_not_compacted(agent: Agent) -> None:
+    """No request is made, and nothing is recorded."""
     agent.turns(3)
     assert await agent.compact() is None
     assert agent.writer.asked == []
 
 
-async def test_apart_when_there_is_no_room_beside_it(agent: Agent) -> None:
-    """A conversation far above its window, as one from elsewhere is when it is opened: shown in parts that fit."""
+async def test_oversized_conversation_is_summarized_in_parts(agent: Agent) -> None:
+    """An imported conversation far above the window is sent in parts that fit."""
     agent.turns(60)
     agent.writer.answers += [f"notes {n}" for n in range(99)]
     assert await agent.compact("refused") is not None
     assert len(agent.writer.asked) > 1
     for system, [message] in agent.writer.asked:
-        assert "keep the notes" in system
+        assert "write notes for an agent" in system
         assert len(text_of(message)) < 5_000
     seen = "".join(text_of(messages[0]) for _, messages in agent.writer.asked)
     assert all(f"said n{n} " in seen for n in range(59))
@@ -182,8 +183,8 @@ async def test_apart_when_there_is_no_room_beside_it(agent: Agent) -> None:
         ["x" * 90_000, "x" * 90_000],
     ],
 )
-async def test_without_a_model_s_word_it_is_made_of_what_was_said(agent: Agent, answers: list[Any]) -> None:
-    """An error, an empty answer, one that was cut off, one that is no summary: none costs the turn, nor a message."""
+async def test_failed_model_summary_falls_back_to_the_computed_one(agent: Agent, answers: list[Any]) -> None:
+    """Errors, and empty, truncated or oversized answers, neither fail the turn nor lose a message."""
     agent.turns(9)
     agent.writer.answers += answers
     assert await agent.compact() is not None
@@ -192,8 +193,8 @@ async def test_without_a_model_s_word_it_is_made_of_what_was_said(agent: Agent, 
     assert agent.backend.context_tokens() < 500
 
 
-async def test_no_model_is_needed(tmp_path: Path) -> None:
-    """Backends without words of their own are not asked."""
+async def test_offline_backends_are_not_asked_for_summaries(tmp_path: Path) -> None:
+    """A backend that does not generate text gets no request."""
     agent = Agent(tmp_path, spec=BackendSpec("extractive"))
     agent.turns(9)
     assert await agent.compact() is not None
@@ -202,8 +203,8 @@ async def test_no_model_is_needed(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_a_model_that_takes_too_long_is_not_waited_for(tmp_path: Path) -> None:
-    """After as long as the rules say."""
+async def test_slow_summary_model_times_out(tmp_path: Path) -> None:
+    """The time limit comes from the rules."""
     agent = Agent(tmp_path, CompactionSpec(seconds=5))
     agent.turns(9)
     agent.writer.answers.append(None)
@@ -215,8 +216,8 @@ async def test_a_model_that_takes_too_long_is_not_waited_for(tmp_path: Path) -> 
 
 
 @virtual
-async def test_whoever_is_cancelled_leaves_the_conversation_as_it_was(tmp_path: Path) -> None:
-    """A summary that was paid for is not lost: the turn bears it, and no other compaction does."""
+async def test_cancelled_compaction_leaves_the_conversation_unchanged(tmp_path: Path) -> None:
+    """The cost of a finished part is counted."""
     agent = Agent(tmp_path)
     agent.turns(60)
     agent.writer.answers += ["notes", None]
@@ -227,7 +228,7 @@ async def test_whoever_is_cancelled_leaves_the_conversation_as_it_was(tmp_path: 
     with pytest.raises(asyncio.CancelledError):
         await task
     assert list(agent.backend.transcript()) == before
-    assert agent.purse.lost().cost_usd == 0.5
+    assert agent.purse.losses.total.cost_usd == 0.5
     agent.check()
     agent.writer.answers = [BackendError("no")]
     done = await agent.compact("refused")
@@ -236,8 +237,8 @@ async def test_whoever_is_cancelled_leaves_the_conversation_as_it_was(tmp_path: 
     agent.transcript.close()
 
 
-async def test_the_second_one_loses_nothing_that_the_first_one_kept(agent: Agent) -> None:
-    """What stayed word for word then is shown to whoever writes the next one, with the summary before it."""
+async def test_second_compaction_summarizes_what_the_first_one_kept(agent: Agent) -> None:
+    """The input of the second summary includes the first one."""
     agent.turns(9, name="a")
     agent.writer.answers.append("first notes")
     await agent.compact()
@@ -253,8 +254,8 @@ async def test_the_second_one_loses_nothing_that_the_first_one_kept(agent: Agent
 
 
 @pytest.mark.parametrize("answers", [["second notes"] * 9, [BackendError("no")] * 9])
-async def test_a_summary_that_was_archived_with_its_turn_is_carried_on(agent: Agent, answers: list[Any]) -> None:
-    """The conversation shows it still, in front of the stub: the next one is made of it, and the task stays."""
+async def test_summary_archived_with_its_turn_is_carried_on(agent: Agent, answers: list[Any]) -> None:
+    """The next compaction uses the archived summary, and the task stays."""
     agent.say(user("Task: Mend it\n\nQuery: Which valve?"), assistant("Look: " + "x" * 400))
     agent.turns(9)
     agent.writer.answers.append("first notes")
@@ -273,8 +274,8 @@ async def test_a_summary_that_was_archived_with_its_turn_is_carried_on(agent: Ag
     assert agent.shown().count(HOLDER) == 1
 
 
-async def test_a_running_turn_keeps_its_question(agent: Agent) -> None:
-    """Its first steps go, its last ones stay; what it is about is said word for word."""
+async def test_compaction_of_a_running_turn_keeps_its_question(agent: Agent) -> None:
+    """The first steps are removed, and the last ones stay."""
     agent.say(user("Task: Mend it\n\nQuery: Which valve is stuck?"))
     for n in range(12):
         agent.say(Message("assistant", (ToolUse(f"c{n}", "read_file", {"path": f"{n}.txt"}),)))
@@ -289,19 +290,19 @@ async def test_a_running_turn_keeps_its_question(agent: Agent) -> None:
     assert len(rest) < 10
 
 
-async def test_a_summary_is_paid_like_any_response(agent: Agent) -> None:
-    """What it may take is put aside first, and settled when it is on record; with too little nobody is asked."""
+async def test_summary_request_is_reserved_and_settled(agent: Agent) -> None:
+    """If the budget is used up, no model is called."""
     asked: list[Any] = []
 
     async def root(_service: str, params: Any, _seconds: float | None = None) -> Any:
         asked.append(params)
         if isinstance(params, ReserveBudget) and len(asked) > 2:
             raise BudgetExceededError("it is used up")
-        return BudgetReservationResult("r1", params.most) if isinstance(params, ReserveBudget) else BudgetSettled()
+        return BudgetReservationResult("r1", params.maximum) if isinstance(params, ReserveBudget) else BudgetSettled()
 
     agent.purse = BudgetClient(ToolContext(agent.folder, call_root=root))
     agent.purse.budgeted = frozenset({"model_calls"})
-    agent.compactor._purse = agent.purse
+    agent.compactor._budget = agent.purse
     agent.turns(9)
     agent.writer.answers.append("notes")
     await agent.compact()
@@ -316,8 +317,8 @@ async def test_a_summary_is_paid_like_any_response(agent: Agent) -> None:
     assert len(agent.writer.asked) == 1
 
 
-async def test_archives_keep_their_ids_whatever_a_model_says(agent: Agent) -> None:
-    """They are asked as before, and what is said of each is in the summary."""
+async def test_compaction_keeps_archive_ids_and_descriptions(agent: Agent) -> None:
+    """The ids stay even if the model's summary does not contain them."""
     agent.turns(1)
     entries = [entry.id for entry in agent.transcript.session.entries]
     stub = stub_text("turn", HOLDER, "Read: a.txt, and much more")
@@ -337,8 +338,8 @@ async def test_archives_keep_their_ids_whatever_a_model_says(agent: Agent) -> No
     assert agent.shown().count(HOLDER) == 1
 
 
-async def test_what_was_compacted_is_shown_again_by_who_goes_back(agent: Agent) -> None:
-    """Every message stays on its line."""
+async def test_compacted_messages_reappear_after_going_back(agent: Agent) -> None:
+    """Every message keeps its entry."""
     agent.turns(9)
     before, leaf = agent.shown(), agent.transcript.session.leaf
     agent.writer.answers.append("notes")
@@ -348,27 +349,27 @@ async def test_what_was_compacted_is_shown_again_by_who_goes_back(agent: Agent) 
 
 
 class Hooks:
-    """Says `told` of a compaction, and remembers what it heard."""
+    """Hooks that return `told` before a compaction and record their calls."""
 
-    def __init__(self, told: Any) -> None:
-        self.told = told
+    def __init__(self, text: Any) -> None:
+        self.told = text
         self.heard: list[Any] = []
 
     async def before_compaction(
         self, reason: str, messages: Sequence[Message], tokens: int, instructions: str = ""
     ) -> Any:
-        """Say it."""
+        """Record the call and return the decision."""
         self.asked = instructions
         self.heard.append((reason, len(messages), tokens > 0))
         return self.told
 
     def compacted(self, reason: str, summary: str, **told: Any) -> None:
-        """Remember it."""
+        """Record the compaction."""
         self.heard.append((reason, summary, told["supplied"]))
 
 
-async def test_somebody_else_may_write_it_or_forbid_it(agent: Agent) -> None:
-    """Then no model is asked; and what is to be added is added."""
+async def test_hooks_can_supply_or_forbid_the_summary(agent: Agent) -> None:
+    """If a hook supplies or forbids the summary, no model is called. Added lines follow the summary."""
     agent.turns(9)
     forbids = Hooks(None)
     assert await agent.compact(hooks=forbids) is None
@@ -380,8 +381,8 @@ async def test_somebody_else_may_write_it_or_forbid_it(agent: Agent) -> None:
     assert hooks.heard[1] == ("size", agent.entry.summary, True)
 
 
-async def test_whoever_writes_is_told_instructions(early: Agent) -> None:
-    """Beside the conversation and apart from it."""
+async def test_summary_instructions_reach_the_model(early: Agent) -> None:
+    """The instructions are part of the request with the conversation and of the request without it."""
     agent = early
     agent.turns(6)
     agent.writer.answers += ["", "notes"]
@@ -391,8 +392,8 @@ async def test_whoever_writes_is_told_instructions(early: Agent) -> None:
     assert "Name every valve." in system
 
 
-async def test_somebody_may_ask_for_it_long_before_it_is_due(agent: Agent) -> None:
-    """All turns but the last go; whoever writes is told what to look to, hooks first."""
+async def test_compaction_on_request_ignores_the_threshold(agent: Agent) -> None:
+    """All turns except the last are compacted. The hooks receive the instructions first."""
     agent.turns(3)
     agent.writer.answers += ["notes", "notes"]
     hooks = Hooks(CompactionDecision("Name every valve, and every pump."))
@@ -406,8 +407,8 @@ async def test_somebody_may_ask_for_it_long_before_it_is_due(agent: Agent) -> No
     assert "ask n2" in agent.shown()
 
 
-async def test_what_was_asked_for_and_cannot_be_is_an_error(agent: Agent) -> None:
-    """One turn alone, two that a summary would be as long as, and what a hook forbids."""
+async def test_impossible_compaction_on_request_is_an_error(agent: Agent) -> None:
+    """The reason is a single turn, a summary as long as the turns, or a hook."""
     agent.turns(1)
     with pytest.raises(ConfigError, match="there is nothing to compact"):
         await agent.compact("asked")
@@ -417,13 +418,13 @@ async def test_what_was_asked_for_and_cannot_be_is_an_error(agent: Agent) -> Non
     with pytest.raises(ConfigError, match=r"nothing to compact: of [\d,]+ tokens in 3 messages"):
         await agent.compact("asked")
     agent.turns(4)
-    with pytest.raises(ConfigError, match="a hook forbids"):
+    with pytest.raises(ConfigError, match="a hook prevents"):
         await agent.compact("asked", Hooks(None))
     assert agent.transcript.session.compactions == 1
 
 
-async def test_a_long_turn_that_is_over_can_be_compacted_too(agent: Agent) -> None:
-    """Its last steps stay, no call is parted from its result, and nothing is still to be answered."""
+async def test_long_finished_turn_can_be_compacted_on_request(agent: Agent) -> None:
+    """The last steps stay, and no call is separated from its result."""
     agent.say(user("look at all"))
     for number in range(6):
         call = ToolUse(f"c{number}", "read_file", {"path": f"{number}"})

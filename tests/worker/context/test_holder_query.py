@@ -1,4 +1,4 @@
-"""What a holder is shown of what it holds."""
+"""The messages that a holder receives from its archive."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MESSAGES = (
 
 
 def source(folder: Path, *messages: Message) -> ArchiveSource:
-    """Return the source of a holder of `messages`."""
+    """Return the source of an archive of `messages`."""
     transcript = Transcript.open(folder, agent="a", cwd="/")
     start = transcript.log.end
     for message in messages:
@@ -32,25 +32,25 @@ def source(folder: Path, *messages: Message) -> ArchiveSource:
     return ArchiveSource(str(folder), "a", "turn", "t", ((start, transcript.log.end - start),))
 
 
-def test_every_message_is_text_under_its_number(tmp_path: Path) -> None:
-    """Calls and results too: who has no tools can be shown none."""
+def test_holder_receives_messages_as_numbered_text(tmp_path: Path) -> None:
+    """Calls and results are text, because a holder has no tools. Images follow the text of their message."""
     shown = shown_of(source(tmp_path, *MESSAGES), 0)
     assert [message.role for message in shown] == ["user", "assistant", "user", "assistant"]
-    assert all(len(message.content) == 1 and isinstance(message.content[0], Text) for message in shown)
+    assert [[type(block) for block in message.content] for message in shown] == [[Text], [Text], [Text, Image], [Text]]
     texts = [text_of(message) for message in shown]
     assert [text.partition("\n")[0] for text in texts] == [f"[entry {number}]" for number in (1, 2, 3, 4)]
     assert "read_file" in texts[1]
     assert "port 4711" in texts[2]
 
 
-def test_one_that_says_nothing_keeps_its_number() -> None:
-    """Else those behind it would be cited wrongly."""
+def test_empty_message_keeps_its_number() -> None:
+    """The numbers of later messages stay correct."""
     assert text_of(render_messages([Message("assistant", ()), user("x")], 0)[0]) == "[entry 1]\n(nothing)"
 
 
 @pytest.mark.parametrize("limit", [1_000, 2_000, 5_000])
-def test_what_does_not_fit_is_cut_the_longest_first(limit: int) -> None:
-    """Into a share of the model's window, as far as each keeps a little; the short ones stay whole."""
+def test_longest_messages_are_cut_to_fit_the_window(limit: int) -> None:
+    """Each long message keeps a part, and short messages stay complete."""
     texts = ["short", "x" * 9_000, "y" * 3_000]
     shown = [text_of(message).partition("\n")[2] for message in render_messages([user(text) for text in texts], limit)]
     room = int(limit * CHARS_PER_TOKEN * SHARE)
@@ -60,13 +60,22 @@ def test_what_does_not_fit_is_cut_the_longest_first(limit: int) -> None:
     assert "read_archive" in shown[1]
 
 
-def test_what_an_era_is_shown_needs_no_file() -> None:
-    """Its records were worked out for it."""
+def test_images_that_fill_the_window_are_left_out() -> None:
+    """Images may take half of the share of archived messages. The texts of omitted images stay."""
+    messages = [user(["look", Image("image/png", "", "a.png")])] * 2
+    for limit, images in ((11_000, 1), (10_000, 0)):
+        shown = render_messages(messages, limit)
+        assert [len(message.content) - 1 for message in shown] == [images, images]
+        assert text_of(shown[1]).startswith("[entry 2]\nlook\n[image: a.png]")
+
+
+def test_era_holder_reads_records_without_a_file() -> None:
+    """The source of an era contains the records of its members."""
     shown = shown_of(ArchiveSource("/nowhere", "a", "era", "t", shown=(user("one"), assistant("two"))), 0)
     assert [text_of(message) for message in shown] == ["[entry 1]\none", "[entry 2]\ntwo"]
 
 
-def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
-    """With its path."""
+def test_missing_transcript_is_named(tmp_path: Path) -> None:
+    """The error contains the path."""
     with pytest.raises(StoreError, match=r"session\.jsonl"):
         shown_of(ArchiveSource(str(tmp_path), "a", "turn", "t", ((0, 10),)), 0)

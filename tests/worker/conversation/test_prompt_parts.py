@@ -1,4 +1,4 @@
-"""Parts of a prompt: what hooks make of them, and how each tier is brought within its bounds."""
+"""Parts of a prompt: patches by hooks, and the token limit of each tier."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LINE = "a line of sixteen\n"
 
 
 def part(name: str, text: str = "", tier: Tier = "stable", owner: str = "orch") -> PromptPart:
-    """Return a part."""
+    """Return a part with a default text."""
     return PromptPart(name, text or f"This is {name}.", tier, "here", owner)
 
 
@@ -33,33 +33,32 @@ PARTS = (part("identity"), part("rule", tier="context", owner="project"), part("
 
 
 def names(parts: tuple[PromptPart, ...]) -> list[str]:
-    """Return the names of `parts`, in order."""
     return [each.name for each in parts]
 
 
-def test_a_part_says_how_large_it_is_and_has_a_fingerprint() -> None:
-    """Size and hash are those of its text, and of nothing else."""
+def test_prompt_part_has_size_and_hash_of_its_text() -> None:
+    """Size and hash depend only on the part's text."""
     one, other = part("a", "same"), part("b", "same", "volatile")
     assert (one.size, one.hash) == (4, other.hash)
     assert len(one.hash) == 12
     assert one.hash != part("a", "else").hash
 
 
-def test_who_is_live_stays_last() -> None:
-    """Whatever is added to the volatile tier stands before the live subagents."""
+def test_live_subagents_stay_the_last_part() -> None:
+    """Parts added to the volatile tier precede the live-subagents block."""
     parts = insert_parts(
         [part("tasks", tier="volatile"), part(LIVE, tier="volatile")], [part("late", tier="volatile"), part("x")]
     )
     assert names(parts) == ["x", "tasks", "late", LIVE]
 
 
-def test_parts_that_say_nothing_leave_no_gap() -> None:
-    """An empty part is no empty line."""
+def test_empty_parts_add_no_blank_line() -> None:
+    """Empty parts are left out of the text."""
     assert render_parts([part("a", "a"), PromptPart("b", ""), part("c", "c")]) == "a\n\nc"
 
 
 class TestPatches:
-    """What a hook may do to the parts."""
+    """Patches of prompt parts by hooks."""
 
     @pytest.mark.parametrize(
         ("patch", "recorded", "why"),
@@ -68,23 +67,23 @@ class TestPatches:
             (PromptPatch(add=(part("identity", "This is identity.", "volatile"),)), False, "already"),
             (PromptPatch(add=(part('x">', tier="stable"),)), False, "invalid part name"),
             (PromptPatch(replace=(part("nobody"),)), False, "cannot replace part 'nobody'"),
-            (PromptPatch(replace=(part("rule", "other", "context"),)), True, "on record"),
-            (PromptPatch(add=(part("more", tier="context"),)), True, "on record"),
-            (PromptPatch(drop=("rule",)), True, "on record"),
+            (PromptPatch(replace=(part("rule", "other", "context"),)), True, "recorded with the first query"),
+            (PromptPatch(add=(part("more", tier="context"),)), True, "recorded with the first query"),
+            (PromptPatch(drop=("rule",)), True, "recorded with the first query"),
         ],
     )
-    def test_what_cannot_be_had_says_why(self, patch: PromptPatch, recorded: bool, why: str) -> None:
-        """A part that is there, one that is not, a name that is none, and what is on record."""
+    def test_invalid_part_patches_are_refused_with_a_reason(self, patch: PromptPatch, recorded: bool, why: str) -> None:
+        """Adding an existing part, replacing a missing one and changing a recorded one raise PromptPartError."""
         with pytest.raises(PromptPartError, match=why):
             apply_prompt_patch(PARTS, patch, "h", recorded=recorded)
 
-    def test_what_is_there_as_it_is_wanted_is_no_change(self) -> None:
-        """Who adds the same in each turn, or drops what is not there, is not mistaken, also once it is on record."""
+    def test_part_patch_without_effect_is_no_change(self) -> None:
+        """Adding the same part or dropping a missing one on each turn is accepted."""
         patch = PromptPatch(add=(part("rule", tier="context"),), drop=("nobody",))
         assert apply_prompt_patch(PARTS, patch, "h", recorded=True) == PARTS
 
-    def test_before_it_is_on_record_everything_can_change(self) -> None:
-        """Replaced in its place, dropped, and added at the end of its tier; what a hook did is the hook's."""
+    def test_unrecorded_parts_can_be_replaced_dropped_and_added(self) -> None:
+        """Changed parts belong to the hook that changed them."""
         patch = PromptPatch(
             replace=(part("identity", "Me."),), drop=("tasks",), add=(part("more", tier="context", owner="project"),)
         )
@@ -97,24 +96,24 @@ class TestPatches:
 
 
 class TestBudget:
-    """A tier that is too large: what is needed stays, the rest goes from the end, and that is said."""
+    """A tier above its limit: required parts stay, and the last ones are dropped with a notice."""
 
-    def fit(self, *parts: PromptPart, most: int = 100) -> tuple[tuple[PromptPart, ...], tuple[str, ...]]:
-        """Return what of the volatile `parts` fits into `most` tokens."""
-        return fit_parts(parts, "volatile", PromptRules(volatile_tokens=most), TokenEstimator())
+    def fit(self, *parts: PromptPart, limit: int = 100) -> tuple[tuple[PromptPart, ...], tuple[str, ...]]:
+        """Return the volatile `parts` that fit into `limit` tokens, and the notices."""
+        return fit_parts(parts, "volatile", PromptRules(volatile_tokens=limit), TokenEstimator())
 
-    def test_without_a_bound_all_of_it_stays(self) -> None:
-        """No bound is none, whatever the size."""
+    def test_parts_without_a_token_limit_are_kept(self) -> None:
+        """Without a token limit, parts of any size are kept."""
         parts = (part("a", LINE * 1000, "volatile"),)
         assert fit_parts(parts, "volatile", PromptRules(), TokenEstimator()) == (parts, ())
 
-    def test_what_fits_is_not_touched(self) -> None:
-        """Up to the last token."""
+    def test_parts_within_the_limit_are_unchanged(self) -> None:
+        """The limit itself is allowed."""
         parts = (part("a", "x" * 200, "volatile"), part("b", "x" * 200, "volatile"))
         assert self.fit(*parts) == (parts, ())
 
-    def test_what_hooks_added_goes_first(self) -> None:
-        """Wherever it stands; then the last of the others. Both is said in the text, and to people."""
+    def test_parts_added_by_hooks_are_dropped_first(self) -> None:
+        """The text and the notices contain the names of the dropped parts."""
         parts = (
             part("a", "x" * 160, "volatile"),
             part("h1", "x" * 160, "volatile", owner="hook h"),
@@ -123,12 +122,12 @@ class TestBudget:
         )
         kept, notes = self.fit(*parts)
         assert names(kept) == ["a", "b", "left_out"]
-        assert kept[-1].text == "[Left out for want of room: h1, h2]"
+        assert kept[-1].text == "[Left out for lack of space: h1, h2]"
         assert [note.split()[0] for note in notes] == ["h1", "h2"]
         assert "volatile_tokens = 100" in notes[0]
 
-    def test_one_that_fits_in_part_is_cut_at_a_line(self) -> None:
-        """Its beginning stays, with how much is missing."""
+    def test_part_that_fits_partly_is_cut_at_a_line(self) -> None:
+        """The last line says that the part is cut."""
         kept, notes = self.fit(part("a", LINE * 100, "volatile"))
         lines = kept[0].text.split("\n")
         assert set(lines[:-1]) == {LINE.strip()}
@@ -136,21 +135,21 @@ class TestBudget:
         assert TokenEstimator().text(render_parts(kept)) <= 100
         assert notes[0].startswith("a is cut")
 
-    def test_what_is_needed_is_never_left_out(self) -> None:
-        """Plan mode, tools that were taken and who is live stay, though there is no room for them."""
+    def test_required_parts_are_never_dropped(self) -> None:
+        """Plan mode, removed tools and live subagents stay even above the limit."""
         parts = tuple(part(name, "x" * 400, "volatile") for name in ("tools_taken", "plan_mode", "tasks", LIVE))
         kept, _ = self.fit(*parts)
         assert names(kept) == ["tools_taken", "plan_mode", "left_out", LIVE]
 
-    def test_each_tier_has_its_own(self) -> None:
-        """A bound of one tier says nothing of the others."""
+    def test_token_limits_apply_per_tier(self) -> None:
+        """The limit of another tier has no effect."""
         parts = (part("a", LINE * 100), part("b", LINE * 100, "volatile"))
         kept, notes = fit_parts(parts, "stable", PromptRules(volatile_tokens=50), TokenEstimator())
         assert (kept, notes) == (of_tier(parts, "stable"), ())
 
 
 class TestContextAsText:
-    """What stands before the first question is one text, and can be taken apart again."""
+    """The context before the first question is one text, which can be split into its parts again."""
 
     def parts(self, *more: PromptPart, **pages: str) -> tuple[PromptPart, ...]:
         """Return the parts of a project with these context files, and `more`."""
@@ -164,21 +163,21 @@ class TestContextAsText:
     @pytest.mark.parametrize(
         "more", [(), (part("h", "of a hook", "context", "hook h"), part("i", "a\n\nb", "context", "hook i"))]
     )
-    def test_and_back(self, more: Any) -> None:
-        """Names, texts and owners come back as they were, also where a text looks like the beginning of a file."""
+    def test_context_parts_round_trip_as_text(self, more: Any) -> None:
+        """Names, texts and owners are preserved, even for text that looks like a part header."""
         parts = self.parts(*more, one="first\n\nthree.md:\n\nsecond", two="x")
         again = context_parts(context_text(parts), ["one.md", "absent.md", "two.md"])
         assert [(each.name, each.text, each.owner) for each in again] == [
             (each.name, each.text, each.owner) for each in parts
         ]
 
-    def test_hooks_cannot_end_what_their_words_stand_in(self) -> None:
-        """A mark of the end within a part is no end."""
+    def test_hook_text_cannot_close_its_part(self) -> None:
+        """An end marker inside the text is escaped."""
         text = context_text(self.parts(part("h", "a</context>\nb", "context", "hook h")))
         assert text.count("</context>") == 1
         assert text.endswith("\n</context>")
 
-    def test_other_words_are_not_the_projects(self) -> None:
-        """What a hook adds stands behind the project's text, with whose it is."""
+    def test_hook_parts_follow_the_project_text_with_their_owner(self) -> None:
+        """Each hook part has a header with its owner."""
         text = context_text((part("h", "words", "context", "hook h"),))
         assert text == '<context name="h" of="hook h">\nwords\n</context>'

@@ -1,4 +1,4 @@
-"""Receipts: what was done, computed from calls and results."""
+"""Receipts: summaries of a turn, computed from its calls and results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orch_worker.conversation.receipt import CommandOutcome, Receipt, merge, rec
 
 
 def turn(*calls: tuple[str, dict[str, Any], str], error: bool = False, answer: str = "done") -> list[Message]:
-    """Return a turn with `calls`: tool, input, result of each."""
+    """Return a turn with `calls`, each with tool, input and result."""
     messages = [user("go")]
     for number, (name, input, text) in enumerate(calls):
         messages.append(Message("assistant", (ToolUse(f"c{number}", name, input),)))
@@ -34,21 +34,21 @@ def turn(*calls: tuple[str, dict[str, Any], str], error: bool = False, answer: s
         ("exit code 7 " + "x" * 3000 + " exit code 1", 1),
     ],
 )
-def test_commands_have_their_exit_codes(result: str, code: int | None) -> None:
-    """A command is told with the code that its result tells, at its edge; without one, without."""
+def test_receipt_lists_commands_with_exit_codes(result: str, code: int | None) -> None:
+    """The code is found at the beginning or at the end of the result."""
     receipt = receipt_of(turn(("bash", {"command": "make  test"}, result)))
     assert receipt.commands == (CommandOutcome("make test", code),)
 
 
-def test_failed_commands_say_so() -> None:
-    """A result marked as an error makes the command a failed one, and its first line an error."""
+def test_failed_commands_are_marked_in_the_receipt() -> None:
+    """The first line of an error result is listed as an error."""
     receipt = receipt_of(turn(("bash", {"command": "make"}, "no rule\nsorry"), error=True))
     assert str(receipt.commands[0]) == "make (failed)"
     assert receipt.errors == ("no rule",)
 
 
-def test_files_are_read_or_changed() -> None:
-    """A file is told by what was done with it; one that was changed is not told as read as well."""
+def test_receipt_lists_files_read_and_changed() -> None:
+    """A changed file is not listed as read."""
     receipt = receipt_of(
         turn(
             ("read_file", {"path": "a.py"}, "x"),
@@ -62,8 +62,8 @@ def test_files_are_read_or_changed() -> None:
     assert receipt.tools == {"read_file": 2, "write_file": 1, "multi_edit": 1}
 
 
-def test_errors_are_taken_from_results() -> None:
-    """Lines that are errors are kept, the first three of a result."""
+def test_receipt_keeps_error_lines_of_results() -> None:
+    """Other lines of the result are not listed."""
     log = "fine\nValueError: bad pump\nsrc/a.c:3: error: no such thing\nok"
     assert receipt_of(turn(("bash", {"command": "make"}, log))).errors == (
         "ValueError: bad pump",
@@ -71,16 +71,16 @@ def test_errors_are_taken_from_results() -> None:
     )
 
 
-def test_numbers_are_what_the_agent_said() -> None:
-    """Figures with a unit or three digits are kept from what was said, not from every file that was read."""
+def test_receipt_keeps_figures_from_the_agents_text() -> None:
+    """Figures with a unit or three digits are listed. Figures in files that the agent read are not."""
     receipt = receipt_of(
         turn(("read_file", {"path": "a"}, "999999"), answer="It takes 12.7 ms, 4 of 1,024 pumps, 83 %.")
     )
     assert receipt.numbers == ("12.7 ms", "1,024", "83 %")
 
 
-def test_lasting_effects() -> None:
-    """Jobs that run on, where it moved, what was set, installed and committed outlast a turn."""
+def test_receipt_lists_lasting_effects() -> None:
+    """Effects are background jobs, folder changes, variables, installations and commits. Failed commands have none."""
     receipt = receipt_of(
         turn(
             ("bash", {"command": "npm run dev", "run_in_background": True}, "started"),
@@ -101,8 +101,8 @@ def test_lasting_effects() -> None:
     assert failed.effects == ()
 
 
-def test_rendering_keeps_its_size() -> None:
-    """A receipt fits the room it is given, with something of each kind while there is room."""
+def test_receipt_fits_its_token_limit() -> None:
+    """Each category keeps some items while there is room."""
     receipt = receipt_of(turn(*[("bash", {"command": f"run {n}", "path": f"f{n}"}, "exit code 0") for n in range(90)]))
     for chars in (0, 1, 40, 200, 1000):
         assert len(render(receipt, chars)) <= chars
@@ -113,13 +113,13 @@ def test_rendering_keeps_its_size() -> None:
     assert receipt.more > 0
 
 
-def test_nothing_done_is_said() -> None:
-    """A turn of mere talk has a receipt that says so."""
+def test_receipt_of_a_turn_without_calls_says_so() -> None:
+    """A turn that contains only text has a fixed receipt."""
     assert render(receipt_of([user("hi"), assistant("hello")]), 100) == "No tool was used."
 
 
-def test_receipts_merge() -> None:
-    """Merged, lists are joined without repeats, tools are added up, and the latest stays where there is too much."""
+def test_merged_receipts_join_lists_and_sum_tools() -> None:
+    """Duplicates are removed, and full lists keep the latest items."""
     first = receipt_of(turn(("read_file", {"path": "a"}, "")), "one")
     second = receipt_of(turn(("write_file", {"path": "a"}, ""), ("read_file", {"path": "b"}, "")), "two")
     both = merge([first, second])
@@ -129,8 +129,8 @@ def test_receipts_merge() -> None:
     assert (many.read[-1], len(many.read), many.more) == ("f99", 40, 60)
 
 
-def test_summary_keeps_changes_failures_errors_and_effects() -> None:
-    """A model's summary stands behind them, without repeating what it says itself."""
+def test_summary_is_followed_by_changes_failures_errors_and_effects() -> None:
+    """Facts that the summary states are not repeated."""
     receipt = Receipt(
         read=("looked.py",),
         changed=("a.py", "b.py"),
@@ -146,8 +146,8 @@ def test_summary_keeps_changes_failures_errors_and_effects() -> None:
     assert with_summary(Receipt(read=("looked.py",)), "Fine.") == "Fine."
 
 
-def test_too_many_changes_keep_the_latest_beside_failures_and_effects() -> None:
-    """A bounded record has something of each, the latest first, and counts what is left out."""
+def test_bounded_record_keeps_some_of_each_kind() -> None:
+    """The latest items stay, and the rest is counted."""
     receipt = Receipt(
         read=tuple(f"read{number}.py" for number in range(40)),
         changed=tuple(f"changed{number}.py" for number in range(40)),
@@ -161,8 +161,8 @@ def test_too_many_changes_keep_the_latest_beside_failures_and_effects() -> None:
         assert "changed0.py" not in text
 
 
-def test_failed_commands_outlast_later_ones_in_a_merge() -> None:
-    """Where there are too many commands, those that succeeded go first."""
+def test_merge_drops_successful_commands_before_failed_ones() -> None:
+    """The failed command stays even if it is the oldest."""
     many = merge(
         [
             Receipt(commands=(CommandOutcome("make", 2),)),
@@ -184,6 +184,6 @@ def test_failed_commands_outlast_later_ones_in_a_merge() -> None:
     st.text(max_size=50),
     st.integers(-5, 300),
 )
-def test_receipts_never_raise(input: dict[str, Any], result: str, chars: int) -> None:
-    """Odd arguments and results give a receipt all the same."""
+def test_receipts_accept_malformed_arguments_and_results(input: dict[str, Any], result: str, chars: int) -> None:
+    """The receipt has at most the requested length for any input."""
     assert len(render(receipt_of(turn(("bash", input, result))), chars)) <= max(chars, 0)

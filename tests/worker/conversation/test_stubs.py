@@ -1,4 +1,4 @@
-"""What a conversation shows: messages, stubs in place of what was archived, and better stubs when their time comes."""
+"""The visible conversation: messages, records in place of archived messages, and upgrades of records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ A, B, C = "aaaaaaaaaaaa", "bbbbbbbbbbbb", "cccccccccccc"
 
 
 def view(*texts: str) -> VisibleMessages[int]:
-    """Return a view of messages that say `texts`, the entries e0, e1 and so on."""
+    """Return a view of messages with `texts` and the entries e0, e1 and so on."""
     made: VisibleMessages[int] = VisibleMessages()
     for number, text in enumerate(texts):
         made.add(f"e{number}", user(text), number)
@@ -24,12 +24,12 @@ def view(*texts: str) -> VisibleMessages[int]:
 
 
 def collapse(holder: str, first: int, last: int, *said: Message, kind: ArchiveKind = "turn") -> Collapse:
-    """Return the archiving of the entries `first` to `last`, for which messages that say `said` stand."""
+    """Return a collapse of the entries `first` to `last` that is shown as `said`, by default as a record."""
     return Collapse(holder, kind, f"about {holder[0]}", f"e{first}", f"e{last}", said or (stub(holder),), (), "")
 
 
 def stub(holder: str, text: str = "a receipt", kind: ArchiveKind = "turn") -> Message:
-    """Return what stands for an archive."""
+    """Return the record of an archive."""
     return assistant(stub_text(kind, holder, text))
 
 
@@ -39,42 +39,42 @@ def shown(view: VisibleMessages[int]) -> list[str]:
 
 
 class TestCompact:
-    """A summary takes the place of the beginning."""
+    """A compaction summary replaces the beginning of a conversation."""
 
-    def test_what_is_kept_stays_behind_the_summary(self) -> None:
-        """The summary stands for the messages before the first kept one, and can be archived as these."""
+    def test_kept_messages_follow_the_compaction_summary(self) -> None:
+        """The summary replaces the messages before them and can be archived."""
         seen = view("a", "b", "c")
-        seen.compact("so far", seen.kept("e2"), "k", lambda _: 7)
+        seen.compact("so far", seen.items_before("e2"), "k", lambda _: 7)
         assert shown(seen) == ["so far", "c"]
         assert (seen.items[0].first, seen.items[0].last, seen.items[0].note) == ("e0", "e1", 7)
         assert seen.part("e0", "e1") == (0, 1)
 
-    def test_without_a_first_kept_one_nothing_is_kept(self) -> None:
-        """An entry that is not shown keeps nothing: the summary stands for everything."""
+    def test_compaction_without_a_kept_message_replaces_everything(self) -> None:
+        """If the kept entry is not visible, the summary replaces all messages."""
         seen = view("a", "b")
-        seen.compact("so far", seen.kept("k"), "k", lambda _: 7)
+        seen.compact("so far", seen.items_before("k"), "k", lambda _: 7)
         assert shown(seen) == ["so far"]
 
-    def test_of_an_empty_conversation(self) -> None:
-        """A summary of nothing stands for itself."""
+    def test_compaction_of_an_empty_conversation_adds_a_summary(self) -> None:
+        """The summary has the entry of the compaction itself."""
         seen: VisibleMessages[int] = VisibleMessages()
-        seen.compact("so far", seen.kept("k"), "k", lambda _: 0)
+        seen.compact("so far", seen.items_before("k"), "k", lambda _: 0)
         assert (shown(seen), seen.items[0].first) == (["so far"], "k")
 
 
 class TestCollapse:
-    """A part gives way to what stands for it."""
+    """A record replaces a span of messages."""
 
-    def test_the_part_goes_and_the_rest_stays(self) -> None:
-        """In its place, under its entries."""
+    def test_collapse_replaces_a_span_by_its_record(self) -> None:
+        """The record has the place and the entries of the span."""
         it = view("a", "b", "c", "d")
         it.collapse(collapse(A, 1, 2, user("b"), stub(A)), 9)
         assert shown(it) == ["a", "b", "a receipt", "d"]
         assert [(item.first, item.last, item.note) for item in it.items[1:3]] == [("e1", "e2", 9)] * 2
         assert it.holders() == [(A, "about a")]
 
-    def test_what_was_archived_can_be_archived_again(self) -> None:
-        """With what is around it; all that stands for a part goes with it."""
+    def test_archived_span_can_be_archived_again(self) -> None:
+        """The new archive may include neighbors. All records of the span are replaced."""
         it = view("a", "b", "c", "d")
         it.collapse(collapse(A, 0, 1, user("a"), stub(A)), 9)
         it.collapse(collapse(B, 0, 2), 9)
@@ -82,44 +82,44 @@ class TestCollapse:
         assert it.holders() == [(B, "about b")]
 
     @pytest.mark.parametrize(("first", "last"), [(1, 0), (0, 9), (9, 1), (9, 9)])
-    def test_what_is_no_part_is_refused(self, first: int, last: int) -> None:
-        """And nothing has changed."""
+    def test_invalid_span_is_refused_without_changes(self, first: int, last: int) -> None:
+        """A span that is not part of the conversation raises StoreError."""
         it = view("a", "b")
-        with pytest.raises(StoreError, match="not any more, a part"):
+        with pytest.raises(StoreError, match="no longer, a part"):
             it.collapse(collapse(A, first, last), 9)
         assert shown(it) == ["a", "b"]
         assert it.holders() == []
 
-    def test_what_is_inside_an_archive_is_no_part(self) -> None:
-        """It left the conversation with it."""
+    def test_span_inside_an_archive_is_refused(self) -> None:
+        """Messages inside an archive are no longer part of the conversation."""
         it = view("a", "b", "c")
         it.collapse(collapse(A, 0, 2), 9)
         with pytest.raises(StoreError):
             it.collapse(collapse(B, 1, 1), 9)
 
-    def test_a_copy_goes_its_own_way(self) -> None:
-        """In everything."""
+    def test_copied_conversation_is_independent(self) -> None:
+        """Neither a collapse nor an upgrade of the copy changes the original."""
         it = view("a", "b")
         it.collapse(collapse(A, 0, 0), 9)
         it.upgrade(RecordUpgrade(A, stub_text("turn", A, "late"), at_once=False))
         copy = it.copy()
         copy.collapse(collapse(B, 0, 1), 9)
         assert shown(it) == ["a receipt", "b"]
-        assert it.late.keys() == {A}
+        assert it.pending_records.keys() == {A}
 
 
 class TestUpgrade:
-    """A stub that reads better."""
+    """A better text replaces the text of a record."""
 
-    def test_at_once(self) -> None:
-        """It stands there from now on."""
+    def test_upgrade_replaces_a_record_at_once(self) -> None:
+        """The conversation shows the new text."""
         it = view("a", "b")
         it.collapse(collapse(A, 0, 0), 9)
         it.upgrade(RecordUpgrade(A, stub_text("turn", A, "a summary")))
         assert shown(it) == ["a summary", "b"]
 
-    def test_late_it_waits_for_a_collapse_at_or_before_it(self) -> None:
-        """One behind it leaves it waiting: what is cached of it stays good."""
+    def test_late_upgrade_waits_for_a_collapse_at_or_before_its_record(self) -> None:
+        """A later collapse does not apply it, so the cached prefix stays valid."""
         it = view("a", "b", "c")
         it.collapse(collapse(A, 0, 0), 9)
         it.collapse(collapse(B, 1, 1), 9)
@@ -129,18 +129,18 @@ class TestUpgrade:
         assert shown(it) == ["a receipt", "a receipt", "a receipt"]
         it.collapse(collapse("dddddddddddd", 0, 0), 9)
         assert shown(it) == ["a receipt", "a summary", "a receipt"]
-        assert it.late == {}
+        assert it.pending_records == {}
 
-    def test_a_late_one_that_is_used_at_once_waits_no_more(self) -> None:
-        """Nor does the one before it come back."""
+    def test_late_upgrade_applied_directly_waits_no_more(self) -> None:
+        """The waiting upgrade is dropped."""
         it = view("a")
         it.collapse(collapse(A, 0, 0), 9)
         it.upgrade(RecordUpgrade(A, stub_text("turn", A, "late"), at_once=False))
         it.upgrade(RecordUpgrade(A, stub_text("turn", A, "at once")))
-        assert (shown(it), it.late) == (["at once"], {})
+        assert (shown(it), it.pending_records) == (["at once"], {})
 
-    def test_a_stub_that_is_gone_needs_none(self) -> None:
-        """Nor one that names another archive."""
+    def test_upgrade_of_a_missing_record_is_ignored(self) -> None:
+        """An upgrade whose text belongs to another archive is ignored, too."""
         it = view("a", "b")
         it.collapse(collapse(A, 0, 0), 9)
         it.upgrade(RecordUpgrade(A, stub_text("turn", B, "wrong")))
@@ -148,8 +148,8 @@ class TestUpgrade:
         it.upgrade(RecordUpgrade(A, stub_text("turn", A, "a summary")))
         assert shown(it) == ["a receipt"]
 
-    def test_what_came_while_a_collapse_was_worked_out_is_kept(self) -> None:
-        """The prompt of a long turn gets the stub of a second phase, and its first one stays as it reads by now."""
+    def test_upgrade_during_a_collapse_is_kept(self) -> None:
+        """A prompt with records of two phases keeps the current text of the first."""
         it = view("a", "b", "c")
         first = Message("user", (Text("a"), Text(stub_text("phase", A, "a receipt"))))
         it.collapse(collapse(A, 0, 1, first, kind="phase"), 9)
@@ -164,12 +164,12 @@ class TestUpgrade:
 
 
 class TestLost:
-    """What is known of an entry is that it was there."""
+    """An entry that was lost through damage."""
 
-    def test_it_bounds_a_part_and_says_nothing(self) -> None:
-        """So what began or ended with it still left the conversation."""
+    def test_lost_entry_can_bound_a_span_and_adds_no_text(self) -> None:
+        """The entry is shown as an empty placeholder."""
         it: VisibleMessages[int] = VisibleMessages()
-        it.lose("e0", 0)
+        it.add_placeholder("e0", 0)
         it.add("e1", user("b"), 1)
         assert list(it) == [NOTHING, user("b")]
         it.collapse(collapse(A, 0, 1), 9)
@@ -177,7 +177,7 @@ class TestLost:
 
 
 class Watched(list[VisibleMessage[int]]):
-    """Items that count how often one of them is looked at."""
+    """A list that counts how often its items are read."""
 
     looks = 0
 
@@ -186,8 +186,8 @@ class Watched(list[VisibleMessage[int]]):
         return super().__getitem__(place)
 
 
-def test_parts_of_a_long_conversation_that_are_archived_at_once_are_found_where_they_are() -> None:
-    """Each follows the one before it: the messages behind are not gone through for each of them."""
+def test_consecutive_collapses_do_not_scan_the_whole_conversation() -> None:
+    """Each search starts where the previous one ended."""
     turns = 2_000
     seen = view(*("said" for _ in range(4 * turns)))
     seen.items = watched = Watched(seen.items)

@@ -1,4 +1,4 @@
-"""Extensions in a worker: all of one or nothing, and no more than its manifest permits."""
+"""Extensions in a worker: each is loaded completely or not at all, and only as its manifest permits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.prompts import PromptPart
 from orch_protocol.hooks.events import AfterSystemPrompt, BeforeSystemPrompt, ProviderRequest
 from orch_protocol.resources.extensions import ExtensionPermissions, ExtensionSpec, Manifest
-from orch_worker.extensions.loader import Extension, load, load_all, read_manifest
+from orch_worker.extensions.loader import FolderExtension, load, load_all, read_manifest
 from orch_worker.system.folder_digest import digest_of
 
 GOOD = """
@@ -35,27 +35,27 @@ PERMISSIONS = ExtensionPermissions(("tool_result",), ("count_words",))
 def written(
     folder: Path, code: str = GOOD, name: str = "pack", permissions: ExtensionPermissions = PERMISSIONS
 ) -> ExtensionSpec:
-    """Return an extension in a folder of its own."""
+    """Write an extension to its own folder, and return its spec."""
     place = folder / name
     place.mkdir(exist_ok=True)
     (place / "extension.py").write_text(code)
     lists = {"stages": permissions.stages, "tools": permissions.tools, "tiers": permissions.tiers}
     lists |= {"commands": permissions.commands}
-    said = "\n".join(f"{kind} = {list(values)}" for kind, values in lists.items())
-    (place / "extension.toml").write_text(f'name = "{name}"\n[permissions]\n{said}\n')
+    fields = "\n".join(f"{kind} = {list(values)}" for kind, values in lists.items())
+    (place / "extension.toml").write_text(f'name = "{name}"\n[permissions]\n{fields}\n')
     return ExtensionSpec(str(place), Manifest(name, permissions=permissions), permissions.tools)
 
 
-def test_it_brings_its_hooks_and_tools(tmp_path: Path) -> None:
-    """What it registers is there under its name, and says where it is from."""
+def test_extension_registers_hooks_and_tools(tmp_path: Path) -> None:
+    """Hooks have the extension's name and source."""
     found = load_all([written(tmp_path)])
     assert [(hook.row.name, hook.row.source) for hook in found.hooks] == [("pack.shout", "extension: pack")]
     assert [tool.name for tool in found.tools] == ["count_words"]
     assert found.left_out == ()
 
 
-def test_tools_are_those_that_were_granted(tmp_path: Path) -> None:
-    """A tool that the agent was not granted is not brought."""
+def test_extension_tools_need_a_grant(tmp_path: Path) -> None:
+    """A tool that the agent was not granted is not loaded."""
     spec = written(tmp_path)
     found = load_all([ExtensionSpec(spec.path, spec.manifest)])
     assert (len(found.hooks), found.tools) == (1, ())
@@ -68,16 +68,16 @@ def test_tools_are_those_that_were_granted(tmp_path: Path) -> None:
         ("import nowhere", "No module named 'nowhere'"),
         ("register = 1", "has no function register"),
         ("def register(extension): raise SystemExit(3)", "SystemExit: 3"),
-        (GOOD.replace('"tool_result"', '"before_output"'), "permissions.stages has no 'before_output'"),
-        (GOOD.replace('"tool_result"', '"post-tool", "*"'), "permissions.stages has no '\\*'"),
+        (GOOD.replace('"tool_result"', '"before_output"'), "permissions.stages does not contain 'before_output'"),
+        (GOOD.replace('"tool_result"', '"post-tool", "*"'), "permissions.stages does not contain '\\*'"),
         (GOOD.replace('"tool_result"', '"tool_resutl"'), "did you mean 'tool_result'"),
-        (GOOD.replace("count_words", "count"), "permissions.tools has no 'count'"),
-        (GOOD + "    extension.tool(count_words)", "it brings two tools 'count_words'"),
-        (GOOD + "    extension.hook('tool_result')(shout)", "it brings two hooks 'shout'"),
+        (GOOD.replace("count_words", "count"), "permissions.tools does not contain 'count'"),
+        (GOOD + "    extension.tool(count_words)", "two tools 'count_words' in extension 'pack'"),
+        (GOOD + "    extension.hook('tool_result')(shout)", "two hooks 'shout' in extension 'pack'"),
     ],
 )
-def test_a_broken_one_is_left_out_whole(tmp_path: Path, code: str, why: str) -> None:
-    """Whatever is wrong, nothing of it counts, the reason is told, and the other extensions are there."""
+def test_broken_extension_is_skipped_as_a_whole(tmp_path: Path, code: str, why: str) -> None:
+    """The reason is reported, and other extensions are loaded."""
     other = written(tmp_path, GOOD.replace("count_words", "words"), "other", ExtensionPermissions(("*",), ("words",)))
     found = load_all([written(tmp_path, code), other])
     assert [hook.row.name for hook in found.hooks] == ["other.shout"]
@@ -88,8 +88,8 @@ def test_a_broken_one_is_left_out_whole(tmp_path: Path, code: str, why: str) -> 
         load(written(tmp_path, code))
 
 
-def test_neighbours_can_be_imported(tmp_path: Path) -> None:
-    """Modules beside it are reached by a relative import, and those of two extensions do not meet."""
+def test_extension_modules_can_be_imported_relatively(tmp_path: Path) -> None:
+    """Modules of two extensions do not collide."""
     for name, word in (("one", "first"), ("two", "second")):
         written(tmp_path, "from .helper import WORD\ndef register(extension):\n    extension.WORD = WORD", name)
         (tmp_path / name / "helper.py").write_text(f"WORD = {word!r}\n")
@@ -98,7 +98,7 @@ def test_neighbours_can_be_imported(tmp_path: Path) -> None:
 
 
 class TestManifest:
-    """What an extension says of itself."""
+    """The manifest of an extension."""
 
     @pytest.mark.parametrize(
         ("text", "why"),
@@ -113,8 +113,8 @@ class TestManifest:
             ('name = "pack"\n[permissions]\ntiers = ["best"]', "best"),
         ],
     )
-    def test_one_that_does_not_do_says_why(self, tmp_path: Path, text: str, why: str) -> None:
-        """The error names the file and what is wrong in it."""
+    def test_invalid_manifest_names_file_and_problem(self, tmp_path: Path, text: str, why: str) -> None:
+        """The error names the file and the problem."""
         written(tmp_path)
         (tmp_path / "pack" / "extension.toml").write_text(text)
         with pytest.raises(ConfigError, match=why) as raised:
@@ -122,14 +122,14 @@ class TestManifest:
         assert "extension.toml" in str(raised.value)
 
     def test_unknown_permission_is_an_error(self, tmp_path: Path) -> None:
-        """A misspelled permission is reported, not ignored."""
+        """A misspelled permission is an error, so that it is noticed."""
         written(tmp_path)
         (tmp_path / "pack" / "extension.toml").write_text('name = "pack"\n[permissions]\nstage = ["*"]')
         with pytest.raises(ConfigError, match="unknown field 'stage'"):
             read_manifest(tmp_path / "pack")
 
     def test_former_permissions_are_accepted(self, tmp_path: Path) -> None:
-        """Manifests and journaled specs that name files, hosts and programs still open; those names have no effect."""
+        """Manifests and recorded specs with permissions of earlier versions open. Those permissions have no effect."""
         former = {"reads": ["."], "writes": ["out"], "network": ["*"], "programs": True}
         written(tmp_path)
         lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in former.items())
@@ -138,8 +138,8 @@ class TestManifest:
         journaled = {"path": "p", "manifest": {"name": "pack", "permissions": former}}
         assert msgspec.convert(journaled, ExtensionSpec) == ExtensionSpec("p", Manifest("pack"))
 
-    def test_one_that_changed_since_the_spawn_is_not_loaded(self, tmp_path: Path) -> None:
-        """An agent has the permissions that were seen when it was spawned."""
+    def test_extension_changed_after_the_spawn_is_not_loaded(self, tmp_path: Path) -> None:
+        """The agent has the permissions of the manifest at the time of the spawn."""
         spec = written(tmp_path)
         written(tmp_path, permissions=ExtensionPermissions(("*",), ("count_words",)))
         with pytest.raises(ConfigError, match="manifest was changed"):
@@ -147,56 +147,56 @@ class TestManifest:
 
 
 class TestTiers:
-    """Parts of the prompt that an extension may touch."""
+    """Tiers of the prompt that an extension may change."""
 
     def asked(self, *tiers: Any, **said: Any) -> Any:
-        """Return what comes of a hook that says `said` of a prompt, in an extension that may touch `tiers`."""
-        extension = Extension(
+        """Return the patch of a hook that returns `said`, in an extension that may change `tiers`."""
+        extension = FolderExtension(
             Manifest("pack", permissions=ExtensionPermissions(("before_system_prompt",), tiers=tiers))
         )
         extension.register_hook(lambda _event, _ctx: said, "before_system_prompt", name="say")
         event = BeforeSystemPrompt(parts=(PromptPart("identity", "x", "stable"), PromptPart("time", "y", "volatile")))
         return extension.hooks[0].handler(event, None)
 
-    def test_parts_of_permitted_tiers_are_changed(self) -> None:
-        """Adding, replacing and dropping there is as without an extension."""
+    def test_permitted_tiers_can_be_changed(self) -> None:
+        """Adding, replacing and dropping parts work as without an extension."""
         patch = self.asked("volatile", add=(PromptPart("more", "z", "volatile"),), drop=("time",))
         assert (patch.add[0].name, patch.drop) == ("more", ("time",))
 
     @pytest.mark.parametrize(
-        "said",
+        "expected",
         [
             {"add": (PromptPart("more", "z", "stable"),)},
             {"drop": ("identity",)},
             {"replace": (PromptPart("identity", "z", "volatile"),)},
         ],
     )
-    def test_others_are_not(self, said: dict[str, Any]) -> None:
-        """Touching another tier is an error, so that nothing of it counts."""
+    def test_changing_another_tier_is_an_error(self, expected: dict[str, Any]) -> None:
+        """The whole change is discarded."""
         with pytest.raises(PermissionError, match=r"permissions.tiers has no 'stable'"):
-            self.asked("volatile", **said)
+            self.asked("volatile", **expected)
 
     @pytest.mark.parametrize(
-        ("event", "said", "tier"),
+        ("event", "expected", "tier"),
         [
             (AfterSystemPrompt(text="x"), {"text": "y"}, "stable"),
             (SENT, {"system": "y"}, "stable"),
             (SENT, {"tail": "y"}, "volatile"),
         ],
     )
-    def test_the_text_of_a_prompt_is_of_its_tiers_too(self, event: Any, said: dict[str, Any], tier: Any) -> None:
-        """The system text is what is stable, the end of a request what is volatile; what stays as it is is nobody's."""
+    def test_prompt_texts_belong_to_tiers(self, event: Any, expected: dict[str, Any], tier: Any) -> None:
+        """The system text is stable, and the end of a request is volatile. Unchanged text needs no permission."""
         for tiers, wanted in (((), pytest.raises(PermissionError, match=f"no '{tier}'")), ((tier,), nullcontext())):
-            extension = Extension(Manifest("pack", permissions=ExtensionPermissions((event.stage,), tiers=tiers)))
-            extension.register_hook(lambda _event, _ctx: said, event.stage, name="say")
+            extension = FolderExtension(Manifest("pack", permissions=ExtensionPermissions((event.stage,), tiers=tiers)))
+            extension.register_hook(lambda _event, _ctx: expected, event.stage, name="say")
             with wanted:
                 extension.hooks[0].handler(event, None)
-            extension.register_hook(lambda event, _ctx: {name: getattr(event, name) for name in said}, event.stage)
+            extension.register_hook(lambda event, _ctx: {name: getattr(event, name) for name in expected}, event.stage)
             extension.hooks[1].handler(event, None)
 
-    async def test_an_async_hook_is_held_too(self) -> None:
-        """Awaiting makes no difference."""
-        extension = Extension(Manifest("pack", permissions=ExtensionPermissions(("before_system_prompt",))))
+    async def test_async_extension_hooks_have_the_same_tier_limits(self) -> None:
+        """The result of an asynchronous hook is checked in the same way."""
+        extension = FolderExtension(Manifest("pack", permissions=ExtensionPermissions(("before_system_prompt",))))
 
         async def say(_event: Any, _ctx: Any) -> Any:
             return {"add": (PromptPart("more", "z", "context"),)}
@@ -208,10 +208,10 @@ class TestTiers:
 
 
 class TestDigest:
-    """The hash that trust goes by."""
+    """The hash of an extension's content, which trust depends on."""
 
-    def test_any_change_changes_it(self, tmp_path: Path) -> None:
-        """Contents, names and new files do; what Python compiles does not."""
+    def test_digest_changes_with_every_content_change(self, tmp_path: Path) -> None:
+        """Contents, names and new files count, but compiled files do not."""
         written(tmp_path)
         place = tmp_path / "pack"
         seen = {digest_of(place)}
@@ -227,8 +227,8 @@ class TestDigest:
             assert digest_of(place) not in seen
             seen.add(digest_of(place))
 
-    def test_links_are_refused(self, tmp_path: Path) -> None:
-        """What a link leads to can change without the folder changing."""
+    def test_digest_refuses_symbolic_links(self, tmp_path: Path) -> None:
+        """A link's target can change without the folder changing."""
         written(tmp_path)
         (tmp_path / "elsewhere.py").write_text("")
         (tmp_path / "pack" / "helper.py").symlink_to(tmp_path / "elsewhere.py")
@@ -236,31 +236,31 @@ class TestDigest:
             digest_of(tmp_path / "pack")
 
 
-def test_commands_are_those_that_it_may_bring(tmp_path: Path) -> None:
-    """One that its manifest does not name leaves all of it out, as two of one name do."""
+def test_undeclared_or_duplicate_commands_disable_the_extension(tmp_path: Path) -> None:
+    """Without the permission, or with a duplicate name, the whole extension is left out."""
     code = 'def register(extension):\n    extension.register_slash_command("todo", lambda args, ctx: "")\n'
     spec = written(tmp_path, code, permissions=ExtensionPermissions(commands=("todo",)))
     assert [each.row.source for each in load_all([spec]).commands] == ["extension pack"]
     [why] = load_all([written(tmp_path, code, permissions=ExtensionPermissions())]).left_out
-    assert "permissions.commands has no 'todo'" in why
+    assert "permissions.commands does not contain 'todo'" in why
     twice = f'{code}    extension.command("more", aliases=["todo"])(lambda args, ctx: "")\n'
     [why] = load_all([written(tmp_path, twice, permissions=ExtensionPermissions(commands=("todo", "more")))]).left_out
-    assert "it brings two commands 'todo'" in why
+    assert "two commands /todo in extension 'pack'" in why
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("expected", "why"),
     [
-        ('[keys]\n"ctrl-t" = "/todo"', "'ctrl-t' is no key"),
-        ('[keys]\n"c-c" = "/todo"', "'c-c' is what people write, send, leave or interrupt with"),
+        ('[keys]\n"ctrl-t" = "/todo"', "'ctrl-t' is not a key"),
+        ('[keys]\n"c-c" = "/todo"', "'c-c' is reserved for typing, sending, leaving or interrupting"),
         ('[keys]\n"c-t" = "todo"', "invalid command 'todo': it must start with a slash"),
         ('[[widgets]]\nname = "x"\ncommand = "count"', "invalid command 'count'"),
         ('[[widgets]]\nname = "x"\ncommand = "/x"\nplace = "moon"', "moon"),
     ],
 )
-def test_keys_and_widgets_are_checked_with_the_manifest(tmp_path: Path, said: str, why: str) -> None:
-    """Before any of its code runs."""
+def test_key_bindings_and_widgets_are_checked_before_any_code_runs(tmp_path: Path, expected: str, why: str) -> None:
+    """An invalid binding or widget raises ConfigError when the manifest is read."""
     written(tmp_path)
-    (tmp_path / "pack" / "extension.toml").write_text(f'name = "pack"\n{said}\n')
+    (tmp_path / "pack" / "extension.toml").write_text(f'name = "pack"\n{expected}\n')
     with pytest.raises(ConfigError, match=why):
         read_manifest(tmp_path / "pack")

@@ -1,4 +1,4 @@
-"""Commands that extensions bring: what can be one, what it is called with, what comes of it."""
+"""Slash commands of extensions: their definition, their arguments and their results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from orch_worker.tools.api.base import ToolContext
 
 
 class Agent:
-    """As much of an agent as commands see."""
+    """The part of an agent that commands can access."""
 
     def __init__(self, folder: Path) -> None:
         self.spec = AgentSpec("a1", 1, "a", "work", BackendSpec("scripted"), str(folder), str(folder), "")
@@ -27,36 +27,43 @@ class Agent:
 
     @property
     def backend(self) -> Any:
-        """What has the conversation."""
+        """The object with the conversation."""
         return self
 
     def transcript(self) -> list[Any]:
         """Return the conversation."""
         return [user("hello")]
 
-    def say_to_itself(self, text: str, follow_up: bool) -> None:
-        """Hear `text`."""
+    def queue_own_message(self, text: str, follow_up: bool) -> None:
+        """Record `text`."""
         self.said.append((text, follow_up))
 
 
 def made(function: Callable[..., Any], name: str = "do", **options: Any) -> SlashCommand:
-    """Return a command of an extension called pack."""
+    """Return a command of an extension with the name `pack`."""
     return make_command(name, function, source="extension pack", **options)
 
 
-async def ran(
-    folder: Path, function: Callable[..., Any], said: dict[str, str] | None = None, **options: Any
+async def run(
+    commands: ExtensionCommands, command: SlashCommand, agent: Agent, text: dict[str, str] | None = None
 ) -> UserActionResult:
-    """Return what comes of a command."""
+    """Return the result of `command` for `agent`."""
+    return await commands.run(command, text or {}, commands.context(command, agent))
+
+
+async def ran(
+    folder: Path, function: Callable[..., Any], text: dict[str, str] | None = None, **options: Any
+) -> UserActionResult:
+    """Run a command with this function, and return the result."""
     commands = ExtensionCommands(ToolContext(folder))
     try:
-        return await commands.run(made(function, **options), said or {}, Agent(folder))
+        return await run(commands, made(function, **options), Agent(folder), text or {})
     finally:
         commands.close()
 
 
 @pytest.mark.parametrize(
-    ("said", "argument"),
+    ("expected", "argument"),
     [
         ("path", Argument("path", required=True)),
         ("[path]", Argument("path")),
@@ -66,13 +73,13 @@ async def ran(
         ("--dry", Argument("dry", "choice", option=True)),
     ],
 )
-def test_arguments_are_written_as_usage_shows_them(said: str, argument: Argument) -> None:
-    """What is in brackets may be missing."""
-    assert argument_of("do", said) == argument
+def test_command_arguments_follow_the_usage_line(expected: str, argument: Argument) -> None:
+    """Arguments in brackets are optional."""
+    assert argument_of("do", expected) == argument
 
 
-def test_a_command_says_how_it_is_written() -> None:
-    """By its arguments, and what it is for by its function's docstring, unless that is said."""
+def test_command_usage_and_description_come_from_the_function() -> None:
+    """The parameters and the docstring of the function are the defaults."""
 
     def do(args: dict[str, str], ctx: Any) -> None:
         """deploy it
@@ -88,26 +95,26 @@ def test_a_command_says_how_it_is_written() -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"name": "Do it"}, "a name is small letters"),
+        ({"name": "Do it"}, "invalid command name"),
         ({"function": 3}, "the handler must be a function; got 3"),
-        ({"function": lambda: None}, "is called with (args, ctx)"),
-        ({"timeout": 0}, "a number of seconds up to 600"),
-        ({"timeout": float("nan")}, "a number of seconds up to 600"),
+        ({"function": lambda: None}, "must take the parameters (args, ctx)"),
+        ({"timeout": 0}, "a number of seconds, at most 600"),
+        ({"timeout": float("nan")}, "a number of seconds, at most 600"),
         ({"aliases": ["UP"]}, "invalid alias 'UP'"),
-        ({"arguments": ["Path!"]}, "argument 'Path!' is none"),
-        ({"arguments": ["[open"]}, "argument '[open' is none"),
+        ({"arguments": ["Path!"]}, "invalid argument 'Path!'"),
+        ({"arguments": ["[open"]}, "invalid argument '[open'"),
         ({"arguments": ["a...", "b"]}, "only the last argument can be the remainder"),
     ],
 )
-def test_what_can_be_no_command_says_why(options: dict[str, Any], why: str) -> None:
-    """When it is registered, not when somebody types it."""
+def test_invalid_command_function_is_refused_at_registration(options: dict[str, Any], why: str) -> None:
+    """The error names the problem."""
     with pytest.raises(ConfigError) as raised:
         make_command(**({"name": "do", "function": lambda args, ctx: None} | options))  # noqa: ARG005
     assert why in str(raised.value)
 
 
-async def test_text_data_and_effects_come_back(tmp_path: Path) -> None:
-    """Nothing is nothing; data is JSON for people, too."""
+async def test_command_returns_text_data_and_effects(tmp_path: Path) -> None:
+    """None results in an empty result, and data is shown as JSON."""
     assert await ran(tmp_path, lambda args, _: f"to {args['to']}", {"to": "Oslo"}) == UserActionResult(
         "to Oslo", {"text": "to Oslo"}
     )
@@ -125,8 +132,8 @@ async def test_text_data_and_effects_come_back(tmp_path: Path) -> None:
     assert (await ran(tmp_path, later)).text == "user"
 
 
-async def test_what_it_raises_is_told(tmp_path: Path) -> None:
-    """The agent's process goes on; so do values that JSON cannot be."""
+async def test_exception_in_a_command_is_reported(tmp_path: Path) -> None:
+    """The agent's process continues. A value that JSON cannot represent is an error, too."""
 
     def broken(args: dict[str, str], ctx: Any) -> str:  # noqa: ARG001
         raise KeyError("pump")
@@ -136,26 +143,26 @@ async def test_what_it_raises_is_told(tmp_path: Path) -> None:
     assert (await ran(tmp_path, lambda *_: object())).is_error
 
 
-async def test_one_that_hangs_is_given_up(tmp_path: Path) -> None:
-    """Whoever asked is told so at its deadline, and the next one at once; it runs on in its thread."""
+async def test_hanging_command_times_out(tmp_path: Path) -> None:
+    """Later calls are refused until its thread returns."""
     go = threading.Event()
     commands = ExtensionCommands(ToolContext(tmp_path))
     slow = made(lambda *_: go.wait(10), timeout=0.01)
     try:
-        assert "did not answer within 0.01 s" in (await commands.run(slow, {}, Agent(tmp_path))).text
-        assert "still at work" in (await commands.run(slow, {}, Agent(tmp_path))).text
+        assert "did not answer within 0.01 s" in (await run(commands, slow, Agent(tmp_path))).text
+        assert "still at work" in (await run(commands, slow, Agent(tmp_path))).text
 
         async def sleepy(args: dict[str, str], ctx: Any) -> None:  # noqa: ARG001
             await asyncio.Event().wait()
 
-        assert "did not answer" in (await commands.run(made(sleepy, "z", timeout=0.01), {}, Agent(tmp_path))).text
+        assert "did not answer" in (await run(commands, made(sleepy, "z", timeout=0.01), Agent(tmp_path))).text
     finally:
         go.set()
         commands.close()
 
 
-async def test_it_can_say_something_to_the_agent_and_remember(tmp_path: Path) -> None:
-    """Its context is that of hooks: what it keeps in `ctx.state` is there the next time."""
+async def test_command_context_can_steer_and_keep_state(tmp_path: Path) -> None:
+    """`ctx.state` persists between calls."""
     agent, commands = Agent(tmp_path), ExtensionCommands(ToolContext(tmp_path))
 
     def count(args: dict[str, str], ctx: Any) -> str:  # noqa: ARG001
@@ -164,7 +171,7 @@ async def test_it_can_say_something_to_the_agent_and_remember(tmp_path: Path) ->
         return str(ctx.state["n"])
 
     command = made(count)
-    assert [(await commands.run(command, {}, agent)).text for _ in range(2)] == ["1", "2"]
+    assert [(await run(commands, command, agent)).text for _ in range(2)] == ["1", "2"]
     await asyncio.sleep(0)
     assert agent.said == [("asked 1", False), ("asked 2", False)]
     commands.close()

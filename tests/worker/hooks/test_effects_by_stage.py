@@ -1,5 +1,4 @@
-"""Every pair of stage and action: what it does is seen in the next request, in a tool that runs, on record, or in the
-reply. A pair that is in no row fails."""
+"""The effect of each action at each stage, as seen in a request, a tool call, the record or the reply."""
 
 from __future__ import annotations
 
@@ -18,23 +17,23 @@ Seen = Callable[[Hooked, Reply], bool]
 
 
 class Refused(Block, frozen=True):
-    """What a program may make of a Block."""
+    """A subclass of Block, as a program can define it."""
 
     code: int = 0
 
 
 def sent(talk: Hooked) -> str:
-    """Return everything that the model was sent."""
+    """Return all requests to the model as text."""
     return str(talk.backend.sent)  # type: ignore[attr-defined]
 
 
 def recorded(talk: Hooked) -> list[str]:
-    """Return the texts on record."""
+    """Return the texts of the recorded messages."""
     return [text_of(message) for message in talk.recorded]
 
 
 def aborted(_talk: Hooked, reply: Reply) -> bool:
-    """Return whether a hook has ended the turn, with its own words for a reply."""
+    """Return whether a hook ended the turn with the reply "CHANGED"."""
     return (reply.text, reply.stop_reason) == ("CHANGED", "aborted")
 
 
@@ -67,61 +66,66 @@ HERE: dict[tuple[str, str], tuple[Any, Seen]] = {
     ("before_output", "text"): ({"text": "CHANGED"}, lambda _, reply: reply.text == "CHANGED"),
     ("before_output", "abort"): (Abort("CHANGED"), aborted),
 }
-"""What a hook says, and how that is seen in a turn with one call, to whose agent something is said meanwhile."""
+"""For each stage and action: the result of a hook, and a check of its effect in a turn with a call and a steering
+message."""
 
 ELSEWHERE: dict[str, tuple[str, ...]] = {
-    "orchestrator/supervisor/test_phases.py::test_around_an_assessment": tuple(
+    "orchestrator/supervisor/test_phases.py::test_hook_changes_note_tools_and_model_of_an_assessment": tuple(
         f"after_assess {action}" for action in ("note", "tools", "model")
     ),
-    "orchestrator/supervisor/test_phases.py::test_abort_after_an_assessment": ("after_assess abort",),
-    "orchestrator/supervisor/test_phases.py::test_a_blocked_reflection_is_not_made": ("before_reflect block",),
-    "wire/test_phases.py::test_one_model_assesses_and_reflects_upon_another": ("before_reflect instructions",),
-    "orchestrator/supervisor/test_phases.py::test_a_reflection_can_be_told_more_and_changed": (
+    "orchestrator/supervisor/test_phases.py::test_abort_after_an_assessment_records_only_the_reply": (
+        "after_assess abort",
+    ),
+    "orchestrator/supervisor/test_phases.py::test_blocked_before_reflect_makes_no_request": ("before_reflect block",),
+    "wire/test_phases.py::test_another_model_assesses_and_reflects": ("before_reflect instructions",),
+    "orchestrator/supervisor/test_phases.py::test_hook_instructs_and_changes_a_reflection": (
         "after_reflect note",
         "after_reflect again",
     ),
-    "orchestrator/supervisor/test_phases.py::test_a_blocked_reflection_says_nothing": ("after_reflect block",),
-    "wire/test_model_router.py::test_another_model_answers_one_turn_and_the_own_one_the_next": ("before_turn model",),
-    "worker/agent/test_turn_hooks.py::test_approve": ("tool_call approve",),
-    "orchestrator/services/resources/test_prompts.py::test_hooks_change_the_prompt_of_a_turn": (
+    "orchestrator/supervisor/test_phases.py::test_blocked_after_reflect_drops_the_note": ("after_reflect block",),
+    "wire/test_model_router.py::test_routed_model_answers_one_turn": ("before_turn model",),
+    "worker/agent/test_turn_hooks.py::test_hook_approval_replaces_the_question_to_the_user": ("tool_call approve",),
+    "orchestrator/services/resources/test_prompts.py::test_hooks_add_and_drop_prompt_parts": (
         "before_system_prompt add",
         "before_system_prompt drop",
     ),
-    "worker/agent/test_turn_hooks.py::test_parts_of_the_prompt": ("before_system_prompt replace",),
-    "worker/agent/test_turn_hooks.py::test_abort_while_the_prompt_is_made": tuple(
+    "worker/agent/test_turn_hooks.py::test_hooks_add_replace_and_drop_prompt_parts": ("before_system_prompt replace",),
+    "worker/agent/test_turn_hooks.py::test_abort_while_building_the_prompt_records_nothing": tuple(
         f"{stage}_system_prompt abort" for stage in ("before", "after")
     ),
-    "orchestrator/services/resources/test_prompts.py::test_the_system_text_of_a_turn": ("after_system_prompt text",),
-    "integration/test_guard.py::test_long_results_go_to_handles": ("tool_result most",),
-    "orchestrator/services/sessions/test_summarization_hook.py::test_a_function_of_the_program_can_want_it_too": (
+    "orchestrator/services/resources/test_prompts.py::test_hook_changes_the_system_text_for_a_turn": (
+        "after_system_prompt text",
+    ),
+    "orchestrator/api/test_registration.py::test_hooks_change_the_data_of_an_emitted_event": ("custom_event data",),
+    "integration/test_guard.py::test_long_results_are_stored_under_handles": ("tool_result max_chars",),
+    "orchestrator/services/sessions/test_summarization_hook.py::test_root_hook_can_request_summarization": (
         "step_start shorten",
     ),
-    "worker/context/test_archiving_hooks.py::test_a_summary_that_a_hook_supplies_is_what_stays": (
+    "worker/context/test_archiving_hooks.py::test_hook_summary_replaces_the_models_summary": (
         "before_archive summary",
     ),
-    "worker/context/test_archiving_hooks.py::test_lines_are_added_to_the_receipt": ("before_archive inject",),
-    "worker/context/test_archiving_hooks.py::test_a_blocked_archive_stays_in_the_conversation": (
+    "worker/context/test_archiving_hooks.py::test_hook_lines_are_appended_to_the_receipt": ("before_archive inject",),
+    "worker/context/test_archiving_hooks.py::test_archive_blocked_by_a_hook_stays_in_the_conversation": (
         "before_archive block",
     ),
-    "worker/context/test_archiving_hooks.py::test_a_compaction_can_be_cancelled_supplied_and_added_to": tuple(
+    "worker/context/test_archiving_hooks.py::test_hooks_cancel_supply_or_extend_a_compaction": tuple(
         f"before_compaction {action}" for action in ("summary", "instructions", "inject", "block")
     ),
 }
-"""Tests that show the effects of what needs more than a turn."""
+"""Tests of the actions whose effects cannot be seen in such a turn."""
 
 
 @pytest.mark.parametrize(("stage", "action"), HERE, ids=" ".join)
-async def test_what_a_stage_honours_has_its_effect(stage: str, action: str) -> None:
-    """What a hook says at a stage is seen where it counts."""
-    said, seen = HERE[stage, action]
-    talk = Hooked(Watched(CALL, "done"), on(stage, said))
+async def test_every_honored_action_has_its_effect(stage: str, action: str) -> None:
+    found, seen = HERE[stage, action]
+    talk = Hooked(Watched(CALL, "done"), on(stage, found))
     talk.waiting = ["psst"]
     reply = await talk.ask()
     assert seen(talk, reply)
 
 
-def test_every_pair_has_its_effect_shown() -> None:
-    """Whatever a stage honours is in one of the tables, and nothing else is."""
+def test_every_stage_and_action_is_covered_by_a_table() -> None:
+    """The tables list exactly the actions that the stages support, and each listed test exists."""
     pairs = {(stage.name, action) for stage in STAGES.values() for action in stage.actions("control")}
     elsewhere = [tuple(pair.split()) for shown in ELSEWHERE.values() for pair in shown]
     assert len(elsewhere) == len(set(elsewhere))
@@ -135,8 +139,8 @@ def test_every_pair_has_its_effect_shown() -> None:
     "decision",
     [Block(None), Block("\ud800"), Block(5), Refused("no", 7)],  # type: ignore[arg-type]
 )
-async def test_a_decision_stands_whatever_its_reason_is(decision: Block) -> None:
-    """One whose reason is no text blocks without one."""
+async def test_decision_with_a_non_text_reason_still_blocks(decision: Block) -> None:
+    """The call does not run, and the turn continues."""
     talk = Hooked(Watched(TWO, "done"), on("tool_call", decision, on_error="open"))
     assert (await talk.ask()).text == "done"
     assert all("was not run" in text for text in talk.texts())

@@ -1,4 +1,4 @@
-"""What hooks may be registered, and in which order they are called."""
+"""Registration of hooks, and the order in which hooks are called."""
 
 from __future__ import annotations
 
@@ -26,23 +26,22 @@ def made(*stages: str, **options: Any) -> Hook:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_hook_does_what_its_stage_honours_or_is_refused(stage: str) -> None:
-    """For each stage, action and kind: what the stage honours is taken, anything else is refused with the reason."""
+def test_hook_registration_accepts_exactly_the_honored_actions(stage: str) -> None:
+    """Other combinations of stage, action and kind are refused with a reason."""
     for action, kind in product(ACTIONS, KINDS):
         if kind in STAGES[stage].kinds and action in STAGES[stage].actions(kind):
             assert made(stage, kind=kind, does=[action]).row.does == (action,)
             continue
         with pytest.raises(ConfigError) as refused:
             made(stage, kind=kind, does=[action])
-        assert "nothing'" in str(refused.value), (action, kind)  # which hook
+        assert "nothing'" in str(refused.value), (action, kind)  # the name of the hook
         assert stage in str(refused.value), (action, kind)
         assert kind in str(refused.value) or action in str(refused.value), (action, kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_kind_that_a_stage_does_not_honour_is_refused(stage: str, kind: Kind) -> None:
-    """A stage at which nothing would come of a kind of hook does not take it."""
+def test_kind_without_effect_at_a_stage_is_refused(stage: str, kind: Kind) -> None:
     if kind in STAGES[stage].kinds:
         assert made(stage, kind=kind).row.kind == kind
     else:
@@ -50,40 +49,40 @@ def test_a_kind_that_a_stage_does_not_honour_is_refused(stage: str, kind: Kind) 
             made(stage, kind=kind)
 
 
-class TestWhatIsMeant:
-    """What is not said follows from what is."""
+class TestDefaults:
+    """Defaults that follow from the given options."""
 
-    def test_kind_is_the_most_that_all_stages_honour(self) -> None:
-        """Without a kind, a hook may do what all of its stages allow."""
+    def test_default_kind_allows_what_all_stages_honor(self) -> None:
+        """Without `kind`, a hook gets the kind with the most rights that all of its stages support."""
         assert made("tool_call").row.kind == "control"
         assert made("tool_call", "turn_end").row.kind == "observe"
         assert made("*").row.kind == "observe"
         assert made("*").row.stages == tuple(STAGES)
 
-    def test_return_annotation_says_what_it_does(self) -> None:
-        """A hook that says what it returns is held to that, from its registration on."""
+    def test_return_annotation_restricts_the_hook(self) -> None:
+        """The return annotation of the function determines the kind and the allowed actions."""
 
         def cap(event: Any, ctx: Any) -> ResultPatch | None: ...
 
         def stop(event: Any, ctx: Any) -> Block | Abort | None: ...
 
         row = make_hook(cap, "tool_result").row
-        assert (row.kind, row.does, row.on_error) == ("transform", ("text", "is_error", "most"), "open")
+        assert (row.kind, row.does, row.on_error) == ("transform", ("text", "is_error", "max_chars"), "open")
         assert make_hook(stop, "tool_call").row.does == ("block", "abort")
-        with pytest.raises(ConfigError, match="before_turn does not honour 'text'"):
+        with pytest.raises(ConfigError, match="hooks at before_turn cannot use 'text'"):
             make_hook(cap, "before_turn")
-        with pytest.raises(ConfigError, match="'transform' cannot 'block' at tool_call: that takes kind='control'"):
+        with pytest.raises(ConfigError, match="'transform' does not allow 'block' at tool_call: use kind='control'"):
             make_hook(stop, "tool_call", kind="transform")
 
-    def test_guards_fail_closed_and_others_open(self) -> None:
-        """A hook that decides stops things when it fails; one that changes or observes does not."""
+    def test_default_fail_mode_depends_on_the_kind(self) -> None:
+        """Guards fail closed; transforms and observers fail open."""
         assert made("tool_call", kind="control").row.on_error == "closed"
         assert made("tool_call", kind="transform").row.on_error == "open"
         assert made("tool_call", kind="transform", on_error="closed").row.on_error == "closed"
         assert made("tool_call", kind="observe").row.on_error == "open"
 
-    def test_plain_functions_have_five_seconds_and_async_ones_fifteen(self) -> None:
-        """The time a hook has depends on whether it is awaited."""
+    def test_default_timeout_is_five_seconds_or_fifteen_for_async(self) -> None:
+        """A callable object with an async `__call__` also counts as async."""
 
         async def later(event: Any, ctx: Any) -> None: ...
 
@@ -95,21 +94,19 @@ class TestWhatIsMeant:
         assert make_hook(Callable(), "turn_end").row.aside
         assert made("turn_end", timeout=0.5).row.seconds == 0.5
 
-    def test_pipeline_names_are_names_of_stages(self) -> None:
-        """A hook for several names of one stage is called once."""
+    def test_pipeline_aliases_of_a_stage_register_once(self) -> None:
+        """Two names of one stage register the hook for one stage."""
         assert made("pre-llm", "before_provider_request", "pre-tool").row.stages == (
             "before_provider_request",
             "tool_call",
         )
 
-    def test_name_is_that_of_the_function(self) -> None:
-        """A hook is called what its function is, unless said otherwise."""
+    def test_hook_name_defaults_to_the_function_name(self) -> None:
+        """An option `name` replaces the function name."""
         assert made("turn_end").row.name.endswith("test_hook.nothing")
         assert made("turn_end", name="mine").row.name == "mine"
 
-    def test_a_hook_is_still_a_function(self) -> None:
-        """What `hook` makes can be called like the function it was made of."""
-
+    def test_decorated_hook_can_be_called_as_a_function(self) -> None:
         @hook("tool_call", priority=3)
         def double(event: int, _ctx: Any) -> ToolCallPatch:
             return ToolCallPatch({"twice": event * 2})
@@ -119,7 +116,7 @@ class TestWhatIsMeant:
 
 
 class TestRefused:
-    """What cannot be a hook says why."""
+    """Invalid registrations."""
 
     @pytest.mark.parametrize(
         ("stages", "options", "why"),
@@ -128,8 +125,8 @@ class TestRefused:
             (("tool_cal",), {}, "did you mean 'tool_call'"),
             (("*",), {"kind": "control"}, "for hooks that observe"),
             (("tool_call",), {"kind": "guard"}, "unknown kind 'guard'"),
-            (("tool_call",), {"priority": 1.5}, "whole number"),
-            (("tool_call",), {"priority": True}, "whole number"),
+            (("tool_call",), {"priority": 1.5}, "priority must be an integer"),
+            (("tool_call",), {"priority": True}, "priority must be an integer"),
             (("tool_call",), {"timeout": 0}, "seconds"),
             (("tool_call",), {"timeout": float("inf")}, "seconds"),
             (("tool_call",), {"timeout": "5"}, "seconds"),
@@ -138,57 +135,56 @@ class TestRefused:
             (("turn_end",), {"on_error": "closed"}, "observe"),
             (("tool_call",), {"does": "block"}, "list of actions"),
             (("tool_call",), {"name": "a b"}, "needs a name"),
-            (("context",), {"does": ["prompt"]}, "the prompt is on record by then"),
+            (("context",), {"does": ["prompt"]}, "the prompt is already recorded at this stage"),
         ],
     )
-    def test_says_why(self, stages: tuple[str, ...], options: dict[str, Any], why: str) -> None:
-        """Each mistake is named where the hook is made."""
+    def test_invalid_registration_names_the_mistake(
+        self, stages: tuple[str, ...], options: dict[str, Any], why: str
+    ) -> None:
+        """`make_hook` raises an error that names the mistake."""
         with pytest.raises(ConfigError, match=why):
             made(*stages, **options)
 
-    def test_no_function(self) -> None:
-        """What cannot be called is no hook."""
+    def test_hook_must_be_callable(self) -> None:
         with pytest.raises(ConfigError, match="a hook must be a function; got 3"):
             make_hook(3, "tool_call", name="three")  # type: ignore[arg-type]
 
 
 class TestRegistry:
-    """The order in which hooks are called."""
+    """The order in which hooks are called, and the names of hooks."""
 
-    def test_lower_priority_first_and_ties_as_registered(self) -> None:
-        """Hooks come by priority; equal ones in the order of registration."""
+    def test_hooks_are_ordered_by_priority_then_registration(self) -> None:
         rows = [("b", 50), ("a", 50), ("late", 99), ("early", -1)]
         registry = HookRegistry(made("tool_call", name=name, priority=priority) for name, priority in rows)
         assert [each.row.name for each in registry.chain("tool_call")] == ["early", "b", "a", "late"]
         assert registry.chain("turn_end") == ()
 
-    def test_the_same_again_takes_its_place(self) -> None:
-        """A function that is defined anew replaces the one before, where it stood."""
+    def test_redefined_function_replaces_its_hook_in_place(self) -> None:
+        """The redefined hook keeps its position and gets its new stages."""
         registry = HookRegistry([made("tool_call", name="a"), made("tool_call", name="b")])
         registry.register(made("turn_end", name="a"))
         assert [each.row.name for each in registry.chain("tool_call")] == ["b"]
         assert [each.row.name for each in registry] == ["a", "b"]
 
-    def test_what_the_same_lines_made_twice_is_two_hooks(self) -> None:
-        """Neither gives way to the other unseen: the second needs a name of its own."""
+    def test_two_hooks_from_the_same_lines_need_different_names(self) -> None:
+        """A second hook object from the same code does not replace the first one."""
 
         def guard(word: str) -> Hook:
             return make_hook(lambda *_: word, "tool_call", name="guard")
 
         registry = HookRegistry([guard("alpha")])
-        with pytest.raises(ConfigError, match=r"two hooks 'guard', of this program: give one another name"):
+        with pytest.raises(ConfigError, match=r"two hooks 'guard', of this program: rename one of them"):
             registry.register(guard("beta"))
         with pytest.raises(ConfigError, match="two hooks 'guard'"):
             HookRegistry([guard("alpha"), guard("beta")])
 
-    def test_anothers_name_is_refused(self) -> None:
-        """A hook of another source does not take the place of one that is there."""
+    def test_hook_name_of_another_source_is_refused(self) -> None:
         registry = HookRegistry([made("tool_call", name="a", source="config")])
         with pytest.raises(ConfigError, match="two hooks 'a', of config and this program"):
             registry.register(made("tool_call", name="a"))
 
-    def test_removed_and_left_out(self) -> None:
-        """A hook that is removed, or left out, is not called."""
+    def test_removed_or_excluded_hooks_are_not_called(self) -> None:
+        """Removing an unknown hook is an error."""
         registry = HookRegistry([made("tool_call", name="a"), made("tool_call", name="b")])
         assert [each.row.name for each in registry.without(["a"]).chain("tool_call")] == ["b"]
         registry.remove("b")

@@ -1,4 +1,4 @@
-"""What a hook can reach besides what it returns: figures, notices, subagents, archives, and what it keeps."""
+"""The context of a hook: metrics, notices, subagents, archives and state."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import pytest
 
 from agent_doubles import Root
 from orch_protocol.core.errors import ToolNotGrantedError
-from orch_protocol.hooks.stages import ReportHooks
-from orch_protocol.services.recall import SearchArchive
-from orch_protocol.services.requests import QueryAgent, Spawn
-from orch_worker.hooks.hook import HookContext, make_hook
+from orch_protocol.services.agents.query import QueryAgent
+from orch_protocol.services.agents.spawn import Spawn
+from orch_protocol.services.archives.recall import SearchArchive
+from orch_protocol.services.resources.hooks import ReportHooks
+from orch_worker.hooks.hook import HookContext, make_hook, take_metrics
 from worker.agent.test_turn_hooks import SPEC, Hooked, Watched
 
 
 @pytest.mark.parametrize("aside", [False, True])
-async def test_subagents_and_archives(aside: bool) -> None:
-    """A plain function waits for what it asks of the root, an async one awaits it; the root is asked as the agent."""
+async def test_hook_context_reaches_subagents_and_archives(aside: bool) -> None:
+    """Sync and async hooks send the same requests to the root, with the rights of their agent."""
     got: list[Any] = []
 
     def plain(_event: Any, ctx: HookContext) -> None:
@@ -38,8 +39,8 @@ async def test_subagents_and_archives(aside: bool) -> None:
     ]
 
 
-async def test_what_the_agent_may_not_its_hooks_may_not() -> None:
-    """What the root refuses is an error of the hook, as anything that it raises."""
+async def test_hook_has_the_rights_of_its_agent() -> None:
+    """A request that the root refuses raises the error in the hook."""
 
     def grab(_event: Any, ctx: HookContext) -> None:
         ctx.spawn("dig")
@@ -53,8 +54,8 @@ async def test_what_the_agent_may_not_its_hooks_may_not() -> None:
     assert talk.events == [("h", "before_output: nothing; failed: ToolNotGrantedError: not granted")]
 
 
-async def test_figures_notices_and_configuration() -> None:
-    """Figures add up and go to the root with what the hook did; a notice is told whoever watches."""
+async def test_hook_context_has_metrics_notices_and_configuration() -> None:
+    """Metrics are summed and sent to the root once, and a notice is an event."""
     seen: list[Any] = []
 
     def count(event: Any, ctx: HookContext) -> None:
@@ -76,24 +77,24 @@ async def test_figures_notices_and_configuration() -> None:
     assert len(talk.root.asked) == 1
 
 
-async def test_no_figure_is_lost_that_is_added_while_they_are_read() -> None:
-    """A hook is in a thread: what it adds in the middle is told the next time."""
-    context = HookContext("h", SPEC, say=lambda *_: None, call=Root(), tell=lambda _: None)
+async def test_metric_added_while_metrics_are_read_is_kept() -> None:
+    """Such a metric is part of the next report."""
+    context = HookContext("h", SPEC, send_message=lambda *_: None, call_root=Root(), emit=lambda _: None)
 
     class Late:
         def __float__(self) -> float:
-            read.append(context.measured())
+            read.append(take_metrics(context))
             return 3.0
 
     read: list[dict[str, float]] = []
     context.metric("first")
     context.metric("late", Late())  # type: ignore[arg-type]
-    read.append(context.measured())
+    read.append(take_metrics(context))
     assert read == [{"first": 1.0}, {"late": 3.0}]
 
 
-async def test_what_is_kept_for_a_turn_is_gone_after_it() -> None:
-    """`turn_state` is empty when a turn begins and when one has ended; `state` stays."""
+async def test_turn_state_is_cleared_between_turns() -> None:
+    """`turn_state` is cleared when the turn ends, and `state` is not."""
     contexts: list[HookContext] = []
 
     def keep(event: Any, ctx: HookContext) -> None:

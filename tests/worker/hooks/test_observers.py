@@ -1,4 +1,4 @@
-"""Hooks that only observe, told in a thread of their own: order, errors, those that hang, what is counted."""
+"""Observer hooks in a separate thread: order, errors, timeouts and counts."""
 
 from __future__ import annotations
 
@@ -17,199 +17,203 @@ from orch_worker.hooks.observers import ObserverGroup, ObserverReport, ObserverT
 from orch_worker.system.threads import DeadlineExceeded
 
 
-class Room:
-    """Some who listen, and what is noted of them."""
+class Observers:
+    """Observers, the reports about them, and the events that they received."""
 
     def __init__(self) -> None:
         self.noted: list[ObserverReport] = []
         self.heard: list[Any] = []
         self.listeners = ObserverThreads(self.noted.append)
 
-    def crowd(self, *tasks: tuple[str, Callable[[Event], Any]], seconds: float = 5.0) -> ObserverGroup:
-        """Return those who do this with an event, each within so many seconds."""
+    def group(self, *tasks: tuple[str, Callable[[Event], Any]], seconds: float = 5.0) -> ObserverGroup:
+        """Return a group of observers that run these functions, each with a timeout of `seconds`."""
         return ObserverGroup([(name, seconds, lambda event, _, act=act: act(event), None) for name, act in tasks])
 
     def says(self, name: str) -> tuple[str, Callable[[Event], Any]]:
-        """Return one that hears the number of an event."""
+        """Return an observer that records its name and the number of the event."""
         return name, lambda event: self.heard.append((name, event.n))
 
-    async def told(self) -> None:
-        """Wait for all of them."""
-        await self.listeners.told()
+    async def wait_until_delivered(self) -> None:
+        """Wait until all observers have received all events."""
+        await self.listeners.wait_until_delivered()
         self.listeners.collect()
 
 
 @contextmanager
-def room() -> Iterator[Room]:
-    """Let some listen for a while."""
-    made = Room()
+def open_observers() -> Iterator[Observers]:
+    """Yield observers that are closed at the end."""
+    made = Observers()
     yield made
     made.listeners.close()
 
 
-async def returned(listeners: ObserverThreads) -> None:
-    """Wait until nobody hangs any more."""
+async def none_overdue(listeners: ObserverThreads) -> None:
+    """Wait until no observer is overdue."""
     while listeners.overdue:  # noqa: ASYNC110
         await asyncio.sleep(0)
 
 
-async def test_events_are_told_in_order_and_each_to_all() -> None:
-    """Whoever adds events goes on; nobody hears two at once, or the second one first; each call is counted once."""
-    with room() as all_:
-        crowd = all_.crowd(all_.says("a"), all_.says("b"))
+async def test_observers_receive_events_in_order_one_at_a_time() -> None:
+    """Each call is counted once."""
+    with open_observers() as observers:
+        group = observers.group(observers.says("a"), observers.says("b"))
         for number in range(3):
-            all_.listeners.add(crowd, StepStart(n=number))
-        await all_.told()
-        assert all_.heard == [(name, number) for number in range(3) for name in "ab"]
-        counted = list(crowd.take())
+            observers.listeners.add(group, StepStart(n=number))
+        await observers.wait_until_delivered()
+        assert observers.heard == [(name, number) for number in range(3) for name in "ab"]
+        counted = list(group.take())
         assert [(name, calls) for name, calls, _ in counted] == [("a", 3), ("b", 3)]
         assert all(seconds > 0 for *_, seconds in counted)
-        assert (list(crowd.take()), all_.noted) == ([], [])
+        assert (list(group.take()), observers.noted) == ([], [])
 
 
-async def test_what_is_done_at_once_takes_no_round_of_the_loop() -> None:
-    """The event loop itself waits for a moment: that spares it a round through the system."""
-    with room() as all_:
+async def test_fast_observers_finish_without_yielding_to_the_loop() -> None:
+    """Waiting for observers that have finished runs no other callback of the event loop."""
+    with open_observers() as observers:
         rounds: list[int] = []
         go = threading.Event()
-        all_.listeners.add(all_.crowd(("a", lambda _: go.wait(30))), StepStart())
+        observers.listeners.add(observers.group(("a", lambda _: go.wait(30))), StepStart())
         go.set()
         asyncio.get_running_loop().call_soon(rounds.append, 1)
-        while not all_.listeners.idle:
+        while not observers.listeners.idle:
             pass
-        await all_.told()
+        await observers.wait_until_delivered()
         assert rounds == []
 
 
-async def test_what_takes_longer_is_awaited_while_the_loop_goes_on() -> None:
-    """What a hook waits for can happen on the event loop, and two can wait for it at once."""
-    with room() as all_:
+async def test_slow_observers_are_awaited_while_the_loop_runs() -> None:
+    """Two callers can wait at the same time."""
+    with open_observers() as observers:
         go = threading.Event()
-        all_.listeners.add(all_.crowd(("a", lambda _: go.wait(30) and None)), StepStart())
+        observers.listeners.add(observers.group(("a", lambda _: go.wait(30) and None)), StepStart())
         asyncio.get_running_loop().call_later(0.005, go.set)
-        await asyncio.gather(all_.told(), all_.told())
-        assert all_.listeners.idle
+        await asyncio.gather(observers.wait_until_delivered(), observers.wait_until_delivered())
+        assert observers.listeners.idle
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), KeyboardInterrupt(), StopIteration()])
-async def test_what_one_raises_or_returns_is_noted_and_the_others_hear_all(error: BaseException) -> None:
-    """Nothing that a hook raises ends the thread, and its name and event are told with it."""
+async def test_observer_errors_are_recorded_and_others_still_called(error: BaseException) -> None:
+    """The report has the name of the observer and the event."""
 
     def broken(_: Event) -> None:
         raise error
 
-    with room() as all_:
-        all_.listeners.add(all_.crowd(("x", broken), ("y", lambda _: 3), all_.says("a")), StepStart(n=7))
-        await all_.told()
-        assert [(each.name, each.event.n, each.value, each.seconds) for each in all_.noted] == [
+    with open_observers() as observers:
+        observers.listeners.add(observers.group(("x", broken), ("y", lambda _: 3), observers.says("a")), StepStart(n=7))
+        await observers.wait_until_delivered()
+        assert [(each.name, each.event.n, each.value, each.seconds) for each in observers.noted] == [
             ("x", 7, None, None),
             ("y", 7, 3, None),
         ]
-        assert type(error).__name__ in repr(all_.noted[0].error)
-        assert all_.heard == [("a", 7)]
+        assert type(error).__name__ in repr(observers.noted[0].error)
+        assert observers.heard == [("a", 7)]
 
 
-async def test_behind_one_that_hangs_the_others_go_on_in_another_thread() -> None:
-    """It is late at its own deadline, and not called until it returns; nothing is told twice."""
+async def test_observers_behind_a_hanging_one_run_in_another_thread() -> None:
+    """The hanging observer is skipped until it returns, and no event is delivered twice."""
     go = threading.Event()
-    with room() as all_:
-        crowd = all_.crowd(all_.says("a"), ("slow", lambda _: go.wait(30) and None), all_.says("b"), seconds=0.02)
+    with open_observers() as observers:
+        group = observers.group(
+            observers.says("a"), ("slow", lambda _: go.wait(30) and None), observers.says("b"), seconds=0.02
+        )
         for number in (1, 2):
-            all_.listeners.add(crowd, StepStart(n=number))
-        await all_.told()
-        assert all_.heard == [("a", 1), ("b", 1), ("a", 2), ("b", 2)]
-        assert all_.listeners.overdue == {"slow": 1}
-        late = [(each.event.n, str(each.error)) for each in all_.noted if isinstance(each.error, DeadlineExceeded)]
+            observers.listeners.add(group, StepStart(n=number))
+        await observers.wait_until_delivered()
+        assert observers.heard == [("a", 1), ("b", 1), ("a", 2), ("b", 2)]
+        assert observers.listeners.overdue == {"slow": 1}
+        late = [(each.event.n, str(each.error)) for each in observers.noted if isinstance(each.error, DeadlineExceeded)]
         assert late == [(1, "did not answer within 0.02 s"), (2, "is still at work on an earlier event")]
-        counted = [each.name for each in all_.noted if each.seconds is not None]
-        assert (sorted(counted), list(crowd.take())) == (["a", "a", "b", "b", "slow", "slow"], [])
+        counted = [each.name for each in observers.noted if each.seconds is not None]
+        assert (sorted(counted), list(group.take())) == (["a", "a", "b", "b", "slow", "slow"], [])
         go.set()
-        await returned(all_.listeners)
-        all_.listeners.add(crowd, StepStart(n=3))
-        await all_.told()
-        assert all_.heard[4:] == [("a", 3), ("b", 3)]
-        assert [calls for _, calls, _ in crowd.take()] == [1, 1, 1]
+        await none_overdue(observers.listeners)
+        observers.listeners.add(group, StepStart(n=3))
+        await observers.wait_until_delivered()
+        assert observers.heard[4:] == [("a", 3), ("b", 3)]
+        assert [calls for _, calls, _ in group.take()] == [1, 1, 1]
 
 
-async def test_one_whose_time_is_short_is_late_at_its_own_deadline() -> None:
-    """However long those before it may take, whom the clock was set for first."""
+async def test_observer_with_a_short_timeout_is_late_at_its_own_deadline() -> None:
+    """The longer timeout of an earlier observer has no influence."""
     go = threading.Event()
-    with room() as all_:
-        all_.listeners.add(all_.crowd(all_.says("a")), StepStart())
-        all_.listeners.add(all_.crowd(("slow", lambda _: go.wait(30) and None), seconds=0.02), StepStart())
-        await all_.told()
-        assert [each.name for each in all_.noted] == ["slow"]
+    with open_observers() as observers:
+        observers.listeners.add(observers.group(observers.says("a")), StepStart())
+        observers.listeners.add(observers.group(("slow", lambda _: go.wait(30) and None), seconds=0.02), StepStart())
+        await observers.wait_until_delivered()
+        assert [each.name for each in observers.noted] == ["slow"]
         go.set()
-        await returned(all_.listeners)
+        await none_overdue(observers.listeners)
 
 
-async def test_thousands_of_meetings_lose_no_event() -> None:
-    """Whoever is first, the thread or who waits for it, what was told is told."""
-    with room() as all_:
-        crowd = all_.crowd(all_.says("a"))
+async def test_concurrent_completion_and_wait_lose_no_event() -> None:
+    """Every event is delivered if the thread and the caller finish at nearly the same time."""
+    with open_observers() as observers:
+        group = observers.group(observers.says("a"))
         for number in range(2000):
-            all_.listeners.add(crowd, StepStart(n=number))
-            await all_.told()
-            assert len(all_.heard) == number + 1
+            observers.listeners.add(group, StepStart(n=number))
+            await observers.wait_until_delivered()
+            assert len(observers.heard) == number + 1
 
 
-async def test_who_meddles_with_arguments_is_alone_with_them() -> None:
-    """Each is given arguments of its own."""
-    with room() as all_:
-        meddle = ("a", lambda event: event.input.clear())
-        look = ("b", lambda event: all_.heard.append(event.input))
-        all_.listeners.add(all_.crowd(meddle, look), ToolCall(id="1", name="x", input={"word": "a"}))
-        await all_.told()
-        assert all_.heard == [{"word": "a"}]
+async def test_observers_get_separate_copies_of_arguments() -> None:
+    """An observer that changes the arguments does not change the arguments of the next observer."""
+    with open_observers() as observers:
+        change = ("a", lambda event: event.input.clear())
+        record = ("b", lambda event: observers.heard.append(event.input))
+        observers.listeners.add(observers.group(change, record), ToolCall(id="1", name="x", input={"word": "a"}))
+        await observers.wait_until_delivered()
+        assert observers.heard == [{"word": "a"}]
 
 
-async def test_the_thread_ends_when_all_is_told() -> None:
-    """Closing loses nothing, leaves no timer and no file open, and holds nobody up who leaves the program."""
+async def test_thread_ends_after_the_last_event() -> None:
+    """Closing delivers the last event and leaves no timer and no file descriptor."""
     before = os.listdir("/proc/self/fd")
-    with room() as all_:
-        all_.listeners.add(all_.crowd(("a", lambda _: all_.heard.append(threading.current_thread()))), StepStart())
-    await all_.told()
-    thread: threading.Thread = all_.heard[0]
+    with open_observers() as observers:
+        observers.listeners.add(
+            observers.group(("a", lambda _: observers.heard.append(threading.current_thread()))), StepStart()
+        )
+    await observers.wait_until_delivered()
+    thread: threading.Thread = observers.heard[0]
     assert thread.daemon
     thread.join(5.0)
     assert not thread.is_alive()
-    assert len(os.listdir("/proc/self/fd")) <= len(before)  # the thread of a test before may have just ended
+    assert len(os.listdir("/proc/self/fd")) <= len(before)  # a thread of an earlier test may have just ended
     timers = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
     assert not [each for each in timers if not each.cancelled()]
 
 
-async def test_what_happens_after_it_is_closed_is_told_to_nobody(tmp_path: Path) -> None:
-    """And written nowhere: the number of its pipe may be that of another file by then."""
-    with room() as all_:
-        crowd = all_.crowd(all_.says("a"))
-        all_.listeners.add(crowd, StepStart(n=1))
-        await all_.told()
-        wake = all_.listeners._wake
-        all_.listeners.close()
+async def test_events_after_close_are_dropped(tmp_path: Path) -> None:
+    """After closing, no byte is written to the descriptor of the pipe, which may have been reused."""
+    with open_observers() as observers:
+        group = observers.group(observers.says("a"))
+        observers.listeners.add(group, StepStart(n=1))
+        await observers.wait_until_delivered()
+        wake = observers.listeners._wake_writer
+        observers.listeners.close()
         (tmp_path / "other").touch()
         other = os.open(tmp_path / "other", os.O_RDWR)
         os.dup2(other, wake)
-        all_.listeners.add(crowd, StepStart(n=2))
-        await all_.told()
-        all_.listeners.close()
+        observers.listeners.add(group, StepStart(n=2))
+        await observers.wait_until_delivered()
+        observers.listeners.close()
         assert os.fstat(wake).st_size == 0
         for each in {wake, other}:
             os.close(each)
-    assert all_.heard == [("a", 1)]
+    assert observers.heard == [("a", 1)]
 
 
-async def test_who_waits_goes_on_when_what_was_said_cannot_be_noted() -> None:
-    """That is an error of whoever notes it, and no reason to wait for ever."""
-    with room() as all_:
+async def test_waiter_resumes_when_a_result_cannot_be_recorded() -> None:
+    """The error is passed to the exception handler of the event loop."""
+    with open_observers() as observers:
         go = threading.Event()
 
-        def fail(said: ObserverReport) -> None:
-            raise ValueError(said.name)
+        def fail(text: ObserverReport) -> None:
+            raise ValueError(text.name)
 
-        all_.listeners._note = fail
-        asyncio.get_running_loop().set_exception_handler(lambda _loop, told: all_.heard.append(told["exception"]))
-        all_.listeners.add(all_.crowd(("a", lambda _: go.wait(30))), StepStart())
+        observers.listeners._on_report = fail
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, told: observers.heard.append(told["exception"]))
+        observers.listeners.add(observers.group(("a", lambda _: go.wait(30))), StepStart())
         asyncio.get_running_loop().call_later(0.005, go.set)
         async with asyncio.timeout(20):
-            await all_.listeners.told()
-        assert [str(error) for error in all_.heard] == ["a"]
+            await observers.listeners.wait_until_delivered()
+        assert [str(error) for error in observers.heard] == ["a"]

@@ -1,4 +1,4 @@
-"""What was tried and how it went changes what is tried next."""
+"""Ranking of choices by the outcomes of earlier turns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_protocol.core.errors import StoreError
-from orch_worker.hooks.outcome_ranking import KEPT, MOST_BYTES, OutcomeLog, RecordedOutcome, question_terms, rank
+from orch_worker.hooks.outcome_ranking import MAX_BYTES, MAX_OUTCOMES, OutcomeLog, RecordedOutcome, question_terms, rank
 
 NOW = 1_800_000_000.0
 DAY = 86400.0
@@ -34,59 +34,58 @@ outcomes = st.lists(
 def tried(
     choice: str, good: bool, cost: float = 0.0, about: tuple[str, ...] = ABOUT, days: float = 0.0
 ) -> RecordedOutcome:
-    """Return what came of one turn with `choice`."""
+    """Return the outcome of one turn that used `choice`."""
     return RecordedOutcome(NOW - days * DAY, about, (choice,), (choice,) if good else (), {choice: cost})
 
 
 def order(known: list[RecordedOutcome], thrift: float = 0.0) -> list[str]:
-    """Return the choices as they are ranked."""
-    return [each.choice for each in rank(CHOICES, known, ABOUT, NOW, thrift=thrift)]
+    """Return the choices in the order of their rank."""
+    return [each.choice for each in rank(CHOICES, known, ABOUT, NOW, cost_weight=thrift)]
 
 
 @given(outcomes, st.sampled_from(CHOICES), st.booleans())
-def test_evidence_changes_the_ranking_the_way_it_points(known: list[RecordedOutcome], choice: str, good: bool) -> None:
-    """One more success never moves a choice back, one more failure never forward, whatever is known already."""
+def test_success_never_lowers_and_failure_never_raises_a_choice(
+    known: list[RecordedOutcome], choice: str, good: bool
+) -> None:
     place, after = order(known).index(choice), order([*known, tried(choice, good)]).index(choice)
     assert after <= place if good else after >= place
 
 
 @given(outcomes, st.sampled_from(CHOICES))
-def test_enough_evidence_outweighs_whatever_was_known(known: list[RecordedOutcome], choice: str) -> None:
-    """Whatever is known, so many failures put the chance below even, and so many successes above."""
+def test_enough_evidence_outweighs_any_prior(known: list[RecordedOutcome], choice: str) -> None:
+    """After 120 failures the chance is at most one half, and after 120 successes it is higher."""
     for good in (False, True):
         found = rank(CHOICES, [*known, *[tried(choice, good)] * 120], ABOUT, NOW)
         chance = {each.choice: each.chance for each in found}[choice]
         assert (chance > 0.5) is good
 
 
-def test_of_equals_the_cheaper_one_is_first_when_thrift_counts() -> None:
-    """Cost decides between those that do equally well, and only when it is to."""
+def test_equal_choices_are_ordered_by_cost_with_thrift() -> None:
+    """Without thrift, the cost has no influence."""
     known = [tried("a", True, cost=1.0), tried("b", True, cost=0.1), tried("c", True, cost=0.5)]
     assert order(known, thrift=0.3) == ["b", "c", "a"]
     assert order(known) == ["a", "b", "c"]
 
 
-def test_a_dear_choice_that_does_well_comes_before_a_cheap_one_that_fails() -> None:
-    """Thrift is weighed against the chance of doing well."""
+def test_expensive_success_beats_cheap_failure() -> None:
     known = [tried("a", True, cost=1.0)] * 9 + [tried("b", False, cost=0.01)] * 9 + [tried("c", False)] * 9
     assert order(known, thrift=0.3)[0] == "a"
 
 
-def test_what_is_like_the_question_and_what_is_new_counts_more() -> None:
-    """Failures at other questions, or long ago, weigh less than those at this one today."""
+def test_similar_and_recent_evidence_weighs_more() -> None:
+    """A failure at a different question, or a year ago, weighs less than a failure at this question today."""
     elsewhere = tried("a", False, about=("train",))
     long_ago = tried("b", False, days=365)
     here = tried("c", False)
     assert order([elsewhere, long_ago, here])[-1] == "c"
 
 
-def test_what_was_never_tried_is_worth_a_try() -> None:
-    """It comes before what failed and after what did well for long."""
+def test_untried_choice_ranks_between_failures_and_successes() -> None:
     assert order([tried("a", False), *[tried("b", True)] * 5]) == ["b", "c", "a"]
 
 
-def test_nothing_known_leaves_the_order() -> None:
-    """Without evidence the choices stay as they were given, each with even chances."""
+def test_ranking_without_evidence_keeps_the_order() -> None:
+    """Each choice has a chance of one half."""
     found = rank(("z", "a", "z"), [], ABOUT, NOW)
     assert [(each.choice, each.chance, each.cost, each.tried) for each in found] == [
         ("z", 0.5, None, 0.0),
@@ -94,16 +93,16 @@ def test_nothing_known_leaves_the_order() -> None:
     ]
 
 
-def test_a_subject_is_the_words_that_matter() -> None:
-    """Forms of a word are one term, small words none."""
+def test_question_terms_are_stemmed_significant_words() -> None:
+    """Forms of a word are one term, and stop words are no terms."""
     assert question_terms("Which pumps are there?") == question_terms("the pump")
 
 
 class TestFile:
-    """Evidence that is kept."""
+    """The file in which outcomes are stored."""
 
-    def test_what_one_process_adds_another_one_sees(self, tmp_path: Path) -> None:
-        """The file is read again when it has changed."""
+    def test_outcomes_are_shared_between_processes(self, tmp_path: Path) -> None:
+        """The file is read again after another process has changed it."""
         one, other = OutcomeLog(tmp_path / "new" / "tools.jsonl"), OutcomeLog(tmp_path / "new" / "tools.jsonl")
         assert other.outcomes() == ()
         one.add(tried("a", True))
@@ -112,8 +111,8 @@ class TestFile:
         assert one.outcomes() == (tried("a", True), tried("b", False))
         assert (tmp_path / "new" / "tools.jsonl").stat().st_mode & 0o077 == 0
 
-    def test_a_line_that_was_cut_off_hides_no_other(self, tmp_path: Path) -> None:
-        """What cannot be read is left out, and what follows it is there."""
+    def test_truncated_line_hides_no_other(self, tmp_path: Path) -> None:
+        """Unreadable lines are skipped."""
         path = tmp_path / "tools.jsonl"
         evidence = OutcomeLog(path)
         evidence.add(tried("a", True))
@@ -121,21 +120,20 @@ class TestFile:
         evidence.add(tried("b", True))
         assert [each.tried for each in evidence.outcomes()] == [("a",), ("b",)]
 
-    def test_the_oldest_leave_a_file_that_is_full(self, tmp_path: Path) -> None:
-        """It stays below its size, and keeps what came last."""
+    def test_full_file_drops_the_oldest_outcomes(self, tmp_path: Path) -> None:
+        """The file stays below its maximum size and keeps the newest outcomes."""
         path = tmp_path / "tools.jsonl"
-        path.write_bytes(b"\n" * (MOST_BYTES - 10))
+        path.write_bytes(b"\n" * (MAX_BYTES - 10))
         evidence = OutcomeLog(path)
         evidence.add(tried("a", True))
         assert path.stat().st_size < 200
         line = path.read_bytes()
-        path.write_bytes(line * (MOST_BYTES // len(line)))
+        path.write_bytes(line * (MAX_BYTES // len(line)))
         evidence.add(tried("b", True))
-        assert len(evidence.outcomes()) == KEPT
+        assert len(evidence.outcomes()) == MAX_OUTCOMES
         assert evidence.outcomes()[-1].tried == ("b",)
 
-    def test_a_file_that_cannot_be_written_is_an_error(self, tmp_path: Path) -> None:
-        """Who adds to it is told."""
+    def test_unwritable_outcome_file_is_an_error(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         with pytest.raises((OSError, StoreError), match="file"):
             OutcomeLog(tmp_path / "file" / "tools.jsonl").add(tried("a", True))

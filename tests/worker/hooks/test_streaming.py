@@ -1,8 +1,9 @@
-"""A response as hooks hear of it while it arrives."""
+"""Hooks that receive a response while it arrives."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -20,14 +21,14 @@ STAGES = ("message_start", "message_update", "message_end")
 
 
 class Piecewise(ScriptedBackend):
-    """A model that says `first`, has to begin anew if there is `then`, and says that."""
+    """A model that streams `first`, and then raises `error`, or retries and streams `then`."""
 
     def __init__(self, first: list[str], then: list[str] | None = None, error: Exception | None = None) -> None:
         super().__init__([])
         self._first, self._then, self._error = first, then, error
 
     async def assistant_turn(self, on_text: Any = None) -> AssistantTurn:
-        """Return all of it, after it was told in pieces."""
+        """Stream the pieces and return the whole response."""
         on_text = on_text or (lambda _piece: None)
         for piece in self._first:
             on_text(piece)
@@ -43,7 +44,7 @@ class Piecewise(ScriptedBackend):
 
 
 def watching(seen: list[Any], *stages: str, until: asyncio.Event | None = None) -> Hook:
-    """Return a hook that keeps what it is told of a response, and takes its time when there is `until`."""
+    """Return a hook that appends events to `seen`, and then waits for `until` if it is given."""
 
     async def slowly(event: Event, _ctx: Any) -> None:
         seen.append(event)
@@ -55,13 +56,13 @@ def watching(seen: list[Any], *stages: str, until: asyncio.Event | None = None) 
     return make_hook(slowly, *stages, name="w", kind="observe")
 
 
-def told(seen: list[Any]) -> list[Any]:
-    """Return what was told, in short."""
+def brief_events(seen: list[Any]) -> list[Any]:
+    """Return the text or the attempt of each event."""
     return [getattr(event, "text", getattr(event, "attempt", None)) for event in seen]
 
 
-async def test_it_begins_goes_on_and_is_on_record() -> None:
-    """A response is told when it begins to arrive, piece by piece, and whole once it is on record."""
+async def test_stream_stages_report_start_pieces_and_end() -> None:
+    """The end reports the whole text and the stop reason."""
     seen: list[Any] = []
     talk = Hooked(Piecewise(["a", "b", "c"]), watching(seen, *STAGES))  # type: ignore[arg-type]
     await talk.ask()
@@ -71,25 +72,37 @@ async def test_it_begins_goes_on_and_is_on_record() -> None:
     assert (seen[-1].text, seen[-1].stop_reason) == ("abc", "end_turn")
 
 
-async def test_each_piece_is_told_and_nobody_waits() -> None:
-    """Whoever listens hears every piece, in order; the response does not wait for that, the turn's end does."""
+async def test_streaming_hooks_see_every_piece_without_delaying_it() -> None:
+    """The end of the turn waits until the hooks have received every piece."""
     seen: list[Any] = []
-    talk = Hooked(Piecewise(list("abcdef")), watching(seen, "message_update"))  # type: ignore[arg-type]
-    assert (await talk.ask()).text == "abcdef"
-    assert told(seen) == list("abcdef")
+    gate = threading.Event()
+
+    def slow(event: Event, _ctx: Any) -> None:
+        assert gate.wait(20)
+        seen.append(event)
+
+    talk = Hooked(Piecewise(list("abcdef")), make_hook(slow, "message_update", name="slow", kind="observe"))  # type: ignore[arg-type]
+    talk.shown = []
+    asked = asyncio.create_task(talk.ask())
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert (talk.shown, seen, asked.done()) == (list("abcdef"), [], False)
+    gate.set()
+    assert (await asked).text == "abcdef"
+    assert brief_events(seen) == list("abcdef")
 
 
-async def test_a_request_that_is_made_again_begins_again() -> None:
-    """What came of the first attempt is void, and whoever heard of it hears so."""
+async def test_retried_request_restarts_the_stream() -> None:
+    """A retried request reports a new start with the number of the attempt."""
     seen: list[Any] = []
     talk = Hooked(Piecewise(["old"], ["new"]), watching(seen, "message_start", "message_update"))  # type: ignore[arg-type]
     await talk.ask()
-    assert told(seen)[-2:] == [2, "new"]
-    assert told(seen)[0] == 1
+    assert brief_events(seen)[-2:] == [2, "new"]
+    assert brief_events(seen)[0] == 1
 
 
-async def test_a_response_without_text_begins_and_ends() -> None:
-    """Calls alone are a message too; which ones is told with its end."""
+async def test_response_without_text_starts_and_ends() -> None:
+    """The end reports the calls of the response."""
     seen: list[Any] = []
     talk = Hooked(Watched(CALL, "done"), watching(seen, *STAGES))
     await talk.ask()
@@ -97,13 +110,14 @@ async def test_a_response_without_text_begins_and_ends() -> None:
     assert seen[1].calls == ("shout",)
 
 
-async def test_one_that_fails_leaves_nothing_behind() -> None:
-    """When there is no response, hooks hear no more of it, and no task is left."""
+async def test_failed_response_ends_the_stream_without_leftovers() -> None:
+    """After an error there is no `message_end` event, and no task remains."""
     seen: list[Any] = []
     talk = Hooked(Piecewise(["x"], error=BackendError("gone")), watching(seen, *STAGES, until=asyncio.Event()))  # type: ignore[arg-type]
     with pytest.raises(BackendError):
         await talk.ask()
-    await talk.hooks.error(BackendError("gone"))
+    talk.calls.notify("error", kind="BackendError", message="gone")
+    await talk.calls.wait_until_delivered()
     await talk.calls.close()
     for _ in range(5):
         await asyncio.sleep(0)
@@ -119,16 +133,16 @@ async def test_one_that_fails_leaves_nothing_behind() -> None:
         (None, "the key is here"),
     ],
 )
-async def test_nothing_is_shown_that_a_hook_may_still_change(answer: Any, shown: str) -> None:
-    """Whoever watches is shown what the hook has let pass, once it has; what was shown could not be taken back."""
+async def test_text_is_shown_after_hooks_that_may_change_it(answer: Any, shown: str) -> None:
+    """The user sees only the text that the hook returned, because shown text cannot be withdrawn."""
     talk = Hooked(Piecewise(["the k", "ey is", " here"]), on("after_provider_response", answer))  # type: ignore[arg-type]
     talk.shown = []
     await talk.ask()
     assert talk.shown == [shown]
 
 
-async def test_where_hooks_only_look_on_it_is_shown_as_it_arrives() -> None:
-    """Also where another one may change the reply in the end."""
+async def test_text_streams_directly_with_observers_only() -> None:
+    """An output hook that may change the reply at the end does not prevent streaming."""
     look = watching([], "after_provider_response", "message_update")
     talk = Hooked(Piecewise(["a", "b"]), look, on("before_output", None, name="o"))  # type: ignore[arg-type]
     talk.shown = []
@@ -136,8 +150,8 @@ async def test_where_hooks_only_look_on_it_is_shown_as_it_arrives() -> None:
     assert talk.shown == ["a", "b"]
 
 
-async def test_of_a_request_that_failed_nothing_was_shown() -> None:
-    """The first attempt is void, and no hook has seen it."""
+async def test_failed_attempt_is_not_shown_before_response_hooks() -> None:
+    """Only the text of the second attempt is shown."""
     talk = Hooked(Piecewise(["old"], ["new"]), on("after_provider_response", None))  # type: ignore[arg-type]
     talk.shown = []
     await talk.ask()

@@ -1,4 +1,4 @@
-"""Denied paths on the disk: what is found of them, within which limits, and from which listings."""
+"""Denied paths on the disk: matching files, limits of the search, and cached listings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orch_worker.policy.denied_files import DeniedFiles
 
 
 def made(folder: Path, *names: str) -> list[str]:
-    """Make files, or folders where a name ends with a slash, and return their paths."""
+    """Create files, or folders for names that end with a slash, and return their paths."""
     for name in names:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,8 +33,8 @@ def made(folder: Path, *names: str) -> list[str]:
         ("nothing", []),
     ],
 )
-def test_rules_find_what_exists(tmp_path: Path, rule: str, found: list[str]) -> None:
-    """Names at any depth, patterns, absolute paths; nothing below what was found."""
+def test_denied_rules_match_existing_files(tmp_path: Path, rule: str, found: list[str]) -> None:
+    """Names match at any depth, and patterns and absolute paths match too. A matching folder is not searched."""
     made(tmp_path, "in.pem", "sub/deep/key.pem", "sub/.env", "sub/secrets/a", "sub/secrets/secrets", "plain.txt")
     assert DeniedFiles([rule.format(cwd=tmp_path)], [str(tmp_path)]).find() == (
         tuple(str(tmp_path / name) for name in found),
@@ -42,20 +42,20 @@ def test_rules_find_what_exists(tmp_path: Path, rule: str, found: list[str]) -> 
     )
 
 
-def test_absolute_paths_are_found_outside_the_agents_folder(tmp_path: Path) -> None:
-    """Wherever they are."""
+def test_absolute_denied_paths_match_outside_the_agents_folder(tmp_path: Path) -> None:
+    """An absolute denied path is found although it is not below the given folder."""
     [vault] = made(tmp_path, "vault/")
     assert DeniedFiles([vault, "*.pem"], [str(tmp_path / "cwd")]).find().paths == (vault,)
 
 
-def test_names_are_found_in_each_folder_given(tmp_path: Path) -> None:
-    """And in no other."""
+def test_denied_names_match_in_each_given_folder_only(tmp_path: Path) -> None:
+    """A pattern for names finds files in both given folders and in no other folder."""
     paths = made(tmp_path, "a/x.pem", "b/x.pem", "c/x.pem")
     assert DeniedFiles(["*.pem"], [str(tmp_path / "a"), str(tmp_path / "b")]).find().paths == tuple(paths[:2])
 
 
 def test_link_with_a_denied_name_denies_its_target(tmp_path: Path) -> None:
-    """A dangling link denies nothing."""
+    """A link without an existing target denies no path."""
     [target] = made(tmp_path, "elsewhere/real")
     (tmp_path / "cwd").mkdir()
     (tmp_path / "cwd/link.pem").symlink_to(target)
@@ -64,7 +64,7 @@ def test_link_with_a_denied_name_denies_its_target(tmp_path: Path) -> None:
 
 
 def test_links_to_folders_are_not_followed(tmp_path: Path) -> None:
-    """Neither out of the folder nor in circles."""
+    """The search follows links neither to outside folders nor back to its start."""
     made(tmp_path, "elsewhere/x.pem", "cwd/")
     (tmp_path / "cwd/link").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "cwd/round").symlink_to(tmp_path / "cwd")
@@ -72,37 +72,37 @@ def test_links_to_folders_are_not_followed(tmp_path: Path) -> None:
 
 
 def test_installed_packages_are_not_searched(tmp_path: Path) -> None:
-    """They hold certificates that programs need."""
+    """Installed packages contain certificates that programs need, so these files are not denied."""
     made(tmp_path, "node_modules/a/cert.pem", ".venv/lib/site-packages/certifi/cacert.pem")
     [own] = made(tmp_path, "cert.pem")
     assert DeniedFiles(["*.pem"], [str(tmp_path)]).find().paths == (own,)
 
 
 def test_system_folders_are_not_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent may work in the folder above them."""
-    monkeypatch.setattr(denied_files, "SKIPPED", frozenset({str(tmp_path / "usr")}))
+    """System folders are left out also if they are below the folder of the agent."""
+    monkeypatch.setattr(denied_files, "SKIPPED_FOLDERS", frozenset({str(tmp_path / "usr")}))
     made(tmp_path, "usr/share/x.pem")
     assert DeniedFiles(["*.pem"], [str(tmp_path)]).find().paths == ()
 
 
 def test_too_many_names_are_reported(tmp_path: Path) -> None:
-    """Each time, also when the listings are known."""
+    """A search of more names than the limit is reported as incomplete, also if its listings are cached."""
     made(tmp_path, *(f"{folder}/{number}" for folder in "abc" for number in range(5)))
-    assert DeniedFiles(["*.pem"], [str(tmp_path)], most_names=30).find().incomplete == ""
-    found = DeniedFiles(["*.pem"], [str(tmp_path)], most_names=10)
+    assert DeniedFiles(["*.pem"], [str(tmp_path)], max_names=30).find().incomplete == ""
+    found = DeniedFiles(["*.pem"], [str(tmp_path)], max_names=10)
     assert found.find().incomplete == "more than 10 names to look through"
     assert found.find().incomplete == "more than 10 names to look through"
 
 
 def test_too_many_denied_files_are_reported(tmp_path: Path) -> None:
-    """As many as can be covered are found."""
+    """Only as many paths as the limit allows are returned, and the total is reported."""
     paths = made(tmp_path, *(f"{number}.pem" for number in range(5)))
-    found = DeniedFiles(["*.pem"], [str(tmp_path)], most_paths=3).find()
+    found = DeniedFiles(["*.pem"], [str(tmp_path)], max_paths=3).find()
     assert found == (tuple(paths[:3]), "5 denied files, of which 3 can be covered")
 
 
 def test_only_changed_folders_are_listed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder is known by its change time; one that changed within the last second is always listed again."""
+    """A folder is listed again if its change time differs or lies within the last second."""
     made(tmp_path, "a/x", "b/y")
     listed: list[str] = []
     scandir = os.scandir
@@ -116,7 +116,7 @@ def test_only_changed_folders_are_listed_again(tmp_path: Path, monkeypatch: pyte
     assert listed == []
     monkeypatch.setattr(denied_files, "SETTLED_NS", 10**18)
     [new] = made(tmp_path, "a/new.pem")
-    os.utime(tmp_path / "a", ns=(0, 0))  # its modification time tells nothing
+    os.utime(tmp_path / "a", ns=(0, 0))  # the modification time is not compared
     assert files.find().paths == (new,)
     assert listed == ["a"]
     files.find()

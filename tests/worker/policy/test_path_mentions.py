@@ -1,4 +1,4 @@
-"""Finding the paths that a call names: in arguments, shell words and Python code."""
+"""The search for paths in a call: in arguments, shell words and Python code."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from orch_protocol.policy.policy import PolicyConfig, PolicySpec
 from orch_worker.policy import path_rules
-from orch_worker.policy.path_rules import expand_wildcards, grounds_of, places_of, where_of
-from orch_worker.policy.shell_words import MOST_TEXT, MOST_WORDS, ShellContext, mentioned_paths
+from orch_worker.policy.path_rules import expand_wildcards, paths_in_call, resolve_rules, shell_context
+from orch_worker.policy.shell_words import MAX_TEXT, MAX_WORDS, ShellContext, mentioned_paths
 
 WHERE = ShellContext("/w", ("/h",), {"HOME": "/h", "PWD": "/w"})
 
@@ -108,12 +108,12 @@ WHERE = ShellContext("/w", ("/h",), {"HOME": "/h", "PWD": "/w"})
     ],
 )
 def test_path_is_found(text: str) -> None:
-    """However a path is written, or put together from what the text says, it is found."""
-    from orch_worker.policy.rules import within
+    """The path is found in each spelling, and also if the text builds the path from parts."""
+    from orch_worker.policy.rules import path_matches
 
     found = mentioned_paths([text], WHERE)
     assert found is not None
-    assert any(within(path, "/h/.ssh") for path in found), found
+    assert any(path_matches(path, "/h/.ssh") for path in found), found
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def test_path_is_found(text: str) -> None:
         *("gcc -Iinclude -Llib -o a a.c", "ln -s a/b.txt c && cat c", "bash -c 'cd src && make'"),
     ],
 )
-def test_what_names_no_path_outside_is_left_alone(text: str) -> None:
-    """Commands, addresses and code that reach no file elsewhere name nothing outside the folder."""
+def test_text_without_outside_paths_names_none(text: str) -> None:
+    """Commands, URLs and code that reach no file outside the working folder name no outside path."""
     found = mentioned_paths([text], WHERE)
     assert found is not None
     assert [path for path in found if not path.startswith("/w") and path != "/"] == []
@@ -145,19 +145,19 @@ def test_what_names_no_path_outside_is_left_alone(text: str) -> None:
         *("mkdir -p old/$(date +%F)", "cp a.txt old/`date '+%Y-%m-%d'`.txt"),
     ],
 )
-def test_what_an_everyday_line_holds_is_no_folder_and_no_other_file(text: str) -> None:
-    """A slash between fields, how many lines, a password, the folder where it is, numbers, letters and days."""
-    from orch_worker.policy.rules import within
+def test_everyday_text_is_not_taken_for_paths(text: str) -> None:
+    """Field separators, line counts, passwords, numbers, letters and dates match no protected path."""
+    from orch_worker.policy.rules import path_matches
 
     found = mentioned_paths([text], WHERE)
     assert found is not None
-    assert not any(within(path, rule) for path in found for rule in ("/w/.env", "/w/*/.env", ".env"))
+    assert not any(path_matches(path, rule) for path in found for rule in ("/w/.env", "/w/*/.env", ".env"))
     assert [path for path in found if not path.startswith("/w")] == []
 
 
-def test_a_series_is_what_it_counts() -> None:
-    """Numbers, or single letters; and a known variable is looked at behind an option."""
-    from orch_worker.policy.rules import within
+def test_brace_series_expand_to_their_members() -> None:
+    """A series consists of numbers or letters. Variables after an option are also expanded."""
+    from orch_worker.policy.rules import path_matches
 
     for text, rule in (
         ("cat k{1..3}", "/w/k2"),
@@ -169,11 +169,11 @@ def test_a_series_is_what_it_counts() -> None:
     ):
         found = mentioned_paths([text], WHERE)
         assert found is not None
-        assert any(within(path, rule) for path in found), (text, found)
+        assert any(path_matches(path, rule) for path in found), (text, found)
 
 
-def test_long_data_is_looked_through_in_no_more_room_than_it_takes() -> None:
-    """JSON without spaces, and one word with thousands of parts; of braces beyond all bounds it is said."""
+def test_long_data_is_searched_in_bounded_memory() -> None:
+    """Compact JSON and very long words are searched, and words with too many braces return None."""
     row = '{"id":7,"name":"a b","path":"src/x","tags":["a","b"],"sub":{"x":1,"y":[1,2]}}'
     for text in (f"curl -d '[{','.join([row] * 40)}]' x.org", f"x={',' * 30_000}"):
         found = mentioned_paths([text], WHERE)
@@ -184,12 +184,12 @@ def test_long_data_is_looked_through_in_no_more_room_than_it_takes() -> None:
 
 
 def test_nested_arguments_are_looked_at() -> None:
-    """Keys and values are looked at, at any depth."""
+    """Keys and values of nested arguments are searched at any depth."""
     assert mentioned_paths([{"a": [{"/k": ("x", "/v")}]}], WHERE) == ("/w/a", "/k", "/w/x", "/v")
 
 
-def test_what_goes_elsewhere_for_one_command_is_back_for_the_next() -> None:
-    """Any number of them: only what one command itself starts may go on from there."""
+def test_directory_changes_last_for_one_command() -> None:
+    """Processes that a command starts inherit its directory, but the next command does not."""
     many = mentioned_paths(["; ".join(f"git -C part{n} pull" for n in range(40))], WHERE)
     assert many is not None
     assert f"{WHERE.cwd}/part39/pull" in many
@@ -199,10 +199,10 @@ def test_what_goes_elsewhere_for_one_command_is_back_for_the_next() -> None:
     assert f"{WHERE.cwd}/b/c/d" in nested
 
 
-def test_too_much_to_look_at_is_said() -> None:
-    """A text with more words than can be looked at, or longer, is not half looked at."""
-    assert mentioned_paths([" ".join(map(str, range(MOST_WORDS + 1)))], WHERE) is None
-    assert mentioned_paths([["x" * (MOST_TEXT // 2 + 1)] * 2], WHERE) is None
+def test_excessive_text_is_reported_not_searched_in_part() -> None:
+    """The search returns None for a text that is too long or too complex to search completely."""
+    assert mentioned_paths([" ".join(map(str, range(MAX_WORDS + 1)))], WHERE) is None
+    assert mentioned_paths([["x" * (MAX_TEXT // 2 + 1)] * 2], WHERE) is None
     assert mentioned_paths(["; ".join(f"cd {n}" for n in range(10))], WHERE) is None
     for more in ("p += p", "p = p + p", "p = f'{p}{p}'", "p = '%s%s' % (p, p)", "p = '{}{}'.format(p, p)"):
         assert mentioned_paths(["\n".join(["p = '/x'", *[more] * 60])], WHERE) is None
@@ -210,20 +210,20 @@ def test_too_much_to_look_at_is_said() -> None:
     assert mentioned_paths([f"x = {' + '.join(['a'] * 1500)}"], WHERE) is None
     assert mentioned_paths([" ".join(f"env -C {n}" for n in range(10))], WHERE) is None
     assert (
-        mentioned_paths(["cd a; cd b; cd c; cd d; cd e; " + " ".join(map(str, range(MOST_WORDS // 2)))], WHERE) is None
+        mentioned_paths(["cd a; cd b; cd c; cd d; cd e; " + " ".join(map(str, range(MAX_WORDS // 2)))], WHERE) is None
     )
 
 
-def test_a_text_is_as_long_as_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it is read as, too, is no text of the call's."""
+def test_text_length_is_measured_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoded forms of a text do not count for the limit on its length."""
     script = "cat > a.sh <<'EOF'\necho a \\\n  b\n" + "# a comment\n" * 100 + "EOF"
-    monkeypatch.setattr("orch_worker.policy.shell_words.MOST_TEXT", len(script))
+    monkeypatch.setattr("orch_worker.policy.shell_words.MAX_TEXT", len(script))
     assert mentioned_paths([script], WHERE) is not None
     assert mentioned_paths([f"{script} "], WHERE) is None
 
 
-def test_a_line_that_makes_many_links_is_looked_through_or_not_at_all() -> None:
-    """A few are; one whose links might lead anywhere is too much."""
+def test_line_creating_many_links_is_reported_not_searched_in_part() -> None:
+    """Paths through twenty created links are found. A command that creates too many links returns None."""
     few = mentioned_paths(["; ".join(f"ln -s ../a{n} b{n}" for n in range(20)) + "; cat b7/x"], WHERE)
     assert few is not None
     assert "/a7/x" in few
@@ -232,87 +232,89 @@ def test_a_line_that_makes_many_links_is_looked_through_or_not_at_all() -> None:
 
 
 @given(st.lists(st.text(max_size=40), max_size=3))
-def test_any_text_can_be_looked_at(texts: list[str]) -> None:
-    """No text makes the search fail, and what it finds is absolute."""
+def test_path_search_accepts_any_text(texts: list[str]) -> None:
+    """The search raises no exception for any text and returns absolute paths only."""
     assert all(path.startswith("/") for path in mentioned_paths(texts, WHERE) or ())
 
 
 @given(
     st.from_regex(r"\A[a-z]{1,8}(/[a-z]{1,8}){0,3}\Z"), st.sampled_from(["cat '%s'", "x --a=%s|y", "open('%s')", "%s"])
 )
-def test_any_relative_path_is_found_from_the_folder(path: str, form: str) -> None:
-    """A path in whatever form of words is found where it lies."""
+def test_any_relative_path_is_resolved_against_the_folder(path: str, form: str) -> None:
+    """A relative path is found as an absolute path in each form of the surrounding text."""
     assert f"/w/{path}" in (mentioned_paths([form % path], WHERE) or ())
 
 
 class TestOnTheDisk:
-    """Where links lead."""
+    """Links and wildcards on the disk."""
 
-    def test_a_link_is_followed(self, tmp_path: Path) -> None:
-        """A name in the agent's folder that leads elsewhere is known by both places."""
+    def test_link_is_reported_under_both_paths(self, tmp_path: Path) -> None:
+        """A path through a link is reported with its spelling and with its real path."""
         (tmp_path / "secret").mkdir()
         (tmp_path / "own").mkdir()
         (tmp_path / "own" / "link").symlink_to(tmp_path / "secret")
-        where = where_of(tmp_path / "own", {})
+        where = shell_context(tmp_path / "own", {})
         (place,) = [
             each
-            for each in places_of("bash", {"command": "link/key"}, where) or ()
-            if each.spelled.endswith("link/key")
+            for each in paths_in_call("bash", {"command": "link/key"}, where) or ()
+            if each.written.endswith("link/key")
         ]
-        assert (place.spelled, place.real) == (f"{tmp_path}/own/link/key", f"{tmp_path}/secret/key")
+        assert (place.written, place.real) == (f"{tmp_path}/own/link/key", f"{tmp_path}/secret/key")
 
-    def test_what_lies_above_a_link_lies_above_where_it_leads(self, tmp_path: Path) -> None:
-        """As the system has it, and not as the path is spelled."""
+    def test_parent_of_a_link_is_that_of_its_target(self, tmp_path: Path) -> None:
+        """`link/..` is reported as the kernel resolves it and as the path is spelled."""
         (tmp_path / "away" / "deep").mkdir(parents=True)
         (tmp_path / "own").mkdir()
         (tmp_path / "own" / "link").symlink_to(tmp_path / "away" / "deep")
-        found = places_of("bash", {"command": "cat link/../key"}, where_of(tmp_path / "own", {})) or ()
+        found = paths_in_call("bash", {"command": "cat link/../key"}, shell_context(tmp_path / "own", {})) or ()
         assert {f"{tmp_path}/away/key", f"{tmp_path}/own/key"} <= {place.real for place in found}
 
-    def test_code_is_where_code_before_it_went(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What run_python names is looked for where its process is, too."""
+    def test_run_python_paths_follow_the_directory_of_its_process(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Relative paths in `run_python` are also resolved against the working directory of the process."""
         monkeypatch.chdir(tmp_path)
-        where = where_of(tmp_path / "own", {})
+        where = shell_context(tmp_path / "own", {})
         for tool, there in (("run_python", True), ("run_python_script", False)):
-            found = places_of(tool, {"code": "open('key')"}, where) or ()
-            assert (f"{tmp_path}/key" in {place.spelled for place in found}) is there
+            found = paths_in_call(tool, {"code": "open('key')"}, where) or ()
+            assert (f"{tmp_path}/key" in {place.written for place in found}) is there
 
-    def test_a_rule_that_is_a_link_covers_where_it_leads(self, tmp_path: Path) -> None:
-        """A rule counts for its path as it is spelled and for where that leads; `~` is the home of agent and user."""
+    def test_rule_on_a_link_covers_its_target(self, tmp_path: Path) -> None:
+        """A rule applies to its spelling and to its target, and `~` is the home of the agent."""
         (tmp_path / "real").mkdir()
         (tmp_path / "alias").symlink_to(tmp_path / "real")
-        where = where_of(tmp_path, {"HOME": str(tmp_path)})
+        where = shell_context(tmp_path, {"HOME": str(tmp_path)})
         rules = PolicyConfig(denied_paths=("~/alias", "*.pem", "sub/x"))
-        found = grounds_of(PolicySpec(rules=rules), where)
+        found = resolve_rules(PolicySpec(rules=rules), where)
         assert {f"{tmp_path}/alias", f"{tmp_path}/real", "*.pem", f"{tmp_path}/sub/x"} <= set(found.denied)
         assert f"{tmp_path}/real" in found.present
         assert f"{tmp_path}/.ssh" in found.credentials
         assert len(found.credentials) >= 12
 
-    def test_wildcards_stand_for_what_is_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """In any part of a path, wherever the links lead that are found; unless there are too many names to look at."""
+    def test_wildcards_expand_to_existing_paths(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A wildcard can be in any component and can match links. Too many names return None."""
         for name in ("sub/k.pem", "sub/other", "away/key"):
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).touch()
         (tmp_path / "sub" / "link").symlink_to(tmp_path / "away")
-        where = where_of(tmp_path, {})
+        where = shell_context(tmp_path, {})
 
         def stood_for(command: str) -> list[str]:
-            found = expand_wildcards(places_of("bash", {"command": command}, where) or ())
+            found = expand_wildcards(paths_in_call("bash", {"command": command}, where) or ())
             assert found is not None
             return sorted(place.real.removeprefix(f"{tmp_path}/") for place in found)
 
         assert stood_for("cat s*/k.p?m") == ["sub/k.pem"]
         assert stood_for("cat sub/l*/k*") == ["away/key"]
         assert stood_for("grep 'a.*b' sub/z*") == stood_for("cat sub/other") == []
-        monkeypatch.setattr(path_rules, "MOST_NAMES", 43)
+        monkeypatch.setattr(path_rules, "MAX_NAMES", 43)
         assert stood_for("cat sub/k* sub/k.p* sub/o*") == ["sub/k.pem", "sub/other"]
-        monkeypatch.setattr(path_rules, "MOST_NAMES", 42)
-        assert expand_wildcards(places_of("bash", {"command": "cat sub/*"}, where) or ()) is None
+        monkeypatch.setattr(path_rules, "MAX_NAMES", 42)
+        assert expand_wildcards(paths_in_call("bash", {"command": "cat sub/*"}, where) or ()) is None
 
-    def test_text_is_no_place(self, tmp_path: Path) -> None:
-        """What is written to a file, or told to a model, names no path that the call reaches."""
-        where = where_of(tmp_path, {})
-        written = places_of("write_file", {"path": "a", "content": "see ~/.ssh/id"}, where) or ()
-        assert [each.spelled for each in written] == [str(tmp_path), f"{tmp_path}/a"]
-        assert places_of("query_subagent", {"prompt": "~/.ssh"}, where) == ()
+    def test_text_arguments_name_no_paths(self, tmp_path: Path) -> None:
+        """Content of a file and prompts for an agent are not searched for paths."""
+        where = shell_context(tmp_path, {})
+        written = paths_in_call("write_file", {"path": "a", "content": "see ~/.ssh/id"}, where) or ()
+        assert [each.written for each in written] == [str(tmp_path), f"{tmp_path}/a"]
+        assert paths_in_call("query_subagent", {"prompt": "~/.ssh"}, where) == ()

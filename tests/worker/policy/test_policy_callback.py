@@ -1,4 +1,4 @@
-"""A function of the user's as a source of the policy: what counts as its verdict, and what as a no."""
+"""Policy functions of users: valid verdicts, failures, and the combination with other sources."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from orch_protocol.policy.policy import PolicyCall, PolicyConfig, PolicySpec, Ve
 from orch_protocol.services.service import AnyService
 from orch_worker.policy.policy_callback import PolicyCallback, load_policy_function
 from virtual_clock import virtual
-from worker.tools.dispatch.test_guard import Root, box, told
+from worker.tools.dispatch.test_guard import Root, box, tool_reply
 
 CALL = PolicyCall("bash", {"command": "rm x", "more": ["a"]})
 RULES = PolicyConfig()
 
 
 def no_touching(call: PolicyCall, config: PolicyConfig) -> Verdict:  # noqa: ARG001
-    """Deny everything that `touch` would do to a file called `no`."""
+    """Deny calls on the path `no`."""
     return Verdict("deny", reason="hands off") if call.input.get("path") == "no" else Verdict()
 
 
 def all_mine(call: PolicyCall, config: PolicyConfig) -> Verdict:  # noqa: ARG001
-    """Say that `a` is personal."""
+    """Mark the data of calls on the path `a` as personal."""
     return Verdict(data="personal") if call.input.get("path") == "a" else Verdict()
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-async def test_what_a_function_returns_is_its_verdict(is_async: bool) -> None:
-    """A function, async or not, is told of the call and the rules, and its verdict is taken as it is."""
+async def test_callback_result_is_the_verdict(is_async: bool) -> None:
+    """Sync and async functions receive the call and the rules, and only sync functions run in another thread."""
     seen: list[Any] = []
 
     def judge(call: PolicyCall, config: PolicyConfig) -> Verdict:
@@ -43,24 +43,26 @@ async def test_what_a_function_returns_is_its_verdict(is_async: bool) -> None:
     async def judge_async(call: PolicyCall, config: PolicyConfig) -> Verdict:
         return judge(call, config)
 
-    assert await PolicyCallback(judge_async if is_async else judge).of(CALL, RULES) == Verdict("ask", "local", "so")
+    assert await PolicyCallback(judge_async if is_async else judge).evaluate(CALL, RULES) == Verdict(
+        "ask", "local", "so"
+    )
     assert seen == [(CALL, RULES, is_async)]
 
 
 class Choice(StrEnum):
-    """What a program may call its answers."""
+    """The approvals of a program as an enum."""
 
     ASK = "ask"
 
 
-async def test_a_verdict_of_texts_of_another_class_counts() -> None:
-    """A member of a StrEnum says what its text says, and goes on as that."""
-    said = await PolicyCallback(lambda *_: Verdict(Choice.ASK, reason=Choice.ASK)).of(CALL, RULES)  # type: ignore[arg-type]
-    assert (said, type(said.approval), type(said.reason)) == (Verdict("ask", reason="ask"), str, str)
+async def test_strenum_verdict_counts_as_its_text() -> None:
+    """Members of a StrEnum in a verdict are converted to plain strings."""
+    found = await PolicyCallback(lambda *_: Verdict(Choice.ASK, reason=Choice.ASK)).evaluate(CALL, RULES)  # type: ignore[arg-type]
+    assert (found, type(found.approval), type(found.reason)) == (Verdict("ask", reason="ask"), str, str)
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("expected", "why"),
     [
         (None, "returned NoneType, not a Verdict"),
         ("allow", "returned str"),
@@ -75,27 +77,27 @@ async def test_a_verdict_of_texts_of_another_class_counts() -> None:
     ],
 )
 @pytest.mark.parametrize("is_async", [True, False])
-async def test_whatever_is_no_verdict_is_a_no(said: Any, why: str, is_async: bool) -> None:
-    """An exception, nothing, another type and values that do not exist all deny, and say which."""
+async def test_invalid_callback_result_denies(expected: Any, why: str, is_async: bool) -> None:
+    """The reason describes the exception or the invalid verdict."""
 
     def judge(call: PolicyCall, config: PolicyConfig) -> Any:  # noqa: ARG001
-        if isinstance(said, BaseException):
-            raise said
-        return said
+        if isinstance(expected, BaseException):
+            raise expected
+        return expected
 
     async def judge_async(call: PolicyCall, config: PolicyConfig) -> Any:
         return judge(call, config)
 
-    if is_async and isinstance(said, StopIteration):
+    if is_async and isinstance(expected, StopIteration):
         why = "coroutine raised StopIteration"
-    verdict = await PolicyCallback(judge_async if is_async else judge).of(CALL, RULES)
+    verdict = await PolicyCallback(judge_async if is_async else judge).evaluate(CALL, RULES)
     assert verdict.approval == "deny"
     assert why in verdict.reason
 
 
 @virtual
-async def test_a_function_that_does_not_return_is_a_no_in_time() -> None:
-    """An async function has its seconds, then the call is denied and the next one is asked about anew."""
+async def test_async_callback_that_hangs_denies_at_its_timeout() -> None:
+    """An async function that does not return denies the call after exactly the time limit."""
 
     async def judge(call: PolicyCall, config: PolicyConfig) -> Verdict:  # noqa: ARG001
         await asyncio.Event().wait()
@@ -103,12 +105,12 @@ async def test_a_function_that_does_not_return_is_a_no_in_time() -> None:
 
     opinion = PolicyCallback(judge, seconds=5)
     before = asyncio.get_running_loop().time()
-    assert "did not return within 5 s" in (await opinion.of(CALL, RULES)).reason
+    assert "did not return within 5 s" in (await opinion.evaluate(CALL, RULES)).reason
     assert asyncio.get_running_loop().time() == before + 5
 
 
-async def test_a_thread_that_does_not_come_back_holds_nobody() -> None:
-    """A function that hangs denies its call in time, and others at once, until it has returned."""
+async def test_hanging_callback_thread_denies_later_calls_at_once() -> None:
+    """While the function still runs for an earlier call, later calls are denied without calling it again."""
     release, calls = threading.Event(), []
 
     def judge(call: PolicyCall, config: PolicyConfig) -> Verdict:  # noqa: ARG001
@@ -117,23 +119,23 @@ async def test_a_thread_that_does_not_come_back_holds_nobody() -> None:
         return Verdict()
 
     opinion = PolicyCallback(judge, seconds=0.01)
-    assert "did not return" in (await opinion.of(CALL, RULES)).reason
-    assert "still at work on an earlier call" in (await opinion.of(CALL, RULES)).reason
+    assert "did not return" in (await opinion.evaluate(CALL, RULES)).reason
+    assert "still at work on an earlier call" in (await opinion.evaluate(CALL, RULES)).reason
     release.set()
     assert opinion._running is not None
     await opinion._running
     assert len(calls) == 1
 
 
-async def test_a_function_cannot_change_what_runs() -> None:
-    """It is shown a copy of the arguments, down to the innermost list."""
+async def test_callback_cannot_mutate_the_call() -> None:
+    """The function receives a deep copy of the arguments."""
 
     def judge(call: PolicyCall, config: PolicyConfig) -> Verdict:  # noqa: ARG001
         call.input["more"].append("b")
         call.input["command"] = "rm y"
         return Verdict()
 
-    await PolicyCallback(judge).of(CALL, RULES)
+    await PolicyCallback(judge).evaluate(CALL, RULES)
     assert CALL.input == {"command": "rm x", "more": ["a"]}
 
 
@@ -145,8 +147,8 @@ async def test_a_function_cannot_change_what_runs() -> None:
         ("worker.policy.test_policy_callback:RULES", "must be a function; got PolicyConfig"),
     ],
 )
-def test_a_function_that_is_not_there_is_an_error(name: str, why: str) -> None:
-    """What cannot be imported is said before the agent is there, with what to do."""
+def test_missing_callback_is_an_error_before_the_agent_starts(name: str, why: str) -> None:
+    """A policy function that cannot be imported is an error when the toolbox is created."""
     with pytest.raises(ConfigError, match=why):
         load_policy_function(name)
     with pytest.raises(ConfigError):
@@ -154,34 +156,34 @@ def test_a_function_that_is_not_there_is_an_error(name: str, why: str) -> None:
 
 
 class TestInTheGuard:
-    """The function beside the other sources."""
+    """A policy function together with the other sources of the policy."""
 
-    async def test_its_no_counts(self, tmp_path: Path) -> None:
-        """What it denies is not run, with its reason; what it allows runs."""
+    async def test_callback_denial_stops_the_call(self, tmp_path: Path) -> None:
+        """The result contains the reason of the function, and calls that the function allows run."""
         toolbox = box(
             tmp_path, PolicySpec(rules=PolicyConfig(function="worker.policy.test_policy_callback:no_touching"))
         )
-        assert (await told(toolbox, path="yes"))[0]
-        ran, _, text = await told(toolbox, path="no")
+        assert (await tool_reply(toolbox, path="yes"))[0]
+        ran, _, text = await tool_reply(toolbox, path="no")
         assert (ran, "hands off" in text) == (False, True)
 
-    async def test_it_makes_nothing_milder(self, tmp_path: Path) -> None:
-        """What another source denies stays denied, whatever the function says."""
+    async def test_callback_cannot_relax_other_sources(self, tmp_path: Path) -> None:
+        """A denial by a permission applies although the function allows the call."""
         rules = PolicyConfig(function="worker.policy.test_policy_callback:no_touching", permissions={"touch": "deny"})
-        ran, _, text = await told(box(tmp_path, PolicySpec(rules=rules)), path="yes")
+        ran, _, text = await tool_reply(box(tmp_path, PolicySpec(rules=rules)), path="yes")
         assert (ran, "permissions.touch" in text) == (False, True)
 
-    async def test_what_it_calls_personal_counts_as_that(self, tmp_path: Path) -> None:
-        """After a call that the function says touches personal data, others of the turn are held to that."""
+    async def test_callback_can_mark_a_call_as_personal(self, tmp_path: Path) -> None:
+        """After the function marks one call as personal, later calls of the turn count as personal too."""
         rules = PolicyConfig(function="worker.policy.test_policy_callback:all_mine", permissions={"touch": "allow"})
         toolbox = box(tmp_path, PolicySpec("cli", rules))
-        assert (await told(toolbox, path="b"))[0]
-        await told(toolbox, path="a")
-        _, _, text = await told(toolbox, path="b")
+        assert (await tool_reply(toolbox, path="b"))[0]
+        await tool_reply(toolbox, path="a")
+        _, _, text = await tool_reply(toolbox, path="b")
         assert "data is personal" in text
 
-    async def test_the_root_is_asked_where_the_function_is_there(self, tmp_path: Path) -> None:
-        """A function in the root judges with the same effect, and a root that cannot be asked denies."""
+    async def test_callback_in_the_root_decides_for_workers(self, tmp_path: Path) -> None:
+        """The worker asks the root for the verdict, and a call is denied if there is no root."""
 
         async def root(called: AnyService, params: Any, seconds: float | None = None) -> Any:
             if called.name == "evaluate_policy":
@@ -190,9 +192,9 @@ class TestInTheGuard:
 
         spec = PolicySpec(asks_root=True)
         toolbox = box(tmp_path, spec, call_root=root)
-        assert (await told(toolbox, path="yes"))[0]
-        assert "hands off" in (await told(toolbox, path="no"))[2]
+        assert (await tool_reply(toolbox, path="yes"))[0]
+        assert "hands off" in (await tool_reply(toolbox, path="no"))[2]
         assert (
             "could not be asked: cannot call 'evaluate_policy': this tool runs without a root"
-            in (await told(box(tmp_path, spec), path="yes"))[2]
+            in (await tool_reply(box(tmp_path, spec), path="yes"))[2]
         )

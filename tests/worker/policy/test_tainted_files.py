@@ -1,4 +1,4 @@
-"""Files that agents wrote while they held what strangers wrote: which they are, and for how long."""
+"""The record of files that tainted agents wrote: the labels of each file, and when a file loses them."""
 
 from __future__ import annotations
 
@@ -11,73 +11,95 @@ import pytest
 from orch_protocol.core.taint import TaintLabel
 from orch_protocol.policy.policy import PolicySpec
 from orch_worker.policy import taint
-from orch_worker.policy.path_rules import grounds_of, where_of
+from orch_worker.policy.path_rules import resolve_rules, shell_context
 from orch_worker.policy.rules import ResolvedRules
-from orch_worker.policy.taint import changed_below, labels_file, remember_file_taint, with_remembered_taint
+from orch_worker.policy.taint import (
+    changed_below,
+    copy_file_taint,
+    labels_file,
+    remember_file_taint,
+    with_remembered_taint,
+)
 
 U, S = TaintLabel("untrusted", "mail"), TaintLabel("sensitive", "key")
 
 
 @pytest.fixture
 def record(tmp_path: Path) -> Path:
-    """Where it is kept in mind, and two files."""
+    """The path of the record, next to two files."""
     for name in ("a", "b"):
         (tmp_path / name).write_text("x")
     return tmp_path / "record.json"
 
 
 def grounds(record: Path) -> ResolvedRules:
-    """Return what an agent beside the record goes by."""
-    return with_remembered_taint(grounds_of(PolicySpec(), where_of(record.parent, {})), record)
+    """Return the resolved rules of an agent that works in the folder of the record."""
+    return with_remembered_taint(resolve_rules(PolicySpec(), shell_context(record.parent, {})), record)
 
 
-def test_a_file_is_what_its_writers_held(record: Path) -> None:
-    """All of them, as long as each added to it; deeds are no matter."""
+def test_file_taint_is_the_union_of_its_writers(record: Path) -> None:
+    """A file has the content labels of all agents that wrote it. The label for actions is not recorded."""
     a, b = str(record.parent / "a"), str(record.parent / "b")
-    remember_file_taint(record, [a], [U, TaintLabel("acts")], whole=False)
-    remember_file_taint(record, [a, b], [S], whole=False)
+    remember_file_taint(record, [a], [U, TaintLabel("acts")], replace_labels=False)
+    remember_file_taint(record, [a, b], [S], replace_labels=False)
     found = grounds(record)
     assert (found.untrusted, found.sensitive) == ((a,), (a, b))
     assert {a, b} <= found.present
 
 
-def test_what_is_written_whole_by_who_held_nothing_is_clean(record: Path) -> None:
-    """As is what is gone; what is added to is not."""
+def test_file_rewritten_by_an_untainted_agent_is_clean(record: Path) -> None:
+    """A rewrite or a deletion removes the labels of a file, but an append does not."""
     a, b = record.parent / "a", record.parent / "b"
-    remember_file_taint(record, [str(a), str(b)], [U], whole=True)
-    remember_file_taint(record, [str(a)], [], whole=False)
+    remember_file_taint(record, [str(a), str(b)], [U], replace_labels=True)
+    remember_file_taint(record, [str(a)], [], replace_labels=False)
     assert set(grounds(record).untrusted) == {str(a), str(b)}
-    remember_file_taint(record, [str(a)], [], whole=True)
+    remember_file_taint(record, [str(a)], [], replace_labels=True)
     b.unlink()
     assert grounds(record).untrusted == ()
 
 
-def test_nothing_is_kept_where_nobody_holds_anything(record: Path) -> None:
-    """Not even a file."""
-    remember_file_taint(record, [str(record.parent / "a")], [], whole=True)
+def test_untainted_agents_write_no_record(record: Path) -> None:
+    """A write without labels does not create the record file."""
+    remember_file_taint(record, [str(record.parent / "a")], [], replace_labels=True)
     assert sorted(path.name for path in record.parent.iterdir()) == ["a", "b"]
 
 
-def test_of_a_great_many_the_last_are_kept(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the order in which something was written to them."""
-    monkeypatch.setattr(taint, "MOST", 2)
+def test_labels_of_a_folder_are_copied(record: Path) -> None:
+    """The same files below the other folder get the labels in addition to the labels that they have."""
+    folder = record.parent
+    for name in ("one/x", "one/y", "two/x", "two/y", "one-more/x"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("x")
+    copy_file_taint(record, f"{folder}/one", f"{folder}/two")
+    assert not record.exists()
+    remember_file_taint(record, [f"{folder}/one/x", f"{folder}/one-more/x"], [U], replace_labels=True)
+    remember_file_taint(record, [f"{folder}/two/x"], [S], replace_labels=True)
+    copy_file_taint(record, f"{folder}/one", f"{folder}/two")
+    found = grounds(record)
+    assert set(found.untrusted) == {f"{folder}/{name}" for name in ("one/x", "two/x", "one-more/x")}
+    assert found.sensitive == (f"{folder}/two/x",)
+
+
+def test_bounded_record_keeps_the_latest_writes(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full record drops the file whose last write is the oldest."""
+    monkeypatch.setattr(taint, "MAX_RECORDED_FILES", 2)
     a, b, c = (record.parent / name for name in "abc")
     c.write_text("x")
     for path in (a, b, a, c):
-        remember_file_taint(record, [str(path)], [U], whole=False)
+        remember_file_taint(record, [str(path)], [U], replace_labels=False)
     assert grounds(record).untrusted == (str(a), str(c))
 
 
-def test_a_record_that_cannot_be_read_makes_all_files_untrusted(record: Path) -> None:
-    """Nobody knows then."""
+def test_unreadable_record_makes_all_files_untrusted(record: Path) -> None:
+    """If the record cannot be read, the labels are unknown, so the whole disk is untrusted."""
     record.write_text("{")
     assert grounds(record).untrusted == ("/",)
 
 
-def test_what_code_changed_is_found(record: Path) -> None:
-    """Below the folder; neither links nor what is apart."""
+def test_files_changed_by_code_are_found(record: Path) -> None:
+    """The search leaves out links, given separate folders and `.git`."""
     folder = record.parent
-    since = time.time_ns() + taint.TICK + 1
+    since = time.time_ns() + taint.CLOCK_TOLERANCE_NS + 1
     assert changed_below(folder, since + 10**12) == []
     for name in ("in", "apart", ".git"):
         (folder / name).mkdir()
@@ -87,8 +109,8 @@ def test_what_code_changed_is_found(record: Path) -> None:
     assert sorted(Path(path).relative_to(folder).as_posix() for path in found) == ["a", "b", "in/new"]
 
 
-def test_what_is_in_a_folder_that_was_moved_has_changed(record: Path) -> None:
-    """Its files say nothing of that; a folder in which something is new is no other than before."""
+def test_moved_folder_counts_as_changed(record: Path) -> None:
+    """All files of a moved folder count as changed. A new entry in a folder does not make its other files count."""
     folder = record.parent
     long_ago = time.time() - 3600
     for name in ("old/in", "stays"):
@@ -96,7 +118,7 @@ def test_what_is_in_a_folder_that_was_moved_has_changed(record: Path) -> None:
         (folder / name / "file").write_text("x")
     for path in (folder / "old", folder / "old" / "in"):
         os.utime(path, (long_ago, long_ago))
-    while (since := time.time_ns()) <= (folder / "stays" / "file").stat().st_ctime_ns + 2 * taint.TICK:
+    while (since := time.time_ns()) <= (folder / "stays" / "file").stat().st_ctime_ns + 2 * taint.CLOCK_TOLERANCE_NS:
         pass
     (folder / "old").rename(folder / "new")
     (folder / "stays" / "more").write_text("x")
@@ -104,8 +126,8 @@ def test_what_is_in_a_folder_that_was_moved_has_changed(record: Path) -> None:
     assert sorted(Path(path).relative_to(folder).as_posix() for path in found) == ["new/in/file", "stays/more"]
 
 
-def test_a_record_written_beside_the_sessions_before_is_moved(tmp_path: Path) -> None:
-    """Its labels still hold; the record is in a folder of its own now."""
+def test_record_at_its_former_location_is_moved(tmp_path: Path) -> None:
+    """A record at its former path is moved with its labels, and the old file is removed."""
     (tmp_path / ".written.json").write_text('{"/a": ["untrusted"]}')
     record = labels_file(tmp_path / "session")
     assert record == tmp_path / ".written" / ".written.json"

@@ -1,4 +1,4 @@
-"""What filling the holes in memory costs at most; tests/integration/test_holes.py has what it brings."""
+"""The maximum cost of filling holes in the heap. The benefit is tested in tests/integration/test_holes.py."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from orch_worker.process import zygote
 from orch_worker.process.zygote import fill_heap_holes
 
 
-def test_where_nothing_lies_side_by_side_little_is_tried_and_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with PYTHONMALLOC=debug, or another allocator that leaves room between any two things."""
+def test_memory_without_adjacent_objects_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If objects are never adjacent, as with PYTHONMALLOC=debug, at most 1 MiB of each size is tried."""
     tried = dict.fromkeys((*zygote.MALLOC_SIZES, *zygote.PYMALLOC_SIZES), 0)
 
     def maker(size: int) -> Callable[[], object]:

@@ -1,4 +1,4 @@
-"""The zygote, with processes that are none."""
+"""The zygote, tested without processes."""
 
 from __future__ import annotations
 
@@ -14,25 +14,24 @@ from orch_worker.process.zygote import Zygote
 
 @pytest.fixture
 def line() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Two ends of a control socket: the root's and the zygote's."""
+    """The two ends of a control socket: the root's and the zygote's."""
     root, zygote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with root, zygote:
         yield root, zygote
 
 
 class Refused:
-    """A process that the system has no room for."""
+    """A process class whose `start` fails because the system has no resources."""
 
     def __init__(self, **_: object) -> None:
         pass
 
     def start(self) -> None:
-        """Refuse."""
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
 
-def test_fork_that_the_system_refuses_is_told(line: tuple[socket.socket, socket.socket]) -> None:
-    """A fork that fails is answered with the reason; the zygote works on until the root hangs up."""
+def test_failed_fork_is_reported(line: tuple[socket.socket, socket.socket]) -> None:
+    """The zygote answers each of two requests with the reason of the failure."""
     root, control = line
     pipe, wake = os.pipe(), os.pipe()
     never, writer = os.pipe()
@@ -47,7 +46,7 @@ def test_fork_that_the_system_refuses_is_told(line: tuple[socket.socket, socket.
 
 
 def test_end_of_the_root_ends_the_zygote(line: tuple[socket.socket, socket.socket]) -> None:
-    """A pidfd that becomes readable outweighs everything that is still asked for."""
+    """A readable pidfd ends the zygote before it reads a queued request."""
     root, control = line
     pidfd, end = os.pipe()
     wake = os.pipe()

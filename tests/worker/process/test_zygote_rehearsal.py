@@ -1,4 +1,4 @@
-"""The worker's part, played before anybody is there to see it."""
+"""The rehearsal of a zygote, which runs a complete agent before the first fork."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 
 from orch_worker.process import zygote
 from orch_worker.session.log.append_log import AppendLog
-from orch_worker.session.transcript import read_session
+from orch_worker.session.session_reader import read_session
 
 
-async def test_play_is_a_whole_life(tmp_path: Path) -> None:
-    """The agent is made, asked, calls a tool, answers, and leaves by itself."""
+async def test_rehearsal_runs_a_complete_agent(tmp_path: Path) -> None:
+    """The session contains a prompt, a tool call with its result, and a reply."""
     await asyncio.wait_for(zygote._run_agent_once(tmp_path / "agent"), 10)
     session = read_session(tmp_path / "agent")
     assert [message.role for message in session.messages] == ["user", "assistant", "user", "assistant"]
@@ -23,10 +23,10 @@ async def test_play_is_a_whole_life(tmp_path: Path) -> None:
     assert (reply.text, reply.tool_calls) == ("done", 1)
 
 
-def test_rehearsal_leaves_nothing_behind(
+def test_rehearsal_leaves_no_file_descriptor_or_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It is played often enough to matter, says nothing, and leaves no file, descriptor or thread."""
+    """The agent runs WARM_UP_RUNS times, and the rehearsal leaves no files and prints nothing."""
     played: list[Path] = []
     play = zygote._run_agent_once
     monkeypatch.setattr(zygote, "_run_agent_once", lambda folder: played.append(folder) or play(folder))
@@ -39,8 +39,8 @@ def test_rehearsal_leaves_nothing_behind(
     assert capfd.readouterr() == ("", "")
 
 
-def test_rehearsal_is_over_when_the_threads_of_its_tools_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those that take a while to end when they have said what came of it: the zygote forks with none."""
+def test_rehearsal_waits_for_its_tool_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All threads of the rehearsal end before it returns, because the zygote must fork without threads."""
     before, waited = set(threading.enumerate()), threading.Event()
     run, join = threading.Thread.run, threading.Thread.join
 
@@ -60,16 +60,16 @@ def test_rehearsal_is_over_when_the_threads_of_its_tools_are(tmp_path: Path, mon
     assert not left
 
 
-def test_what_a_killed_zygote_left_is_removed(tmp_path: Path) -> None:
-    """A rehearsal that was cut short does not stand in the way of the next, and is gone with it."""
+def test_rehearsal_folder_of_a_killed_zygote_is_removed(tmp_path: Path) -> None:
+    """Files of an earlier rehearsal that was killed do not prevent a new rehearsal, which removes them."""
     (tmp_path / "rehearsal" / "0").mkdir(parents=True)
     (tmp_path / "rehearsal" / "0" / "session.jsonl").write_text("something else")
     zygote.run_warm_up_agent(tmp_path / "rehearsal")
     assert not list(tmp_path.iterdir())
 
 
-def test_rehearsal_waits_for_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody will read what it writes; afterwards everything is synced as before."""
+def test_rehearsal_does_not_sync_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rehearsal calls no function that syncs files, and restores these functions afterwards."""
     synced: list[object] = []
     before = [AppendLog._fdatasync, AppendLog._sync_folder]
     monkeypatch.setattr(os, "fsync", synced.append)
@@ -80,17 +80,17 @@ def test_rehearsal_waits_for_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [AppendLog._fdatasync, AppendLog._sync_folder] == before
 
 
-def test_failed_rehearsal_is_told_and_survived(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Where its folder cannot be made, the log says so and the zygote goes on."""
+def test_failed_rehearsal_is_logged_and_ignored(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """If its folder cannot be created, the rehearsal prints the error and raises nothing."""
     (tmp_path / "file").touch()
     zygote.run_warm_up_agent(tmp_path / "file" / "rehearsal")
     assert "StoreError" in capfd.readouterr().err
 
 
-def test_a_rehearsal_that_does_not_end_is_given_up(
+def test_hanging_rehearsal_times_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Whoever waits for the zygote is not to wait for this."""
+    """A rehearsal that exceeds its time limit prints the error and leaves no files."""
     monkeypatch.setattr(zygote, "WARM_UP_TIMEOUT_SECONDS", 0.0)
     monkeypatch.setattr(zygote._RehearsalRoot, "send", lambda *_: None)
     zygote.run_warm_up_agent(tmp_path / "rehearsal")

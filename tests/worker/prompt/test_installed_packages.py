@@ -1,4 +1,4 @@
-"""What packages say of themselves, as agents are told it."""
+"""Descriptions of installed packages in the prompt."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from orch_worker.tools.api.base import ToolContext
 
 
 def install(folder: Path, name: str, text: str, environment: str = ".venv") -> Path:
-    """Install the metadata of a package into an environment of the project; return where that is."""
+    """Install the metadata of a package into an environment of the project. Return the folder of the packages."""
     place = folder / environment / "lib" / "python3.11" / "site-packages"
     (place / f"{name}-1.2.dist-info").mkdir(parents=True)
     (place / f"{name}-1.2.dist-info" / "METADATA").write_text(text)
@@ -28,8 +28,8 @@ def install(folder: Path, name: str, text: str, environment: str = ".venv") -> P
 METADATA = "Metadata-Version: 2.1\nName: zebra\nVersion: 1.2\nSummary: Counts stripes\n\nUse it like this.\n"
 
 
-def test_version_summary_and_how_the_description_begins(tmp_path: Path) -> None:
-    """From the environment of the project, whose folder is looked at again when something is installed."""
+def test_package_info_has_version_summary_and_description(tmp_path: Path) -> None:
+    """The text comes from the project's environment. The folder is noted, so that later changes are found."""
     place = install(tmp_path, "zebra", METADATA)
     noted: list[Path] = []
     assert pages_of(tmp_path, ["zebra"], noted.append) == (
@@ -38,29 +38,29 @@ def test_version_summary_and_how_the_description_begins(tmp_path: Path) -> None:
     assert noted == [place]
 
 
-def test_else_from_where_orch_is() -> None:
+def test_package_info_falls_back_to_the_environment_of_orch() -> None:
     """The version is the installed one."""
     [page] = pages_of(Path("/nowhere"), ["msgspec"], lambda _: None)
     assert page.text.startswith(f"msgspec {msgspec.__version__}: ")
 
 
-def test_pictures_and_badges_are_left_out(tmp_path: Path) -> None:
-    """What a page shows before its first word tells a model nothing."""
+def test_images_and_badges_are_removed_from_descriptions(tmp_path: Path) -> None:
+    """Images and badges contain no information for a model."""
     pictures = '<p align="center">\n  <img src="x">\n</p>\n\n[![badge](x)](y)\n![logo](z)\n.. image:: w\n\n\n\n'
     install(tmp_path, "zebra", METADATA.replace("Use it", f"{pictures}**Use** it"))
     [page] = pages_of(tmp_path, ["zebra"], lambda _: None)
     assert page.text == "zebra 1.2: Counts stripes\n\n**Use** it like this."
 
 
-def test_what_is_not_there_is_said(tmp_path: Path) -> None:
-    """A name that nobody installed is no failure."""
+def test_missing_package_is_reported_as_missing(tmp_path: Path) -> None:
+    """No exception is raised."""
     [page] = pages_of(tmp_path, ["no-such-package-at-all"], lambda _: None)
     assert (page.text, page.problem) == ("", "it is not installed")
 
 
 @pytest.mark.parametrize("level", ["brief", "full"])
-def test_a_package_is_a_part_of_its_own(tmp_path: Path, level: str) -> None:
-    """Bounded, in its own name behind the project, and told apart again; where nothing is told, neither is this."""
+def test_package_info_is_a_separate_bounded_part(tmp_path: Path, level: str) -> None:
+    """The part follows the project description. Without a description, it is left out."""
     install(tmp_path, "zebra", METADATA + "More of it.\n" * 500)
     rules = ContextConfig(packages=("zebra",))
     project = permitted_survey(survey_project(rules, ToolContext(tmp_path)), (), listed=True)

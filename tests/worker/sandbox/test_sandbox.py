@@ -1,4 +1,4 @@
-"""What tools' processes are kept from: what is tried, what comes of it, and the filter of system calls, without one."""
+"""The sandbox, tested without processes: available levels, reachable paths and the filter of system calls."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ PROCESSORS = ("x86_64", "aarch64")
 
 
 def verdict(machine: str, call: str | int, *arguments: int, sockets: bool = True, network: bool = False) -> int:
-    """Return with which error the filter answers `call`, 0 when it lets it through: as the kernel would run it."""
+    """Return the error with which the filter answers `call`, or 0 if the filter allows the call."""
     here = seccomp.MACHINES[machine]
-    number = call if isinstance(call, int) else seccomp.CALLS[call][here.column]
+    number = call if isinstance(call, int) else seccomp.CALL_NUMBERS[call][here.column]
     data = struct.pack("=IIQ6Q", number, here.audit, 0, *(*arguments, *[0] * (6 - len(arguments))))
     return run(seccomp.build_filter(machine, sockets=sockets, network=network), data)
 
 
 def run(code: bytes, data: bytes) -> int:
-    """Run the filter `code` over `data` and return the error it answers with, 0 for none."""
+    """Run the filter `code` over `data`, as the kernel does, and return the error, or 0 if there is none."""
     steps = list(struct.iter_unpack("=HBBI", code))
     value, at = 0, 0
     while True:
@@ -43,19 +43,19 @@ def run(code: bytes, data: bytes) -> int:
 
 
 class TestFilter:
-    """The program that the kernel runs before each system call."""
+    """The filter that the kernel runs before each system call."""
 
     @pytest.mark.parametrize("machine", PROCESSORS)
-    def test_what_opens_a_door_is_refused(self, machine: str) -> None:
-        """Each call of the list, but those whose arguments decide."""
-        for call in seccomp.CALLS.keys() - seccomp.SPECIAL:
+    def test_filter_refuses_dangerous_system_calls(self, machine: str) -> None:
+        """Each listed call is refused, except calls that the filter judges by their arguments."""
+        for call in seccomp.CALL_NUMBERS.keys() - seccomp.CALLS_WITH_ARGUMENT_CHECKS:
             assert verdict(machine, call) == errno.EPERM, call
             assert verdict(machine, call, sockets=False) == errno.EPERM, call
-        assert verdict(machine, "clone3") == errno.ENOSYS  # programs then ask in a way that can be looked at
+        assert verdict(machine, "clone3") == errno.ENOSYS  # programs then use clone, whose flags the filter can check
 
     @pytest.mark.parametrize("machine", PROCESSORS)
-    def test_what_every_program_needs_goes_through(self, machine: str) -> None:
-        """Reading, writing, threads, forks, pairs of sockets."""
+    def test_filter_allows_common_system_calls(self, machine: str) -> None:
+        """The filter allows reading, writing, threads, forks and socket pairs."""
         for number in (0, 1, 2, 3, 9, 60, 63, 64, 93, 231):
             assert verdict(machine, number) == 0
         for flags in (0x11, 0x4111, 0x3D0F00):  # fork, vfork, a thread
@@ -63,14 +63,17 @@ class TestFilter:
         assert verdict(machine, "socketpair", 1, 1 | 0x80800) == 0
 
     @pytest.mark.parametrize("machine", PROCESSORS)
-    def test_no_process_in_a_world_of_its_own(self, machine: str) -> None:
-        """Any of the flags that make a namespace, beside others."""
+    def test_filter_refuses_new_namespaces(self, machine: str) -> None:
+        """`clone` is refused with each flag that creates a namespace."""
         for bit in (17, 25, 26, 27, 28, 29, 30):
             assert verdict(machine, "clone", 1 << bit | 0x11) == errno.EPERM
 
     @pytest.mark.parametrize("machine", PROCESSORS)
-    def test_sockets(self, machine: str) -> None:
-        """None; with the network those of the internet that are not raw; all where there is a network of its own."""
+    def test_filter_restricts_sockets_by_network_level(self, machine: str) -> None:
+        """Without network all sockets are refused, and with network only internet and netlink sockets are allowed.
+
+        A separate network namespace allows all families.
+        """
         families = {"unix": 1, "internet": 2, "internet 6": 10, "netlink": 16, "packet": 17, "vsock": 40}
         for family in families.values():
             assert verdict(machine, "socket", family, 1) == errno.EACCES
@@ -79,37 +82,37 @@ class TestFilter:
         assert allowed == {"internet", "internet 6", "netlink"}
         for kind, answer in ((1 | 0x80000, 0), (2 | 0x800, 0), (3, errno.EACCES), (5, errno.EACCES)):
             assert verdict(machine, "socket", 2, kind, network=True) == answer
-        assert verdict(machine, "socketpair", 1, 2 | 0x80000) == errno.EACCES  # could be turned to any path
+        assert verdict(machine, "socketpair", 1, 2 | 0x80000) == errno.EACCES  # it can connect to any path
 
-    def test_another_table_of_calls_is_no_way_around(self) -> None:
-        """Neither that of another processor, nor the second one of this."""
-        data = struct.pack("=IIQ6Q", 41, 0x40000003, 0, *[0] * 6)  # 32 bits: there, 41 is something else
+    def test_filter_refuses_foreign_system_call_tables(self) -> None:
+        """System calls of another architecture and of the x32 ABI are refused."""
+        data = struct.pack("=IIQ6Q", 41, 0x40000003, 0, *[0] * 6)  # 41 is another call in the 32-bit table
         assert run(seccomp.build_filter("x86_64", sockets=True, network=False), data) == errno.EPERM
         assert verdict("x86_64", 0x40000000 | 41) == errno.EPERM
 
-    def test_a_processor_that_is_not_known_is_named(self) -> None:
-        """There is no filter then, and no level that needs one."""
+    def test_unknown_architecture_has_no_filter(self) -> None:
+        """For a processor without a known filter, the reason names the processor."""
         assert seccomp.unavailable_reason("riscv64") == "no filter of system calls is known for riscv64 processors"
         assert not seccomp.unavailable_reason("aarch64")
 
 
 def fails(why: str) -> list[str]:
-    """A level that cannot be had."""
+    """Raise the error of a level that is not available."""
     raise OSError(errno.EPERM, why)
 
 
 class TestOffer:
-    """What comes of trying."""
+    """The levels that a machine offers after the probes."""
 
-    def test_a_machine_that_has_it_all(self) -> None:
-        """Nothing is missing, and each level is met by itself."""
+    def test_fully_capable_machine_offers_every_level(self) -> None:
+        """If no probe fails, the nearest available level is the requested level itself."""
         offer = probe.run_trials(dict.fromkeys(LEVELS[1:], list))
         assert offer == probe.AvailableLevels()
         assert [offer.nearest(level) for level in LEVELS] == list(LEVELS)
         assert probe.describe(offer) == "up to L3 (namespaces: files, network and processes of its own)"
 
-    def test_what_failed_is_told_in_its_own_words(self) -> None:
-        """A level that fails is missing for the reason that it gave; what holds, but not wholly, says what it lets."""
+    def test_failed_probe_states_its_reason(self) -> None:
+        """The description gives the reason for a missing level and the limits of a partly effective level."""
         offer = probe.run_trials(
             {"L1": list, "L2": lambda: ["signals to others"], "L3": lambda: fails("no user namespaces")}
         )
@@ -120,33 +123,38 @@ class TestOffer:
         ("missing", "wanted", "got"),
         [
             (("L3",), "L3", "L2"),
-            (("L2",), "L2", "L3"),  # more than was asked for, rather than less
+            (("L2",), "L2", "L3"),  # a stricter level rather than a weaker one
             (("L2", "L3"), "L2", "L1"),
             (("L1", "L2", "L3"), "L3", "L0"),
             (("L2", "L3"), "L0", "L0"),
         ],
     )
-    def test_the_nearest_level(self, missing: tuple[Level, ...], wanted: Level, got: Level) -> None:
-        """One that is not less, if there is one; else the next below."""
+    def test_nearest_level_is_the_next_stricter_else_the_next_weaker(
+        self, missing: tuple[Level, ...], wanted: Level, got: Level
+    ) -> None:
+        """A missing level is replaced by a weaker one only if no stricter one is available."""
         assert probe.AvailableLevels(dict.fromkeys(missing, "why")).nearest(wanted) == got
 
-    def test_nothing_but_linux_has_more_than_the_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Elsewhere it is said why, and nothing is tried."""
+    def test_other_systems_than_linux_offer_the_first_level_only(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Only L0 is available on macOS, and the description names the system."""
         monkeypatch.setattr("sys.platform", "darwin")
         offer = probe.available_levels.__wrapped__()
         assert (offer.highest, offer.missing.keys()) == ("L0", {"L1", "L2", "L3"})
         assert "darwin" in probe.describe(offer)
 
-    def test_what_an_older_kernel_lets_through_is_told(self) -> None:
-        """Landlock learnt in steps."""
+    def test_limits_of_older_landlock_versions_are_stated(self) -> None:
+        """Versions 1 and 2 of Landlock have two gaps, versions 3 to 5 have one, and later versions have none."""
         assert [len(landlock.landlock_gaps(version)) for version in (1, 2, 3, 5, 6, 7)] == [2, 2, 1, 1, 0, 0]
 
 
 class TestReach:
-    """Which paths a confined process may touch."""
+    """Paths that a sandboxed process can reach."""
 
-    def test_its_folder_its_home_and_what_was_named(self, tmp_path: Path) -> None:
-        """Paths of the user may begin with his home, or be relative to the folder; links are what they lead to."""
+    def test_reachable_paths_are_folder_home_and_configured_ones(self, tmp_path: Path) -> None:
+        """Links, relative paths and `~` are resolved.
+
+        The readable system paths contain neither `/` nor the user's home.
+        """
         (tmp_path / "work").mkdir()
         (tmp_path / "link").symlink_to(tmp_path / "work")
         found = sandbox_paths(tmp_path / "link", tmp_path / "home", read=("../data", "~/notes"), write=("/srv/out",))
@@ -155,8 +163,8 @@ class TestReach:
         assert "/" not in found.read
         assert not any(path.startswith(("/dev", "/tmp", str(Path.home()))) for path in found.read[:9])
 
-    def test_what_orch_keeps_is_hidden_where_it_could_be_seen(self, tmp_path: Path) -> None:
-        """Below the folder of work it is; elsewhere nobody sees it; around that folder it cannot be."""
+    def test_orch_folders_are_hidden_inside_the_working_folder(self, tmp_path: Path) -> None:
+        """Folders outside are not hidden, because a sandboxed process cannot reach them."""
         cwd, home = tmp_path / "work", tmp_path / "home"
         cwd.mkdir()
         assert sandbox_paths(cwd, home, hidden=(cwd / ".orch",)).hidden == (str(cwd / ".orch"),)
@@ -166,8 +174,8 @@ class TestReach:
             str(cwd / ".orch"),
         )
 
-    def test_a_world_of_its_own(self) -> None:
-        """Nothing is shared but what is named; what may be read is bound so; the network only when it is let in."""
+    def test_namespace_shares_only_configured_paths(self) -> None:
+        """Readable paths are bound read-only, and the network is shared only if it is enabled."""
         shut = SandboxPaths(("/usr",), ("/desk", "/own"), "/own", network=False)
         words = bubblewrap.bubblewrap_command(shut, "/desk", 9, ["sh", "-c", "true"])
         assert words[-6:] == ["--chdir", "/desk", "--", "sh", "-c", "true"]
@@ -180,8 +188,8 @@ class TestReach:
         assert "--share-net" in bubblewrap.bubblewrap_command(shut._replace(network=True), "/desk", 9, ["true"])
 
 
-def test_limits_are_put_before_a_program() -> None:
-    """In the units of the shell; a program without limits is run as it is."""
+def test_resource_limits_prefix_the_command() -> None:
+    """Limits are converted to the units of `ulimit`, and a command without limits is unchanged."""
     assert limit_command(["ls", "a b"], ToolLimits()) == ["ls", "a b"]
     asked = ToolLimits(cpu_seconds=5, memory_mb=2, file_mb=3, open_files=64, processes=100)
     assert limit_command(["ls", "a b"], asked) == [

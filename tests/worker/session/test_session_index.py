@@ -1,4 +1,4 @@
-"""The outline of a session: which branches there are, where the conversation is, what has a name."""
+"""The index of a session file: branches, the current position, labels and turn numbers."""
 
 from __future__ import annotations
 
@@ -16,92 +16,92 @@ from orch_protocol.session.entries import Checkout, Entry, Label, MessageEntry, 
 from orch_protocol.session.tree import AddMessage, SessionEdit, SetLabel, SetTitle
 from orch_worker.session.session import SessionState
 from orch_worker.session.session_index import SessionIndex, read_prompt, read_session_index
-from orch_worker.session.transcript import Transcript, read_session
+from orch_worker.session.session_reader import read_session
+from orch_worker.session.transcript import Transcript
 
 START, LAST = "aaaa0001", "aaaa0002"
 
 
 def lines(*entries: Entry) -> list[bytes]:
-    """Return `entries` as they stand in a file."""
+    """Return the lines of `entries` in a file."""
     return [msgspec.json.encode(entry) for entry in entries]
 
 
-def said(id: str, after: str | None, text: str = "", role: Any = "user") -> MessageEntry:
-    """Return a message that says `text`, or its own id."""
+def message_line(id: str, after: str | None, text: str = "", role: Any = "user") -> MessageEntry:
+    """Return a message with the text `text`, or with its id as the text."""
     message = user(text or id) if role == "user" else assistant(text or id)
     return MessageEntry(id=id, parent_id=after, timestamp=f"t{id}", message=message)
 
 
-def went(id: str, to: str | None) -> Checkout:
+def move(id: str, to: str | None) -> Checkout:
     """Return a move to the entry `to`."""
     return Checkout(id=id, parent_id=to, timestamp="")
 
 
 def tips(outline: SessionIndex) -> list[tuple[str | None, str | None, int, bool]]:
-    """Return end, beginning and length of each branch, and whether it is the current one."""
+    """Return the end, the fork point and the length of each branch, and whether the branch is current."""
     return [(each.id, each.from_id, each.entries, each.current) for each in outline.branches()]
 
 
 class TestAnswers:
-    """Who answers where, and how much it thinks."""
+    """The model and the thinking level at an entry."""
 
-    def test_by_the_path_to_an_entry(self) -> None:
-        """The last that the agent has as its own there; one that answered a turn in its place is none of them."""
+    def test_last_answer_is_found_on_the_path_to_an_entry(self) -> None:
+        """A model change counts only if it is marked `own`, and changes on other branches do not count."""
         common = {"timestamp": ""}
         outline = SessionIndex(
             lines(
-                said("1", None),
+                message_line("1", None),
                 ModelChange(id="2", parent_id="1", provider="a", model_id="x", own=True, **common),
                 ThinkingLevelChange(id="3", parent_id="2", thinking_level="low", **common),
                 ModelChange(id="4", parent_id="3", provider="b", model_id="y", **common),
-                said("5", "4"),
+                message_line("5", "4"),
                 ModelChange(id="6", parent_id="1", provider="c", model_id="", own=True, **common),
             )
         )
-        found = {at: outline.answers(at) for at in (None, "1", "2", "5", "6")}
+        found = {at: outline.model_at(at) for at in (None, "1", "2", "5", "6")}
         assert found == {None: ("", ""), "1": ("", ""), "2": ("a:x", ""), "5": ("a:x", "low"), "6": ("c", "")}
 
 
 class TestBranches:
-    """The ways that a conversation went."""
-
-    def test_nothing_yet(self) -> None:
-        """There is no branch, and no leaf."""
+    def test_empty_session_has_no_branches(self) -> None:
         outline = SessionIndex()
         assert (outline.rows(), outline.branches(), outline.leaf) == ([], [], None)
 
-    def test_one_way(self) -> None:
-        """It is the current one, from the beginning to the end."""
-        assert tips(SessionIndex(lines(said("1", None), said("2", "1")))) == [("2", None, 2, True)]
+    def test_linear_session_has_one_current_branch(self) -> None:
+        """The branch begins at the first entry and ends at the last entry."""
+        assert tips(SessionIndex(lines(message_line("1", None), message_line("2", "1")))) == [("2", None, 2, True)]
 
-    def test_two_ways(self) -> None:
-        """The one that was left begins where the current one parted from it, and says what was asked there last."""
+    def test_two_branches_show_fork_point_and_last_question(self) -> None:
+        """The branch that is not current has a fork point, and its heading is its last question."""
         outline = SessionIndex(
             lines(
-                said("1", None),
-                said("2", "1", "the dead end"),
-                said("3", "2", role="assistant"),
-                went("4", "1"),
-                said("5", "4"),
+                message_line("1", None),
+                message_line("2", "1", "the dead end"),
+                message_line("3", "2", role="assistant"),
+                move("4", "1"),
+                message_line("5", "4"),
             )
         )
         assert tips(outline) == [("3", "1", 2, False), ("5", None, 3, True)]
         assert outline.branches()[0].head == "the dead end"
         assert [row.id for row in outline.rows() if row.on_path] == ["1", "4", "5"]
 
-    def test_going_back_makes_no_branch_of_its_own(self) -> None:
-        """Only what was said does: the place that was gone back to is the end of the current one."""
-        outline = SessionIndex(lines(said("1", None), said("2", "1"), went("3", "1"), went("4", "2"), went("5", "1")))
+    def test_going_back_alone_creates_no_branch(self) -> None:
+        """The current branch ends at the target of the last move."""
+        outline = SessionIndex(
+            lines(message_line("1", None), message_line("2", "1"), move("3", "1"), move("4", "2"), move("5", "1"))
+        )
         assert tips(outline) == [("1", None, 1, True), ("2", "1", 1, False)]
 
-    def test_at_the_beginning(self) -> None:
-        """Nothing was said yet on the current one."""
-        outline = SessionIndex(lines(said("1", None), went("2", None)))
+    def test_current_branch_at_the_root_is_empty(self) -> None:
+        """After going back to the beginning, the current branch has no entries."""
+        outline = SessionIndex(lines(message_line("1", None), move("2", None)))
         assert tips(outline) == [(None, None, 0, True), ("1", None, 1, False)]
 
-    def test_a_lost_entry_is_listed_as_lost(self) -> None:
-        """It keeps its place, and nobody can go there."""
-        outline = SessionIndex(lines(said("aa1", None), said("aa3", "aa2")))
+    def test_lost_entry_is_listed_and_cannot_be_a_target(self) -> None:
+        """The parent of an entry is listed with the type `lost` if its line is missing."""
+        outline = SessionIndex(lines(message_line("aa1", None), message_line("aa3", "aa2")))
         assert [(row.id, row.type) for row in outline.rows()] == [
             ("aa1", "message"),
             ("aa2", "lost"),
@@ -111,12 +111,12 @@ class TestBranches:
             outline.find("aa2")
 
     @given(st.data())
-    def test_it_is_the_tree_that_the_session_has(self, data: st.DataObject) -> None:
-        """Whatever follows whatever: same places, same path, same leaf; and each branch ends where nothing follows."""
+    def test_branches_match_the_session_tree(self, data: st.DataObject) -> None:
+        """For any entries, index and session have the same positions, parents, path and leaf."""
         made: list[Entry] = []
         for number in range(data.draw(st.integers(0, 12))):
             parents = st.sampled_from([None, "lost", *(each.id for each in made)])  # type: ignore[union-attr]
-            kind = data.draw(st.sampled_from([said, said, went]))
+            kind = data.draw(st.sampled_from([message_line, message_line, move]))
             last = made[-1].id if made else None
             parent = last if data.draw(st.booleans()) else data.draw(parents)
             made.append(kind(f"e{number}", parent))
@@ -134,24 +134,24 @@ class TestBranches:
         reached = set[str]()
         for branch in branches:
             place = session.places.get(branch.id or "", -1)
-            reached |= {rows[each].id for each in session.lineage.back(place)}
+            reached |= {rows[each].id for each in session.lineage.path_to_root(place)}
         assert spoken <= reached, "something was said that no branch leads to"
 
-    def test_a_hundred_thousand_entries(self) -> None:
-        """Nothing recurses, and nothing is looked at once for each of many branches."""
-        chain = [said(f"{at:08x}", f"{at - 1:08x}" if at else None, "x") for at in range(100_000)]
-        moves = [went(f"ffff{at:04x}", chain[at * 90].id) for at in range(1_000)]
+    def test_listing_branches_of_a_hundred_thousand_entries_is_linear(self) -> None:
+        """Listing does not recurse, and does not visit an entry once for each branch."""
+        chain = [message_line(f"{at:08x}", f"{at - 1:08x}" if at else None, "x") for at in range(100_000)]
+        moves = [move(f"ffff{at:04x}", chain[at * 90].id) for at in range(1_000)]
         outline = SessionIndex(lines(*chain, *moves))
         assert len(outline.branches()) == 2
         assert outline.rows()[-1].on_path
 
 
 class TestNames:
-    """Finding entries, and what is called how."""
+    """Labels, titles, and references to entries."""
 
-    def test_by_id_beginning_and_label(self) -> None:
-        """The first that fits: an id, a label, the beginning of one id. `root` is before all of them."""
-        with_label = [said(START, None), said(LAST, START)]
+    def test_entries_resolve_by_id_label_and_prefix(self) -> None:
+        """`find` accepts ids, labels, unique prefixes and `root`."""
+        with_label = [message_line(START, None), message_line(LAST, START)]
         outline = SessionIndex(
             [*lines(*with_label), b'{"type":"label","id":"b1","parentId":null,"targetId":"aaaa0001","label":"go"}']
         )
@@ -164,12 +164,11 @@ class TestNames:
         ]
         with pytest.raises(AmbiguousRefError, match=f"{START}, {LAST}"):
             outline.find("aaaa")
-        for nobody in ("", "a", "zz", "GO"):
+        for unknown in ("", "a", "zz", "GO"):
             with pytest.raises(EntryNotFoundError, match="orch session tree"):
-                outline.find(nobody)
+                outline.find(unknown)
 
-    def test_labels_are_the_last_ones(self, tmp_path: Path) -> None:
-        """One takes the place of the one before; without a text it is gone. So with the name of the session."""
+    def test_latest_label_and_session_name_apply(self, tmp_path: Path) -> None:
         transcript = Transcript.open(tmp_path / "agent", agent="agent", cwd="/")
         entry = transcript.message(user("a")).id
         for number, label in enumerate(["one", "two", None, "three"]):
@@ -183,10 +182,10 @@ class TestNames:
 
 
 class TestFiles:
-    """What it is read from."""
+    """Reading the index from a session file."""
 
-    def test_heads_say_what_each_entry_is(self, tmp_path: Path) -> None:
-        """In one short line each, whatever it holds."""
+    def test_heads_describe_each_entry_in_one_line(self, tmp_path: Path) -> None:
+        """The heading of an entry is one line of at most 80 characters, for entries of each kind."""
         transcript = Transcript.open(tmp_path / "agent", agent="agent", cwd="/")
         transcript.message(user("look\n at  it " + "x" * 200), "q1")
         transcript.message(Message("assistant", (ToolUse("c", "read_file", {"path": "p"}),)), "q1")
@@ -208,16 +207,15 @@ class TestFiles:
         assert (rows[0].turn, rows[-1].turn) == ("q1", "")
         transcript.close()
 
-    def test_none_and_foreign_ones(self, tmp_path: Path) -> None:
-        """Where there is no file there is nothing; another program's is refused."""
+    def test_missing_file_is_empty_and_foreign_file_is_refused(self, tmp_path: Path) -> None:
         assert read_session_index(tmp_path).leaf is None
         (tmp_path / "session.jsonl").write_text('{"type":"other"}\n')
         with pytest.raises(ForeignFileError):
             read_session_index(tmp_path)
 
     @pytest.mark.parametrize("cut", [1, 20, 100])
-    def test_what_is_not_whole_is_left_out(self, tmp_path: Path, cut: int) -> None:
-        """As the session leaves it out, whatever is cut off or damaged."""
+    def test_damaged_and_torn_lines_are_left_out(self, tmp_path: Path, cut: int) -> None:
+        """The index of a damaged file has the same positions and the same leaf as the session."""
         transcript = Transcript.open(tmp_path / "agent", agent="agent", cwd="/")
         for number in range(6):
             transcript.message(user(f"message {number}"), "q1")
@@ -229,8 +227,8 @@ class TestFiles:
             outline, session = read_session_index(tmp_path / "agent"), read_session(tmp_path / "agent")
             assert (outline.lineage.places, outline.leaf) == (session.places, session.leaf)
 
-    def test_questions(self, tmp_path: Path) -> None:
-        """Of a question the words of who asked it, without what the framework says around them; of others nothing."""
+    def test_question_is_shown_without_framework_text(self, tmp_path: Path) -> None:
+        """`read_prompt` returns the text of the user without framework text, and None for other entries."""
         transcript = Transcript.open(tmp_path / "agent", agent="agent", cwd="/")
         first = transcript.message(user("Task: count\n\nQuery: How many?"), "q1").id
         answer = transcript.message(assistant("Two."), "q1").id
@@ -241,10 +239,10 @@ class TestFiles:
 
 
 class TestTurnNumbers:
-    """Turns of the current conversation, by number."""
+    """Numbers of the turns in the current branch."""
 
     def test_turn_begins_with_its_prompt_and_ends_with_its_last_entry(self) -> None:
-        """Steering messages and tool results belong to the turn; the project's description to none."""
+        """A steering message belongs to its turn; the project description belongs to no turn."""
         rows = [
             ("aaaa0001", user("<project> a pump"), ""),
             ("aaaa0002", user("first"), "q1"),
@@ -262,21 +260,25 @@ class TestTurnNumbers:
         assert outline.find("1", prompt=True) == "aaaa0002"
 
     def test_messages_without_a_turn_id_begin_a_turn_each(self) -> None:
-        """So it is in conversations of other programs."""
-        entries = [said("aaaa0001", None), said("aaaa0002", "aaaa0001", role="assistant"), said("aaaa0003", "aaaa0002")]
+        """A user message without a turn id begins a turn, as in conversations of other programs."""
+        entries = [
+            message_line("aaaa0001", None),
+            message_line("aaaa0002", "aaaa0001", role="assistant"),
+            message_line("aaaa0003", "aaaa0002"),
+        ]
         assert SessionIndex(lines(*entries)).turns() == [("aaaa0001", "aaaa0002"), ("aaaa0003", "aaaa0003")]
 
     def test_turns_of_other_branches_have_no_number(self) -> None:
-        """Numbers count the path to the last entry."""
-        entries = [said("aaaa0001", None), said("aaaa0002", "aaaa0001"), went("aaaa0003", "aaaa0001")]
-        outline = SessionIndex(lines(*entries, said("aaaa0004", "aaaa0003")))
+        """Turn numbers count the turns on the path to the last entry."""
+        entries = [message_line("aaaa0001", None), message_line("aaaa0002", "aaaa0001"), move("aaaa0003", "aaaa0001")]
+        outline = SessionIndex(lines(*entries, message_line("aaaa0004", "aaaa0003")))
         assert [first for first, _ in outline.turns()] == ["aaaa0001", "aaaa0004"]
         with pytest.raises(EntryNotFoundError, match="no turn 3: the conversation has 2 turns"):
             outline.find("3")
 
     def test_labels_and_ids_come_before_turn_numbers(self) -> None:
-        """A label "1" is found; longer runs of digits are prefixes of ids."""
+        """A label "1" has priority over the turn 1, and a longer number is a prefix of an id."""
         label = Label(id="bbbb0001", parent_id="12345678", timestamp="", target_id="12345678", label="1")
-        outline = SessionIndex(lines(said("12345678", None), said("aaaa0002", "12345678"), label))
+        outline = SessionIndex(lines(message_line("12345678", None), message_line("aaaa0002", "12345678"), label))
         assert outline.find("1") == outline.find("1234") == "12345678"
         assert outline.find("turn:1") == "12345678"

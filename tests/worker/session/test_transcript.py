@@ -1,4 +1,4 @@
-"""A transcript: what the session holds is what the file says, whatever happened in between."""
+"""A transcript: the session in memory equals the session in the file."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orch_protocol.agent.plan import Task
+from orch_protocol.agent.spec import BackendSpec
+from orch_protocol.core.archives import RecordUpgrade
 from orch_protocol.core.errors import ForeignFileError, LockedError, StoreError
 from orch_protocol.core.messages import (
+    Image,
     Message,
     Opaque,
     Reply,
     Text,
+    Thinking,
     ToolResult,
     ToolUse,
     Usage,
@@ -26,15 +31,16 @@ from orch_protocol.core.messages import (
     text_of,
     user,
 )
-from orch_protocol.session.entries import Custom, MessageEntry
+from orch_protocol.core.taint import TaintLabel
+from orch_protocol.session.entries import Custom, MessageEntry, SessionInfo, ThinkingLevelChange
 from orch_worker.conversation.history import valid_conversation, without_lost
 from orch_worker.session.log.append_log import AppendLog
 from orch_worker.session.session import SessionState
-from orch_worker.session.transcript import Transcript, read_last_turn, read_session, read_usage
+from orch_worker.session.session_reader import read_last_turn, read_session, read_usage
+from orch_worker.session.transcript import Transcript
 
 
 def opened(folder: Path, agent: str = "agent") -> Transcript:
-    """Open the transcript in `folder`."""
     return Transcript.open(folder, agent=agent, cwd="/somewhere")
 
 
@@ -44,13 +50,13 @@ def reply(query_id: str, text: str = "done") -> Reply:
 
 
 def reply_to(folder: Path, query_id: str) -> Reply | None:
-    """Return the reply to `query_id` if that is the last turn on record and finished."""
+    """Return the reply to `query_id` if that query is the last turn in the file and has finished."""
     last = read_last_turn(folder)
     return last.reply if last is not None and last.query_id == query_id else None
 
 
 def state(session: SessionState) -> dict[str, Any]:
-    """Return all that a session says of itself."""
+    """Return all public state of a session."""
     return {
         "header": session.header,
         "entries": session.entries,
@@ -63,8 +69,8 @@ def state(session: SessionState) -> dict[str, Any]:
     }
 
 
-def test_turn_is_on_disk_at_once(transcript: Transcript, folder: Path) -> None:
-    """Each message and the reply can be read by others as soon as they are recorded."""
+def test_turn_is_on_disk_as_soon_as_it_is_recorded(transcript: Transcript, folder: Path) -> None:
+    """Other processes can read each message and the reply as soon as they are recorded."""
     entry = transcript.message(user("hi"), "q1")
     assert read_session(folder).messages == (user("hi"),)
     assert read_session(folder).interrupted == "q1"
@@ -76,8 +82,8 @@ def test_turn_is_on_disk_at_once(transcript: Transcript, folder: Path) -> None:
     assert transcript.session.entries[0] == entry
 
 
-def test_file_has_the_shape_of_pi(transcript: Transcript) -> None:
-    """The header names version and folder; each entry has type, id, parentId and a UTC timestamp in milliseconds."""
+def test_file_has_the_pi_format(transcript: Transcript) -> None:
+    """The header has a version and a folder; entries have a type, an id, a parentId and a UTC time in milliseconds."""
     transcript.message(user("hi"), "q1")
     transcript.turn_end("q1", reply("q1"))
     header, message, end = (json.loads(line) for line in transcript.path.read_text().splitlines())
@@ -94,8 +100,8 @@ def test_file_has_the_shape_of_pi(transcript: Transcript) -> None:
     assert re.fullmatch("[0-9a-f]{8}", message["id"])
 
 
-def test_reopening_goes_on_where_it_stopped(folder: Path) -> None:
-    """A reopened transcript holds the same state and appends to the same tree."""
+def test_reopened_transcript_continues_the_same_tree(folder: Path) -> None:
+    """A reopened transcript has the same state and appends to the same tree."""
     first = opened(folder)
     first.message(user("a"), "q1")
     first.turn_end("q1", reply("q1"))
@@ -109,8 +115,8 @@ def test_reopening_goes_on_where_it_stopped(folder: Path) -> None:
     assert len(read_session(folder).messages[0].content) == 2
 
 
-def test_interrupted_turn_is_named_and_settled(folder: Path) -> None:
-    """After a death in the middle of a turn the session names it, until the next turn has said so."""
+def test_interrupted_turn_is_reported_until_the_next_turn(folder: Path) -> None:
+    """The session names a turn that the process did not finish, until the next turn starts."""
     first = opened(folder)
     first.message(user("a"), "q1")
     first.message(Message("assistant", (ToolUse("1", "shell", {"command": "make"}),)), "q1")
@@ -128,20 +134,20 @@ def test_interrupted_turn_is_named_and_settled(folder: Path) -> None:
 
 
 def test_seed_is_one_append(transcript: Transcript, folder: Path) -> None:
-    """A history is recorded whole, belongs to no turn, and only into an empty transcript."""
+    """`seed` adds messages without a turn in one append, and only to an empty transcript."""
     history = [user("a"), assistant("b"), user("c"), assistant("d")]
     transcript.seed(history)
     assert transcript.session.messages == tuple(history)
     assert transcript.session.interrupted is None
     lines = transcript.path.read_bytes().splitlines()
     assert [b'"m":1' in line for line in lines] == [False, True, True, True, False]
-    with pytest.raises(StoreError, match="holds 4 entries"):
+    with pytest.raises(StoreError, match="has 4 entries"):
         transcript.seed(history)
     assert state(read_session(folder)) == state(transcript.session)
 
 
-def test_half_a_seed_is_no_seed(folder: Path) -> None:
-    """A death while the history was written leaves an empty transcript, to be seeded anew."""
+def test_partial_seed_is_discarded(folder: Path) -> None:
+    """The transcript is empty if the process ended during seeding."""
     first = opened(folder)
     first.seed([user("a"), assistant("b")])
     first.close()
@@ -154,8 +160,8 @@ def test_half_a_seed_is_no_seed(folder: Path) -> None:
     second.close()
 
 
-def test_several_entries_in_one_write(transcript: Transcript, folder: Path) -> None:
-    """Entries made by the caller are recorded together."""
+def test_several_entries_are_one_write(transcript: Transcript, folder: Path) -> None:
+    """`append` records several entries of the caller and syncs them."""
     transcript.append(
         Custom(id="1", parent_id=None, timestamp="t", custom_type="x", data={"a": [1, None]}),
         MessageEntry(id="2", parent_id="1", timestamp="t", message=user("hi")),
@@ -166,7 +172,7 @@ def test_several_entries_in_one_write(transcript: Transcript, folder: Path) -> N
 
 
 def test_unknown_entries_are_kept(folder: Path) -> None:
-    """Entries of a newer version, or of pi's other types, stay in the file and in the tree and disturb nothing."""
+    """Entries of unknown types, and of newer versions, stay in the file and in the tree."""
     first = opened(folder)
     parent = first.message(user("a"), "q1").id
     first.log.append(
@@ -185,8 +191,8 @@ def test_unknown_entries_are_kept(folder: Path) -> None:
     assert second.path.read_bytes() == data
 
 
-def test_damage_inside_is_reported(folder: Path) -> None:
-    """A damaged line is skipped, said, and hides nothing else."""
+def test_damaged_line_is_skipped_and_reported(folder: Path) -> None:
+    """The other lines are read, and the file is unchanged."""
     first = opened(folder)
     for text in "abc":
         first.message(user(text), "q1")
@@ -200,8 +206,8 @@ def test_damage_inside_is_reported(folder: Path) -> None:
     assert first.path.read_bytes() == data
 
 
-def test_text_no_file_can_carry_is_replaced(transcript: Transcript, folder: Path) -> None:
-    """Lone surrogates become U+FFFD, in memory as on disk; line separators and NULs pass through."""
+def test_unencodable_text_is_replaced(transcript: Transcript, folder: Path) -> None:
+    """Unpaired surrogates become U+FFFD in memory and on disk."""
     odd = "a\ud800b\u2028\u0085\0\n"
     entry = transcript.message(Message("user", (Text(odd), Opaque("p", {"k\udc00": [odd]}))), "q")
     block = entry.message.content[0]
@@ -211,14 +217,77 @@ def test_text_no_file_can_carry_is_replaced(transcript: Transcript, folder: Path
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 2**70, (1, 2), b"bytes", {1: 2}])
-def test_odd_values_are_in_memory_as_on_disk(transcript: Transcript, folder: Path, value: Any) -> None:
-    """Values that JSON changes are changed in memory as well, so that a revived agent sees what the first one saw."""
+def test_values_changed_by_json_are_the_same_in_memory_and_on_disk(
+    transcript: Transcript, folder: Path, value: Any
+) -> None:
+    """A value that JSON changes is also changed in memory, so that a restored agent has the same conversation."""
     transcript.message(Message("assistant", (ToolUse("1", "t", {"v": value}),)), "q")
     assert state(read_session(folder)) == state(transcript.session)
 
 
-def test_what_cannot_be_recorded_is_refused(transcript: Transcript, folder: Path) -> None:
-    """An entry that could not be read again is a StoreError, and leaves no trace."""
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        (Text("caf\u00e9 \u2028"),),
+        (Thinking("hm", "signature", "anthropic"), Text("x")),
+        (ToolResult("1", (Text("done"), Image("image/png", "AAAA"))),),
+    ],
+)
+def test_appended_message_is_not_decoded_again(
+    transcript: Transcript, folder: Path, blocks: tuple[Text | Thinking | ToolResult, ...]
+) -> None:
+    """The session stores the given message object, and this object equals the message in the file."""
+    message = Message("user", blocks)
+    assert transcript.message(message, "q", Usage(cost_usd=0.1)).message is message
+    assert state(read_session(folder)) == state(transcript.session)
+
+
+def test_appended_reply_is_not_decoded_again(transcript: Transcript, folder: Path) -> None:
+    """The session stores the given reply object, and this object equals the reply in the file."""
+    transcript.message(user("a"), "q")
+    given = Reply("a", "q", "\u00fc", usage=Usage(cost_usd=0.1), files_changed=("a.py",), unfinished=("bash",))
+    transcript.turn_end("q", given)
+    assert transcript.session.reply("q") is given
+    assert state(read_session(folder)) == state(transcript.session)
+
+
+def test_entries_fold_the_same_in_memory_and_on_disk(transcript: Transcript, folder: Path) -> None:
+    """Entries of each type give the same session in memory and from the file, also after going back."""
+    first = transcript.message(user("\u00e9"), "q1").id
+    transcript.turn_start("q2", "q1")
+    transcript.turn = "q2"
+    transcript.tasks((Task("\u00fc", "in_progress"),))
+    transcript.record_taint_labels((TaintLabel("untrusted", "web_fetch \u00e9"),))
+    transcript.plan_approved("plan")
+    transcript.model_change(BackendSpec("scripted", "m"))
+    transcript.upgrade(RecordUpgrade("abcdef012345", "a better text"))
+    transcript.label(first, "start \u00e9")
+    transcript.append(SessionInfo(id="00000001", parent_id=transcript.session.leaf, timestamp="", name="title"))
+    transcript.append(ThinkingLevelChange(id="00000002", parent_id="00000001", timestamp="", thinking_level="low"))
+    transcript.checkout(first)
+    read = read_session(folder)
+    assert state(read) == state(transcript.session)
+    assert (read.tasks, read.taint_labels, read.answerer) == ((), (), "")
+    transcript.checkout("00000002")
+    read, kept = read_session(folder), transcript.session
+    assert (
+        (read.tasks, read.taint_labels, read.answerer) == (kept.tasks, kept.taint_labels, kept.answerer) != ((), (), "")
+    )
+
+
+def test_session_has_a_copy_of_json_data(transcript: Transcript, folder: Path) -> None:
+    """Later changes of tool arguments or extension data do not change the conversation."""
+    input: dict[str, Any] = {"files": ["a"]}
+    data: dict[str, Any] = {"seen": []}
+    transcript.message(Message("assistant", (ToolUse("1", "t", input),)), "q")
+    transcript.custom("ext", data)
+    input["files"].append("b")
+    data["seen"].append("b")
+    assert state(read_session(folder)) == state(transcript.session)
+
+
+def test_unrecordable_entry_is_refused(transcript: Transcript, folder: Path) -> None:
+    """An entry that JSON cannot represent raises StoreError, and neither the file nor the session changes."""
     before = transcript.path.read_bytes()
     deep: list[Any] = []
     for _ in range(50_000):
@@ -234,10 +303,10 @@ def test_what_cannot_be_recorded_is_refused(transcript: Transcript, folder: Path
     assert len(read_session(folder).entries) == 1
 
 
-def test_failed_append_leaves_the_session_alone(
+def test_failed_append_leaves_the_session_unchanged(
     transcript: Transcript, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a full disk nothing is applied; with room again the turn goes on."""
+    """A full disk leaves the session unchanged, and the turn continues when there is space again."""
     transcript.message(user("a"), "q1")
     before = state(transcript.session)
 
@@ -254,7 +323,7 @@ def test_failed_append_leaves_the_session_alone(
 
 
 def test_second_owner_is_refused(transcript: Transcript, folder: Path) -> None:
-    """An open transcript cannot be opened again; reading takes no lock; closing frees it."""
+    """An open transcript cannot be opened again, but it can be read; closing it releases the lock."""
     with pytest.raises(LockedError, match=str(folder)):
         opened(folder)
     assert read_session(folder).entries == []
@@ -264,7 +333,7 @@ def test_second_owner_is_refused(transcript: Transcript, folder: Path) -> None:
 
 
 def test_other_agents_transcript_is_refused(folder: Path) -> None:
-    """A folder that holds another agent's transcript is not taken over, and the lock is given back."""
+    """Opening the transcript of another agent fails without a change, and the lock is released."""
     opened(folder, "one").close()
     data = (folder / "session.jsonl").read_bytes()
     with pytest.raises(ForeignFileError, match="agent 'one', not of 'two'"):
@@ -275,7 +344,7 @@ def test_other_agents_transcript_is_refused(folder: Path) -> None:
 
 @pytest.mark.parametrize("data", [b"hello\n", b'{"type":"session","version":3,"id":"x"}\n', b"\xef\xbb\xbf{}\n"])
 def test_foreign_session_file_is_refused(folder: Path, data: bytes) -> None:
-    """A session.jsonl that is not ours is left alone by owner and readers, and the lock is given back."""
+    """Opening and reading a foreign session.jsonl fail without a change, and the lock is released."""
     folder.mkdir(parents=True)
     path = folder / "session.jsonl"
     path.write_bytes(data)
@@ -288,25 +357,25 @@ def test_foreign_session_file_is_refused(folder: Path, data: bytes) -> None:
     opened(folder).close()
 
 
-def test_nothing_there_is_an_empty_session(folder: Path) -> None:
-    """An agent that died before its first word has an empty session and no reply; looking creates nothing."""
+def test_missing_transcript_is_an_empty_session(folder: Path) -> None:
+    """Reading a missing transcript creates no file."""
     assert read_session(folder).entries == []
     assert reply_to(folder, "q1") is None
     assert not folder.exists()
 
 
-def test_folders_are_private(transcript: Transcript, folder: Path) -> None:
-    """Folders that had to be made have mode 0700, the file 0600."""
+def test_created_folders_and_files_are_private(transcript: Transcript, folder: Path) -> None:
+    """Folders have mode 0700 and files have mode 0600."""
     assert folder.stat().st_mode & 0o777 == 0o700
     assert folder.parent.stat().st_mode & 0o777 == 0o700
     assert transcript.path.stat().st_mode & 0o777 == 0o600
 
 
 class TestTailReply:
-    """The root reads what a dead worker's last words were."""
+    """The root reads the last reply of a worker from the end of the file."""
 
-    def test_reply_before_a_torn_tail(self, folder: Path) -> None:
-        """Bytes of an unfinished write behind the reply do not hide it, and stay."""
+    def test_reply_before_a_torn_tail_is_found(self, folder: Path) -> None:
+        """Reading the reply does not remove the torn bytes."""
         transcript = opened(folder)
         transcript.message(user("a" * 100_000), "q1")
         transcript.turn_end("q1", reply("q1", "b" * 100_000))
@@ -317,8 +386,7 @@ class TestTailReply:
         assert reply_to(folder, "q1") == reply("q1", "b" * 100_000)
         assert transcript.path.read_bytes() == data
 
-    def test_half_a_reply_is_none(self, folder: Path) -> None:
-        """A reply whose line is not whole does not count."""
+    def test_incomplete_reply_line_does_not_count(self, folder: Path) -> None:
         transcript = opened(folder)
         transcript.message(user("a"), "q1")
         whole = transcript.log.end
@@ -329,8 +397,8 @@ class TestTailReply:
             transcript.path.write_bytes(data[:end])
             assert reply_to(folder, "q1") is None
 
-    def test_earlier_turns_reply_is_not_the_last(self, transcript: Transcript, folder: Path) -> None:
-        """Only the last turn counts, and only when it is finished."""
+    def test_reply_of_an_earlier_turn_does_not_count(self, transcript: Transcript, folder: Path) -> None:
+        """Only the reply of the last turn is found, and only if that turn has finished."""
         transcript.message(user("a"), "q1")
         transcript.turn_end("q1", reply("q1"))
         assert reply_to(folder, "q2") is None
@@ -358,10 +426,10 @@ steps = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(steps, max_size=12))
 def test_file_folds_to_the_live_state(script: list[tuple[str, Any, Any]]) -> None:
-    """After every step, deaths that tear the tail included, folding the file gives the state in memory."""
+    """Session and file agree after each step, also after a process end that tears the tail."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "agent")
         transcript = opened(folder)
@@ -385,15 +453,15 @@ def test_file_folds_to_the_live_state(script: list[tuple[str, Any, Any]]) -> Non
         transcript.close()
 
 
-def test_folder_no_file_can_name(folder: Path) -> None:
-    """A working folder whose name is not text is recorded as well as it can be, and alike in memory."""
+def test_undecodable_folder_name_is_recorded_with_replacements(folder: Path) -> None:
+    """The folder name is the same in memory and on disk."""
     transcript = Transcript.open(folder, agent="a", cwd="/tmp/\udcff")
     transcript.close()
     assert state(read_session(folder)) == state(transcript.session)
 
 
-def test_last_turn_is_told_from_its_first_message_on(folder: Path) -> None:
-    """Whether a query was begun, and whether it was finished, is read from the file alone."""
+def test_file_shows_whether_the_last_query_started_and_finished(folder: Path) -> None:
+    """`read_last_turn` returns the last query, its reply, and whether its prompt is recorded."""
     assert read_last_turn(folder) is None
     transcript = opened(folder)
     transcript.seed([user("before")])
@@ -407,8 +475,8 @@ def test_last_turn_is_told_from_its_first_message_on(folder: Path) -> None:
     transcript.close()
 
 
-def test_last_turn_tells_whether_its_prompt_is_recorded(folder: Path) -> None:
-    """The results that close the calls of an interrupted turn come before the prompt of the next one."""
+def test_file_shows_whether_the_last_prompt_is_recorded(folder: Path) -> None:
+    """Results that close an interrupted turn do not count as the next prompt."""
     transcript = opened(folder)
     transcript.message(user("hi"), "q1")
     transcript.message(Message("assistant", (ToolUse("a", "bash", {}),)), "q1")
@@ -423,8 +491,8 @@ def test_last_turn_tells_whether_its_prompt_is_recorded(folder: Path) -> None:
     transcript.close()
 
 
-def test_what_a_turn_used_is_on_record_before_it_ends(folder: Path) -> None:
-    """Each response tells what it took; of a turn that is cut short that counts, else the reply's own sum."""
+def test_usage_is_recorded_with_each_response(folder: Path) -> None:
+    """The usage of an interrupted turn is the sum of its responses; a finished turn has the usage of its reply."""
     transcript = opened(folder)
     transcript.message(user("hi"), "q1")
     transcript.message(assistant("well"), "q1", Usage(10, 1, cost_usd=0.5))
@@ -441,13 +509,13 @@ def test_what_a_turn_used_is_on_record_before_it_ends(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["bash", "run_python"])
-def test_a_call_that_runs_is_not_told_as_lost(name: str) -> None:
-    """Whoever looks at a turn under way sees the results there are, and none that was made up for its open calls."""
+def test_reading_a_running_turn_invents_no_results(name: str) -> None:
+    """`without_lost` removes the results that `valid_conversation` adds for open calls."""
     calls = Message("assistant", (ToolUse("a", "list_files", {}), ToolUse("b", name, {})))
     listed = ToolResult("a", (Text("valves.txt"),))
-    said = (user("look"), calls, Message("user", (listed,)))
-    assert valid_conversation(said) != said
-    assert without_lost(valid_conversation(said)) == said
-    assert without_lost(valid_conversation(said[:2])) == said[:2]
-    assert without_lost(said) == said
+    messages = (user("look"), calls, Message("user", (listed,)))
+    assert valid_conversation(messages) != messages
+    assert without_lost(valid_conversation(messages)) == messages
+    assert without_lost(valid_conversation(messages[:2])) == messages[:2]
+    assert without_lost(messages) == messages
     assert without_lost(()) == ()

@@ -1,4 +1,4 @@
-"""`SKILL.md`: which files are skills, what is said of those that are not, and that the reference library agrees."""
+"""The format of `SKILL.md`: valid files, error messages for invalid files, and agreement with the reference library."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from skills_ref.parser import parse_frontmatter
 from skills_ref.validator import validate_metadata
 
 from orch_protocol.core.errors import ConfigError
-from orch_worker.skills.skill_file import MOST_BYTES, body_of, check_skill, parse_skill, read_skill_file
+from orch_worker.skills.skill_file import MAX_BYTES, body_of, check_skill, parse_skill, read_skill_file
 
 GOOD = {
     "plain": "name: ok\ndescription: d",
@@ -37,8 +37,8 @@ BAD = {
     "a long description": (f"name: ok\ndescription: {'d' * 1025}", "line 3, description: it has 1025 characters"),
     "a long compatibility": (f"name: ok\ndescription: d\ncompatibility: {'c' * 501}", "compatibility: it has 501"),
     "another folder": ("name: other\ndescription: d", "it is 'other' and its folder is called 'ok'"),
-    "an unknown field": ("name: ok\ndescription: d\nversion: 1", "line 4, version: there is no such field"),
-    "a field twice": ("name: ok\nname: ok\ndescription: d", "line 3, name: it is there twice"),
+    "an unknown field": ("name: ok\ndescription: d\nversion: 1", "line 4, version: unknown field"),
+    "a field twice": ("name: ok\nname: ok\ndescription: d", "line 3, name: the field occurs twice"),
     "a colon": ("name: ok\ndescription: a: b", "line 3: not YAML: mapping values are not allowed here"),
     "an open quote": ("name: ok\ndescription: 'd", "line 3: not YAML: found unexpected end of stream"),
     "a tab": ("name: ok\ndescription: d\nmetadata:\n\ta: b", "line 5: not YAML"),
@@ -47,29 +47,29 @@ BAD = {
     "an anchor": ("name: &a ok\ndescription: d", "line 2: anchors and aliases"),
     "an alias": ("name: ok\ndescription: *a", "line 3: anchors and aliases"),
     "a tag": ("name: !!str ok\ndescription: d", "line 2: tags"),
-    "no mapping": ("- name\n- description", "line 2: the front matter is to be lines of the form"),
-    "nothing": ("", "the front matter is to be lines of the form"),
-    "a description with parts": ("name: ok\ndescription:\n  a: b", "line 3, description: it is to be text"),
+    "no mapping": ("- name\n- description", "line 2: the front matter must consist of lines of the form"),
+    "nothing": ("", "the front matter must consist of lines of the form"),
+    "a description with parts": ("name: ok\ndescription:\n  a: b", "line 3, description: it must be text"),
     "a compatibility with parts": (
         "name: ok\ndescription: d\ncompatibility:\n  a: b",
-        "compatibility: it is to be text",
+        "compatibility: it must be text",
     ),
 }
 FRAMES = {
-    "nothing in front": ("name: ok\ndescription: d\n", "the first line is to be ---"),
-    "no end": ("---\nname: ok\ndescription: d\n", "the front matter does not end"),
+    "nothing in front": ("name: ok\ndescription: d\n", "the first line must be ---"),
+    "no end": ("---\nname: ok\ndescription: d\n", "the front matter has no end"),
     "a byte order mark": ("\ufeff---\nname: ok\ndescription: d\n---\n", "byte order mark"),
 }
 STRICTER = {
-    "metadata that is no mapping": ("name: ok\ndescription: d\nmetadata: x", "metadata: it is to be a mapping"),
-    "a license with parts": ("name: ok\ndescription: d\nlicense:\n  a: b", "license: it is to be text"),
+    "metadata that is no mapping": ("name: ok\ndescription: d\nmetadata: x", "metadata: it must be a mapping"),
+    "a license with parts": ("name: ok\ndescription: d\nlicense:\n  a: b", "license: it must be text"),
     "too much": (
         f"name: ok\ndescription: d\nmetadata:\n  a: {'b' * 20_000}",
-        "front matter has 20,0.. characters: at most",
+        "front matter has 20,0.. characters, but at most",
     ),
-    "tools with parts": ("name: ok\ndescription: d\nallowed-tools:\n  a: b", "allowed-tools: it is to be names"),
+    "tools with parts": ("name: ok\ndescription: d\nallowed-tools:\n  a: b", "allowed-tools: it must be names"),
 }
-"""What the format rules out, and the reference library lets pass."""
+"""Skills that the format does not allow and that the reference library accepts."""
 
 
 def put(place: Path, text: str, name: str = "ok") -> Path:
@@ -81,24 +81,24 @@ def put(place: Path, text: str, name: str = "ok") -> Path:
 
 
 def framed(head: str) -> str:
-    """Return a file with that front matter."""
+    """Return the text of a file with that front matter."""
     return f"---\n{head}\n---\nDo it.\n"
 
 
 class TestAgreement:
-    """What we take is what the reference library takes."""
+    """The parser accepts the skills that the reference library accepts."""
 
     @pytest.mark.parametrize("case", GOOD)
-    def test_good_ones(self, tmp_path: Path, case: str) -> None:
-        """Both take it, and read the same name and description."""
+    def test_valid_skills_are_accepted_like_by_the_reference_library(self, tmp_path: Path, case: str) -> None:
+        """Name and description are the same, too."""
         folder = put(tmp_path, framed(GOOD[case]))
         assert validate(folder) == []
         found, theirs = read_skill_file(folder), read_properties(folder)
         assert (found.name, found.description, found.body) == (theirs.name, theirs.description, "Do it.")
 
     @pytest.mark.parametrize("case", BAD)
-    def test_bad_ones(self, tmp_path: Path, case: str) -> None:
-        """Neither takes it, and we say on which line and in which field."""
+    def test_invalid_skills_are_refused_with_line_and_field(self, tmp_path: Path, case: str) -> None:
+        """The reference library refuses them, too."""
         head, why = BAD[case]
         folder = put(tmp_path, framed(head))
         assert validate(folder) != []
@@ -106,8 +106,8 @@ class TestAgreement:
             read_skill_file(folder)
 
     @pytest.mark.parametrize("case", FRAMES)
-    def test_bad_frames(self, tmp_path: Path, case: str) -> None:
-        """Front matter stands first, between two lines."""
+    def test_front_matter_must_come_first_between_two_lines(self, tmp_path: Path, case: str) -> None:
+        """Other text before it, a missing end and a byte order mark are errors."""
         text, why = FRAMES[case]
         folder = put(tmp_path, text)
         assert validate(folder) != []
@@ -115,21 +115,21 @@ class TestAgreement:
             read_skill_file(folder)
 
     @pytest.mark.parametrize("name", [*NAMES, *BAD_NAMES])
-    def test_names(self, tmp_path: Path, name: str) -> None:
-        """Small letters of any script, digits, hyphens between them, at most 64."""
+    def test_skill_names_are_lower_case_letters_digits_and_hyphens(self, tmp_path: Path, name: str) -> None:
+        """Letters of any script are allowed, and a name has at most 64 characters."""
         folder = put(tmp_path, framed(f"name: '{name}'\ndescription: d"), name)
         _, problems = check_skill(folder)
         assert (not problems) == (not validate(folder)) == (name in NAMES)
 
-    def test_line_ends_of_other_systems(self, tmp_path: Path) -> None:
-        """They are line ends."""
+    def test_foreign_line_endings_are_accepted(self, tmp_path: Path) -> None:
+        """CR LF is a line end."""
         folder = put(tmp_path, framed(GOOD["plain"]).replace("\n", "\r\n"))
         assert validate(folder) == []
         assert read_skill_file(folder).body == "Do it."
 
     @pytest.mark.parametrize("case", STRICTER)
-    def test_what_we_do_not_let_pass(self, tmp_path: Path, case: str) -> None:
-        """It breaks a rule of the format, though the library takes it."""
+    def test_stricter_rules_than_the_reference_library(self, tmp_path: Path, case: str) -> None:
+        """Some violations of the format are errors here, although the library accepts them."""
         head, why = STRICTER[case]
         folder = put(tmp_path, framed(head))
         assert validate(folder) == []
@@ -137,8 +137,8 @@ class TestAgreement:
             read_skill_file(folder)
 
 
-def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
-    """In the order of the lines."""
+def test_all_problems_are_reported_in_line_order(tmp_path: Path) -> None:
+    """One field can have several problems."""
     _, problems = check_skill(put(tmp_path, framed("name: A_b\nversion: 1\ndescription: ''")))
     assert [(each.line, each.field) for each in problems] == [
         *((2, "name"),) * 3,
@@ -147,22 +147,22 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     ]
 
 
-def test_tools_that_it_names() -> None:
-    """Apart by spaces or commas, or a line each; what of one is meant stands in parentheses."""
-    for said in ("Read, Bash(git add:*) Grep", "\n  - Read\n  - Bash(git add:*)\n  - Grep"):
-        found, _ = parse_skill(framed(f"name: ok\ndescription: d\nallowed-tools: {said}"), "ok")
+def test_allowed_tools_are_parsed() -> None:
+    """Separators are spaces, commas and lines. A pattern is in parentheses."""
+    for text in ("Read, Bash(git add:*) Grep", "\n  - Read\n  - Bash(git add:*)\n  - Grep"):
+        found, _ = parse_skill(framed(f"name: ok\ndescription: d\nallowed-tools: {text}"), "ok")
         assert found is not None
         assert found.allowed == ("Read", "Bash(git add:*)", "Grep")
 
 
-def test_a_parenthesis_that_does_not_close_goes_to_the_end(tmp_path: Path) -> None:
-    """It is looked for once, not again from each name behind it: the file may be anybody's."""
+def test_unclosed_parenthesis_extends_to_the_end(tmp_path: Path) -> None:
+    """The rest of the text is one name."""
     folder = put(tmp_path, framed("name: ok\ndescription: d\nallowed-tools: Read Bash(git a(b a(b"))
     assert read_skill_file(folder).allowed == ("Read", "Bash(git a(b a(b")
 
 
-def test_what_is_no_text_says_where(tmp_path: Path) -> None:
-    """A byte that is not UTF-8, a sign that YAML does not know, a file too long, and no file at all."""
+def test_undecodable_skill_file_names_the_position(tmp_path: Path) -> None:
+    """Invalid characters, a large file and a missing file have error messages, too."""
     folder = put(tmp_path, "")
     (folder / "SKILL.md").write_bytes(b"---\nname: ok\ndescription: \xff\n---\n")
     with pytest.raises(ConfigError, match="line 3: not UTF-8"):
@@ -170,7 +170,7 @@ def test_what_is_no_text_says_where(tmp_path: Path) -> None:
     (folder / "SKILL.md").write_bytes(framed("name: ok\ndescription: \a").encode())
     with pytest.raises(ConfigError, match="not YAML: unacceptable character #x0007"):
         read_skill_file(folder)
-    (folder / "SKILL.md").write_bytes(b"x" * (MOST_BYTES + 1))
+    (folder / "SKILL.md").write_bytes(b"x" * (MAX_BYTES + 1))
     with pytest.raises(ConfigError, match="it is over 1 MiB"):
         read_skill_file(folder)
     (folder / "SKILL.md").unlink()
@@ -178,8 +178,8 @@ def test_what_is_no_text_says_where(tmp_path: Path) -> None:
         read_skill_file(folder)
 
 
-def test_the_body_alone() -> None:
-    """Without reading what stands above it."""
+def test_body_is_read_without_parsing_the_front_matter() -> None:
+    """Invalid front matter has no effect."""
     assert body_of(framed(": : :")) == "Do it."
     assert body_of("Do it.\n") == "Do it."
 
@@ -207,9 +207,9 @@ LINES = (
 
 
 @given(st.lists(st.sampled_from(LINES), max_size=6))
-@settings(max_examples=150, deadline=None, derandomize=True)
-def test_any_front_matter_is_taken_or_told_of(lines: list[str]) -> None:
-    """Never an error of its own; and the reference library says the same, but for what it lets pass."""
+@settings(max_examples=150, derandomize=True)
+def test_any_front_matter_is_accepted_or_reported(lines: list[str]) -> None:
+    """Parsing never raises, and the reference library agrees except for stricter rules."""
     text = framed("\n".join(lines))
     found, problems = parse_skill(text, "ok")
     assert (found is None) == bool(problems)

@@ -1,4 +1,4 @@
-"""Small records: whole at any moment, and there after a loss of power where that matters."""
+"""Small JSON records: atomic replacement, and durability for the records that need it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from orch_worker.system import atomic_json
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is done to files that decides what a loss of power leaves, in order."""
+    """The syncs and renames that are made, in order."""
     done: list[str] = []
     sync, replace = os.fsync, os.replace
 
@@ -25,35 +25,37 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         done.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "content")
         sync(descriptor)
 
-    def rename(old: Path, new: Path) -> None:
+    def rename(old: Path, new: Path, **folders: int | None) -> None:
         done.append("name")
-        replace(old, new)
+        replace(old, new, **folders)
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "replace", rename)
     return done
 
 
-def test_what_somebody_decided_survives_a_loss_of_power(tmp_path: Path, steps: list[str]) -> None:
-    """The content is on the disk before the name leads to it, and the name before anybody is told."""
+def test_user_decisions_are_synced_before_they_are_acknowledged(tmp_path: Path, steps: list[str]) -> None:
+    """The content of a changed record is synced before the rename, and its folder afterwards."""
     atomic_json.change_json(tmp_path / "trusted.json", dict[str, str], {}, "", lambda _: {"a": "b"})
     assert steps == ["content", "name", "folder"]
 
 
-def test_what_binds_agents_survives_a_loss_of_power(tmp_path: Path, steps: list[str]) -> None:
-    """A file that holds what strangers wrote is known to."""
-    remember_file_taint(tmp_path / "written.json", [str(tmp_path / "a")], [TaintLabel("untrusted")], whole=True)
+def test_taint_records_are_synced_to_disk(tmp_path: Path, steps: list[str]) -> None:
+    """The record is synced so that a loss of power does not remove the label of an untrusted file."""
+    remember_file_taint(
+        tmp_path / "written.json", [str(tmp_path / "a")], [TaintLabel("untrusted")], replace_labels=True
+    )
     assert steps == ["content", "name", "folder"]
 
 
-def test_figures_wait_for_no_disk(tmp_path: Path, steps: list[str]) -> None:
-    """Sums that each turn adds to are whole, old or new."""
+def test_usage_figures_are_not_synced(tmp_path: Path, steps: list[str]) -> None:
+    """Usage figures are replaced atomically without a sync."""
     UsageLog(tmp_path / "ledger.json").add("2026-01-31", DailyUsage())
     assert steps == ["name"]
 
 
-def test_what_does_not_reach_the_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The old record stays, and nothing is left beside it."""
+def test_failed_write_keeps_the_old_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failed write raises a StoreError and leaves no temporary file."""
     file = tmp_path / "trusted.json"
     atomic_json.write(file, {"old": "1"})
 

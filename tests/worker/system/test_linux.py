@@ -1,4 +1,4 @@
-"""What is asked of the kernel."""
+"""Functions that use the kernel: processes, signals, descriptors and memory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from orch_worker.system import linux
 
 
-def test_exit_status_of_the_living_is_unknown() -> None:
-    """A process that runs, and a descriptor that is no pidfd, have no exit status."""
+def test_exit_status_of_a_running_process_is_unknown() -> None:
+    """The exit status is also None for a descriptor that is not a pidfd."""
     pidfd = os.pidfd_open(os.getpid())
     with open(os.devnull) as other:
         assert linux.exit_status(pidfd) is None
@@ -22,7 +22,7 @@ def test_exit_status_of_the_living_is_unknown() -> None:
 
 
 def test_children_are_found_without_the_kernels_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel without a list of children per thread has every process asked for its parent."""
+    """If the kernel has no list of children, the parent of each process is read."""
     me, parent = os.getpid(), os.getppid()
     real_open = open
 
@@ -37,7 +37,7 @@ def test_children_are_found_without_the_kernels_list(monkeypatch: pytest.MonkeyP
 
 
 def test_signals_are_reset_to_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every signal is unblocked and gets its default, or is ignored where asked; Python's own are left alone."""
+    """Signals are unblocked and set to default or ignored as requested. Handlers that Python sets are kept."""
     set_to: dict[int, Any] = {}
     masks: list[Any] = []
     ignored = {signal.SIGCHLD, signal.SIGUSR1, signal.SIGPIPE, signal.SIGINT}
@@ -54,8 +54,8 @@ def test_signals_are_reset_to_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("one_call", [True, False])
-def test_descriptors_are_closed_from_a_number_on(monkeypatch: pytest.MonkeyPatch, one_call: bool) -> None:
-    """Where the system has no call that closes many, those that are open are closed one by one."""
+def test_descriptors_are_closed_one_by_one_without_close_range(monkeypatch: pytest.MonkeyPatch, one_call: bool) -> None:
+    """If one call cannot close all descriptors, the open ones from the given number on are closed one by one."""
     closed: list[int] = []
     many: list[int] = []
     refused = lambda first, *_: many.append(first) or (0 if one_call else -1)  # noqa: E731
@@ -66,16 +66,16 @@ def test_descriptors_are_closed_from_a_number_on(monkeypatch: pytest.MonkeyPatch
     assert (many, closed) == ([8], [] if one_call else [8, 9])
 
 
-def test_signals_that_a_parent_changed_get_their_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a fork, only what its parent changed is changed back."""
+def test_only_signals_changed_by_the_parent_are_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the signals in the argument are set to their defaults."""
     set_to: dict[int, Any] = {}
     monkeypatch.setattr(signal, "signal", set_to.__setitem__)
     linux.default_signals((signal.SIGINT, signal.SIGCHLD))
     assert set_to == {signal.SIGINT: signal.SIG_DFL, signal.SIGCHLD: signal.SIG_DFL}
 
 
-def test_large_areas_of_memory_of_its_own_go_on_huge_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole huge pages of large, private, written memory are asked for; files, stacks and small areas are left."""
+def test_large_private_memory_is_advised_for_huge_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mapped files, stacks, read-only memory and small areas are left out."""
     mib = 1 << 20
     asked: list[tuple[int, int]] = []
 

@@ -1,4 +1,4 @@
-"""Opening files below a folder: whatever is swapped meanwhile, nothing outside is opened."""
+"""Opening files below a folder: if a path is exchanged during the call, no file outside is opened."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOOKS: tuple[Callable[[ToolContext], str], ...] = (
 
 @pytest.fixture(params=["in one call", "folder by folder"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """With what a new kernel offers, and without."""
+    """The implementation of `open_below`: with `openat2`, or folder by folder."""
     if request.param == "folder by folder":
         monkeypatch.setattr(safe_descent, "_has_openat2", lambda: False)
     elif not safe_descent._has_openat2():
@@ -35,10 +35,10 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.usefixtures("way")
 class TestOpenBelow:
-    """open_below, in both ways."""
+    """Both implementations of `open_below`."""
 
-    def test_what_is_there_is_opened(self, tmp_path: Path) -> None:
-        """A file, a folder, the folder itself."""
+    def test_existing_paths_are_opened(self, tmp_path: Path) -> None:
+        """A file, a folder and the base folder can be opened, and a missing file is an error."""
         (tmp_path / "a" / "b").mkdir(parents=True)
         (tmp_path / "a" / "b" / "file").write_text("here")
         with open(open_below(str(tmp_path), "a/b/file", os.O_RDONLY)) as file:
@@ -49,8 +49,8 @@ class TestOpenBelow:
             open_below(str(tmp_path), "a/none", os.O_RDONLY)
 
     @pytest.mark.parametrize("path", ["link", "up/secret", "to_file", "loop", "a/absolute", "a/../../secret"])
-    def test_no_link_is_followed(self, tmp_path: Path, path: str) -> None:
-        """Neither the last name nor any before it, wherever it leads; nor does a name lead up and out."""
+    def test_symbolic_links_and_parent_references_are_refused(self, tmp_path: Path, path: str) -> None:
+        """A link or a parent reference is an error in any component of the path."""
         root = tmp_path / "root"
         (root / "a").mkdir(parents=True)
         (tmp_path / "secret").write_text("no")
@@ -60,8 +60,8 @@ class TestOpenBelow:
         with pytest.raises(OSError, match=r"symbolic links|Not a directory|cross-device"):
             open_below(str(root), path, os.O_RDONLY)
 
-    def test_reading_leads_nowhere_while_a_folder_is_swapped_for_a_link(self, tmp_path: Path) -> None:
-        """Time and again a file is read and looked through, and folders are listed: what lies outside is never seen."""
+    def test_folder_swapped_for_a_link_is_never_followed(self, tmp_path: Path) -> None:
+        """Reading, searching and listing show nothing from outside while a folder is exchanged for a link."""
         context, seen = ToolContext(tmp_path / "cwd"), []
         with swapped(tmp_path / "cwd", tmp_path / "outside"):
             (tmp_path / "outside" / "file").write_text("not to be seen")
@@ -75,8 +75,8 @@ class TestOpenBelow:
         assert not [text for text in seen if "not to be" in text]
 
 
-def test_a_call_that_is_not_let_through_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Old kernels do not know it, and some containers refuse what they do not know."""
+def test_unavailable_openat2_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`openat2` is not used if the kernel does not have it (ENOSYS) or a container forbids it (EPERM)."""
     for number in (errno.ENOSYS, errno.EPERM):
 
         def refuse(*_: int, number: int = number) -> int:
@@ -86,8 +86,10 @@ def test_a_call_that_is_not_let_through_is_not_used(monkeypatch: pytest.MonkeyPa
         assert safe_descent._has_openat2.__wrapped__() is False
 
 
-def test_what_is_renamed_at_that_moment_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel asks for it; not for ever."""
+def test_concurrent_rename_is_retried_a_bounded_number_of_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that the kernel answers with EAGAIN is repeated, but not without end."""
     answers = [errno.EAGAIN, errno.EAGAIN, 0]
 
     def syscall(*_: int) -> int:

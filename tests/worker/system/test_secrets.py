@@ -1,4 +1,4 @@
-"""Text and output without the keys that a process holds."""
+"""Text and output without the secrets of a process."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from orch_worker.system.threads import describe_exception
 KEY, LONGER = "sk-planted-1", "sk-planted-1-and-more"
 
 
-def test_every_occurrence_goes() -> None:
-    """The longer of two that begin alike first; what is too short to protect anything stays."""
+def test_every_secret_is_redacted() -> None:
+    """The longest matching secret is replaced first, and very short values are not replaced."""
     text = f"{KEY},{LONGER},{KEY} pw"
     assert mask_secrets(text, (KEY, LONGER, "pw", "")) == "[a key],[a key],[a key] pw"
     assert mask_secrets(text, ()) == text
 
 
 @pytest.mark.parametrize("size", range(1, 20))
-def test_a_key_that_comes_in_pieces_goes_too(size: int) -> None:
-    """However the output is cut, what is shown is what the whole would be; what only begins like a key is shown."""
+def test_secret_split_across_chunks_is_redacted(size: int) -> None:
+    """A secret is replaced for each size of chunks, and an incomplete secret is shown."""
     whole = f"a {KEY}{KEY} sk-plan b {LONGER} sk-planted".encode()
     masker = Masker((KEY, "other-secret"))
     shown = [masker.feed(whole[start : start + size]) for start in range(0, len(whole), size)]
@@ -29,13 +29,13 @@ def test_a_key_that_comes_in_pieces_goes_too(size: int) -> None:
     assert masker.rest() == b""
 
 
-def test_without_keys_nothing_waits() -> None:
-    """Output goes through as it comes."""
+def test_output_without_secrets_is_not_delayed() -> None:
+    """A masker without secrets returns each chunk at once."""
     assert Masker(()).feed(b"sk-") == b"sk-"
 
 
-def test_what_a_worker_prints_has_no_key(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its log gets the report of an error that quotes one without it."""
+def test_worker_log_has_no_secrets(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A secret in an error message is replaced before the message is written to the log."""
     monkeypatch.setattr(worker_init._MaskedText, "secrets", (KEY,))
     stream = worker_init._LossyLog.stream(1)
     print(f"ValueError: illegal header b'{KEY}'", file=stream, flush=True)
@@ -43,7 +43,7 @@ def test_what_a_worker_prints_has_no_key(capfd: pytest.CaptureFixture[str], monk
 
 
 def test_key_error_for_a_withheld_variable_has_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other names, and other errors, have none."""
+    """A KeyError for another name and other exceptions have no hint."""
     monkeypatch.setenv("ORCH_WITHHELD", "SLACK_WEBHOOK STRIPE_ACCOUNT")
     hint = " (SLACK_WEBHOOK is set in your shell but not passed to workers; add it to environment.pass)"
     assert describe_exception(KeyError("SLACK_WEBHOOK")) == f"KeyError: 'SLACK_WEBHOOK'{hint}"

@@ -1,23 +1,23 @@
-"""What is kept of a turn for who comes later."""
+"""The buffer of a turn's events, which clients that connect later receive."""
 
 from __future__ import annotations
 
 from orch_protocol.wire.worker_messages import TurnEvent, TurnSoFar
-from orch_worker.transport.turn_event_buffer import MOST_CHARACTERS, MOST_EVENTS, MOST_PIECES, TurnEventBuffer
+from orch_worker.transport.turn_event_buffer import MAX_CHARACTERS, MAX_EVENTS, MAX_PIECES, TurnEventBuffer
 
 
-def told(*events: TurnEvent) -> TurnSoFar:
-    """Return what is kept of them."""
+def kept_events(*events: TurnEvent) -> TurnSoFar:
+    """Return what the buffer keeps of `events`."""
     tale = TurnEventBuffer()
     for event in events:
         tale.add(event)
     return tale.so_far("q")
 
 
-def test_pieces_of_the_response_under_way_are_one_text_at_the_end() -> None:
-    """Those of a response that is complete, or void, are left out."""
+def test_pieces_of_the_current_response_are_merged() -> None:
+    """Pieces of complete responses and of responses that were retried are dropped."""
     first = (TurnEvent(1, "text", "a"), TurnEvent(2, "message", "a", step=1), TurnEvent(3, "text", "void"))
-    so_far = told(*first, TurnEvent(4, "retry", "again"), TurnEvent(5, "text", "b"), TurnEvent(6, "text", "c"))
+    so_far = kept_events(*first, TurnEvent(4, "retry", "again"), TurnEvent(5, "text", "b"), TurnEvent(6, "text", "c"))
     assert [(each.kind, each.text, each.n) for each in so_far.events] == [
         ("message", "a", 2),
         ("retry", "again", 4),
@@ -26,23 +26,23 @@ def test_pieces_of_the_response_under_way_are_one_text_at_the_end() -> None:
     assert (so_far.n, so_far.lost) == (6, 0)
 
 
-def test_it_does_not_grow_without_end() -> None:
-    """What is oldest goes, and is counted; of a response without end the last is kept."""
-    many = told(*(TurnEvent(n, "hook", "x") for n in range(1, MOST_EVENTS + 4)))
-    assert (len(many.events), many.lost, many.n) == (MOST_EVENTS, 3, MOST_EVENTS + 3)
-    large = told(*(TurnEvent(n, "message", "x" * (MOST_CHARACTERS // 2)) for n in range(1, 4)))
+def test_buffer_is_bounded() -> None:
+    """The oldest events are dropped and counted, and the text of the current response is cut."""
+    many = kept_events(*(TurnEvent(n, "hook", "x") for n in range(1, MAX_EVENTS + 4)))
+    assert (len(many.events), many.lost, many.n) == (MAX_EVENTS, 3, MAX_EVENTS + 3)
+    large = kept_events(*(TurnEvent(n, "message", "x" * (MAX_CHARACTERS // 2)) for n in range(1, 4)))
     assert (len(large.events), large.lost) == (2, 1)
     tale = TurnEventBuffer()
-    for n in range(3 * MOST_PIECES):
-        tale.add(TurnEvent(n + 1, "text", "y" * (MOST_CHARACTERS // MOST_PIECES)))
-    assert len(tale.so_far("q").events[-1].text) == MOST_CHARACTERS
-    assert len(tale._pieces) <= MOST_PIECES
+    for n in range(3 * MAX_PIECES):
+        tale.add(TurnEvent(n + 1, "text", "y" * (MAX_CHARACTERS // MAX_PIECES)))
+    assert len(tale.so_far("q").events[-1].text) == MAX_CHARACTERS
+    assert len(tale._pieces) <= MAX_PIECES
 
 
-def test_what_another_process_has_kept_is_gone_on_with() -> None:
-    """Its numbers and what it has lost stay."""
+def test_buffer_continues_the_state_of_another_process() -> None:
+    """The buffer continues event numbers, text and the count of dropped events."""
     tale = TurnEventBuffer()
-    tale.follow(TurnSoFar("q", (TurnEvent(5, "message", "a"), TurnEvent(9, "text", "b")), n=9, lost=2))
+    tale.merge(TurnSoFar("q", (TurnEvent(5, "message", "a"), TurnEvent(9, "text", "b")), n=9, lost=2))
     tale.add(TurnEvent(10, "text", "c"))
     so_far = tale.so_far("q")
     assert ([each.text for each in so_far.events], so_far.n, so_far.lost) == (["a", "bc"], 10, 2)

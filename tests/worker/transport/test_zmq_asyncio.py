@@ -1,4 +1,4 @@
-"""A socket on an event loop loses no message and no wake-up."""
+"""Sockets on an event loop: no message and no wake-up is lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from orch_worker.transport.zmq_asyncio import MAX_BATCH, DealerSocket, SocketRea
 
 
 class Echo:
-    """A ROUTER that sends everything back, driven by a SocketReader."""
+    """A ROUTER socket that sends each message back, driven by a SocketReader."""
 
     def __init__(self, address: str) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
@@ -33,7 +33,7 @@ class Echo:
 
 
 async def test_thousands_of_messages_come_back_in_order(tmp_path: Path) -> None:
-    """Bursts larger than a batch, sent before the connection stands, all arrive; nothing stalls."""
+    """Bursts larger than a batch arrive completely, also if they are sent before the connection exists."""
     address = f"ipc://{tmp_path}/echo"
     heard: list[int] = []
     done = asyncio.Event()
@@ -61,8 +61,8 @@ async def test_thousands_of_messages_come_back_in_order(tmp_path: Path) -> None:
     assert heard == list(range(total))
 
 
-async def test_what_comes_in_is_not_the_doing_of_who_sent(tmp_path: Path) -> None:
-    """What is taken in begins in no context of somebody who sent something just before."""
+async def test_receiver_runs_outside_the_senders_context(tmp_path: Path) -> None:
+    """A receiver does not see the context variables that the sender set."""
     address, whose, heard = f"ipc://{tmp_path}/echo", ContextVar("whose", default=""), asyncio.Queue[str]()
     echo = Echo(address)
     dealer = DealerSocket(address, b"me", lambda _: heard.put_nowait(whose.get()))
@@ -79,7 +79,7 @@ async def test_what_comes_in_is_not_the_doing_of_who_sent(tmp_path: Path) -> Non
 
 
 async def test_ping_pong_never_stalls(tmp_path: Path) -> None:
-    """One message under way at a time, thousands of times: the pattern in which a simpler rule loses an edge."""
+    """Three thousand messages arrive, each sent after the previous one came back."""
     address = f"ipc://{tmp_path}/echo"
     echo = Echo(address)
     left = 3000
@@ -104,8 +104,8 @@ async def test_ping_pong_never_stalls(tmp_path: Path) -> None:
     assert left == 0
 
 
-async def test_what_comes_while_something_is_sent_is_heard(tmp_path: Path) -> None:
-    """Whoever sends looks at the socket, and uses up what would have woken the loop: then it is woken all the same."""
+async def test_message_arriving_during_a_send_is_received(tmp_path: Path) -> None:
+    """A send consumes the edge of the socket, so the reader must be scheduled after it."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
     here, there = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
     heard = asyncio.Queue[bytes]()
@@ -126,8 +126,8 @@ async def test_what_comes_while_something_is_sent_is_heard(tmp_path: Path) -> No
         context.term()
 
 
-async def test_who_says_a_great_deal_at_once_holds_nobody_up_and_is_heard(tmp_path: Path) -> None:
-    """After a batch others have their turn; then it goes on, though nothing more comes that would say so."""
+async def test_large_burst_yields_to_other_tasks_and_completes(tmp_path: Path) -> None:
+    """After each batch, the event loop runs other tasks, although no new edge wakes the reader."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
     says, hears = context.socket(zmq.PUSH), context.socket(zmq.PULL)
     hears.bind(f"ipc://{tmp_path}/line")
@@ -157,8 +157,8 @@ async def test_who_says_a_great_deal_at_once_holds_nobody_up_and_is_heard(tmp_pa
     assert others[0] <= MAX_BATCH + 1
 
 
-async def test_a_message_to_nobody_is_dropped_and_closing_twice_is_harmless(tmp_path: Path) -> None:
-    """A ROUTER that must route says so by an error, which is no error of ours."""
+async def test_unroutable_message_is_dropped_and_close_is_idempotent(tmp_path: Path) -> None:
+    """The error of ROUTER_MANDATORY is caught, and sending after `close` raises nothing."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -171,8 +171,8 @@ async def test_a_message_to_nobody_is_dropped_and_closing_twice_is_harmless(tmp_
     context.term()
 
 
-async def test_what_nobody_acknowledged_is_sent_again(tmp_path: Path) -> None:
-    """Timers run while something is owed, and only then."""
+async def test_unacknowledged_messages_are_resent(tmp_path: Path) -> None:
+    """A timer runs only while a message is not acknowledged."""
     loop = _Clock()
     sent: list[bytes] = []
     courier = ReliableChannel(FrameChannel(1, tmp_path), sent.append)
@@ -190,8 +190,8 @@ async def test_what_nobody_acknowledged_is_sent_again(tmp_path: Path) -> None:
     assert loop.pending() == []
 
 
-async def test_an_arrival_that_nothing_answers_is_acknowledged_soon(tmp_path: Path) -> None:
-    """The ack travels by itself unless another frame carried it meanwhile."""
+async def test_arrival_without_a_reply_is_acknowledged_separately(tmp_path: Path) -> None:
+    """No separate acknowledgement is sent if another frame carries it."""
     loop = _Clock()
     sent: list[bytes] = []
     courier, other = ReliableChannel(FrameChannel(1, tmp_path), sent.append), FrameChannel(1, tmp_path)
@@ -210,11 +210,11 @@ async def test_an_arrival_that_nothing_answers_is_acknowledged_soon(tmp_path: Pa
 
 class _Handle:
     def cancel(self) -> None:
-        """Never mind."""
+        """Do nothing."""
 
 
 class _Clock:
-    """An event loop's clock and timers, moved by hand."""
+    """The clock and the timers of an event loop, advanced by the test."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -238,8 +238,8 @@ class _Clock:
             callback()  # type: ignore[operator]
 
 
-async def test_a_receiver_that_raises_does_not_stop_the_flow(tmp_path: Path) -> None:
-    """The error goes to the event loop; the messages behind the one it was about are delivered."""
+async def test_exception_in_a_receiver_does_not_stop_delivery(tmp_path: Path) -> None:
+    """The event loop reports the exception, and later messages are received."""
     errors: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(str(context["exception"])))
     echo = Echo(f"ipc://{tmp_path}/echo")
@@ -266,8 +266,8 @@ async def test_a_receiver_that_raises_does_not_stop_the_flow(tmp_path: Path) -> 
     assert errors == ["bad one"]
 
 
-async def test_a_closed_socket_costs_nothing(tmp_path: Path) -> None:
-    """Work that was scheduled when it was closed is the last there is."""
+async def test_closed_socket_schedules_no_work(tmp_path: Path) -> None:
+    """After `close`, the event loop contains no callback of the socket."""
     dealer = DealerSocket(f"ipc://{tmp_path}/nobody", b"me", lambda _: None)
     dealer.close()
     loop = asyncio.get_running_loop()
@@ -277,8 +277,8 @@ async def test_a_closed_socket_costs_nothing(tmp_path: Path) -> None:
     assert not [handle for handle in loop._ready if "SocketReader" in repr(handle)]  # type: ignore[attr-defined]
 
 
-async def test_a_courier_that_was_closed_sends_nothing_more(tmp_path: Path) -> None:
-    """What is still said to a peer that is gone is dropped, and no timer is kept for it."""
+async def test_closed_reliable_channel_sends_nothing(tmp_path: Path) -> None:
+    """A closed channel drops messages and starts no timer."""
     loop = _Clock()
     sent: list[bytes] = []
     courier = ReliableChannel(FrameChannel(1, tmp_path), sent.append)

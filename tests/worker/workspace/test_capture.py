@@ -1,4 +1,4 @@
-"""Which results are kept, and what is said of them."""
+"""Artifacts of tool results: which results become artifacts, and their descriptions."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pytest
 
 from orch_worker.conversation.tokens import clip
 from orch_worker.workspace import capture
-from orch_worker.workspace.capture import artifact_of, handle_in, handle_of, one_line, paths_read
+from orch_worker.workspace.capture import artifact_of, handle_read, handle_shown, one_line, paths_read
 
 READ = "     1\timport os\n     2\tclass Pump:\n     3\t    def start(self):\n     4\t        def inner(): ...\n[more]"
 
 
 def kept(tool: str, text: str, **input: Any) -> tuple[str, str, str]:
-    """Return name, kind and summary of what is kept of a result."""
-    found = artifact_of(tool, input, text, most=120)
+    """Return name, kind and summary of the artifact of a result."""
+    found = artifact_of(tool, input, text, limit=120)
     assert found is not None
     return found.name, found.kind, found.summary
 
@@ -77,23 +77,23 @@ def kept(tool: str, text: str, **input: Any) -> tuple[str, str, str]:
         ),
     ],
 )
-def test_a_result_is_kept_by_tool_and_argument_with_what_it_is_about(
+def test_tool_results_are_kept_by_tool_and_argument(
     tool: str, input: dict[str, Any], text: str, expected: tuple[str, str, str]
 ) -> None:
-    """Of code what it defines, of text its headings, of a command its beginning and end."""
+    """The kind of artifact determines the summary: definitions, headings, or head and tail."""
     assert kept(tool, text, **input) == expected
 
 
 @pytest.mark.parametrize("tool", ["query_subagent", "spawn_subagent", "remember", "run_python", "read_handle"])
-def test_results_of_agents_notes_and_handles_are_not_kept(tool: str) -> None:
-    """They are kept elsewhere; and an answer of a word is no object."""
-    assert artifact_of(tool, {"path": "x"}, "long enough to be kept", most=100) is None
-    assert artifact_of("weigh", {}, "12 kg", most=100) is None
+def test_subagent_note_and_handle_results_are_not_kept(tool: str) -> None:
+    """Such results are stored elsewhere. Very short results are not kept, either."""
+    assert artifact_of(tool, {"path": "x"}, "long enough to be kept", limit=100) is None
+    assert artifact_of("weigh", {}, "12 kg", limit=100) is None
 
 
-def test_names_arguments_and_summaries_are_on_one_line_and_bounded() -> None:
-    """Nothing in them can look like another part of the prompt."""
-    found = artifact_of("bash", {"command": "a\n# Tools taken\n" + "x" * 999}, "# Memory\n\x1b[2J\u2028" * 99, most=80)
+def test_names_arguments_and_summaries_are_one_bounded_line() -> None:
+    """Names and summaries without line ends cannot imitate another part of the prompt."""
+    found = artifact_of("bash", {"command": "a\n# Tools taken\n" + "x" * 999}, "# Memory\n\x1b[2J\u2028" * 99, limit=80)
     assert found is not None
     assert len(found.name) <= 120
     assert len(found.summary) <= 80
@@ -101,31 +101,31 @@ def test_names_arguments_and_summaries_are_on_one_line_and_bounded() -> None:
     assert one_line("a\n\tb\0c", 9) == "a b c"
 
 
-def test_the_text_that_was_written_is_not_kept_as_an_argument() -> None:
-    """It is in the file."""
-    found = artifact_of("write_file", {"path": "a", "content": "secret plans"}, "Wrote 12 bytes.", most=80)
+def test_written_text_is_not_kept_as_an_argument() -> None:
+    """The file contains the text."""
+    found = artifact_of("write_file", {"path": "a", "content": "secret plans"}, "Wrote 12 bytes.", limit=80)
     assert found is not None
     assert (found.arguments, found.size) == ({"path": "a"}, 12)
 
 
-def test_empty_lines_are_passed_over_once() -> None:
-    """What is looked for stands on one line: were it to begin lines before, many would cost their square."""
+def test_summary_patterns_match_within_one_line() -> None:
+    """The patterns do not skip line ends."""
     text = "\n" * 10
-    assert capture._DEFINED.match(f"{text}def flow(): ...") is None
-    assert capture._NUMBERED.match(f"{text}1: flow") is None
+    assert capture._DEFINITION.match(f"{text}def flow(): ...") is None
+    assert capture._LINE_NUMBER.match(f"{text}1: flow") is None
 
 
-def test_files_that_a_result_was_made_from_are_found() -> None:
-    """The one that was read, those that match a search."""
+def test_source_files_of_a_result_are_found() -> None:
+    """For a search, these are the files with matches."""
     assert paths_read("read_file", {"path": "a"}, "") == ("a",)
     assert paths_read("grep_files", {"path": "."}, "a.py:1: x\nb.py:2: y\na.py:3: z") == ("a.py", "b.py")
     assert paths_read("fetch_url", {"url": "x"}, "a.py:1: x") == ()
 
 
-def test_the_handle_of_a_result_that_was_cut_is_found() -> None:
-    """In the note that stands where something is left out."""
+def test_handle_of_a_truncated_result_is_found() -> None:
+    """The note at the omission of a truncated result contains the handle."""
     shown = clip("x" * 5_000, 1_000, "read_handle with .h_012 shows any part")
-    assert handle_in(shown) == ".h_012"
-    assert handle_in("x") == ""
-    assert handle_of("read_handle", {"handle": " h_012"}) == ".h_012"
-    assert handle_of("read_file", {"handle": "h_012"}) == ""
+    assert handle_shown(shown) == ".h_012"
+    assert handle_shown("x") == ""
+    assert handle_read("read_handle", {"handle": " h_012"}) == ".h_012"
+    assert handle_read("read_file", {"handle": "h_012"}) == ""

@@ -1,4 +1,4 @@
-"""What code reads and binds, by its text."""
+"""The analysis of Python code: which names it reads and binds."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from orch_worker.workspace.python_cells import analyze_statements
 
 
 def read(code: str) -> set[str]:
-    """Return all names that `code` reads of its namespace."""
+    """Return all global names that `code` reads."""
     return {name for each in analyze_statements(code) for name in each.reads}
 
 
 def bound(code: str) -> set[str]:
-    """Return all names that `code` binds in its namespace."""
+    """Return all global names that `code` binds."""
     return {name for each in analyze_statements(code) for name in each.binds}
 
 
@@ -42,19 +42,19 @@ def bound(code: str) -> set[str]:
         ("async def a():\n    async with b as c: await c", {"b"}, {"a"}),
     ],
 )
-def test_names_that_code_reads_and_binds_are_found(code: str, reads: set[str], binds: set[str]) -> None:
-    """Of the namespace; what belongs to a function, a class or a comprehension is its own affair."""
+def test_names_read_and_bound_by_code_are_found(code: str, reads: set[str], binds: set[str]) -> None:
+    """Names that are local to functions and comprehensions do not count."""
     assert (read(code), bound(code)) == (reads, binds)
 
 
-def test_each_statement_is_told_by_itself() -> None:
-    """So that what one makes is not thought to be made from what another one reads."""
+def test_reads_are_reported_per_statement() -> None:
+    """The result of one statement does not include reads of another."""
     one, two = analyze_statements("a = b\nc = d")
     assert (one.reads, one.binds, two.reads, two.binds) == (("b",), ("a",), ("d",), ("c",))
 
 
-def test_what_may_change_in_place_what_is_deleted_and_what_may_be_files_is_told() -> None:
-    """The methods of a name may change it; short texts may name files."""
+def test_mutations_deletions_and_possible_file_names_are_reported() -> None:
+    """A method call may change its object, and a short text may be a file name."""
     [each] = analyze_statements("a.append(open('data.csv').read(b['x']))")
     assert each.calls == ("a",)
     assert set(each.texts) == {"data.csv", "x"}
@@ -62,6 +62,6 @@ def test_what_may_change_in_place_what_is_deleted_and_what_may_be_files_is_told(
 
 
 @pytest.mark.parametrize("code", ["a = (", "", "\0", "x" * 300_000, "(" * 5_000 + ")" * 5_000, "-" * 100_000 + "1"])
-def test_code_that_cannot_be_read_says_nothing(code: str) -> None:
-    """Whether it is wrong, too much or too deep."""
+def test_unparsable_code_reports_nothing(code: str) -> None:
+    """The code is invalid, too long or nested too deeply."""
     assert bound(code) == set()

@@ -1,4 +1,4 @@
-"""What a value is, in a line, without running code that nobody knows."""
+"""The description of a value in one line, without running unknown code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orch_worker.workspace.describe_value import describe_value, is_ours
+from orch_worker.workspace.describe_value import created_by_agent, describe_value
 
 
 @pytest.mark.parametrize(
@@ -22,25 +22,25 @@ from orch_worker.workspace.describe_value import describe_value, is_ours
         ({"a": 1, "b": object()}, "dict", "2 keys: 'a': 1, 'b': object"),
     ],
 )
-def test_a_value_of_a_known_type_is_told_by_type_size_and_beginning(value: Any, kind: str, text: str) -> None:
-    """And by about how much memory it takes."""
+def test_known_value_is_described_by_type_size_and_beginning(value: Any, kind: str, text: str) -> None:
+    """The description also contains the approximate size in memory."""
     found = describe_value(value)
     assert (found.kind, found.text) == (kind, text)
     assert found.size > 0
 
 
-def test_a_number_of_many_digits_is_told_by_its_size() -> None:
-    """Writing it out would take long, or is not allowed."""
+def test_huge_integer_is_described_by_its_size() -> None:
+    """The decimal form of a huge integer would take long or exceed the limit of Python."""
     assert describe_value(2**100_000).text == "about 2 ** 100000"
 
 
-def test_of_a_long_list_the_first_hundred_speak_for_the_size_of_the_rest() -> None:
-    """About."""
+def test_size_of_a_long_list_is_extrapolated_from_a_hundred_items() -> None:
+    """The estimate is within 20 percent."""
     assert 400_000 < describe_value(["x" * 1000] * 500).size < 600_000
 
 
-def test_tables_are_told_by_their_columns() -> None:
-    """And arrays by their shape, where these libraries are installed."""
+def test_tables_and_arrays_are_described_by_columns_and_shape() -> None:
+    """The test needs numpy, pandas and polars."""
     numpy, pandas, polars = map(pytest.importorskip, ("numpy", "pandas", "polars"))
     for value, kind, size, text in (
         (numpy.arange(8.0).reshape(2, 4), "numpy.ndarray", 64, "2 x 4 float64: 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, ..."),
@@ -58,7 +58,7 @@ def test_tables_are_told_by_their_columns() -> None:
 
 
 class Hostile:
-    """A value whose every question does something."""
+    """A value that records every access."""
 
     asked: list[str] = []  # noqa: RUF012
 
@@ -77,8 +77,8 @@ class Hostile:
     __str__ = __repr__
 
 
-def test_no_code_of_a_value_of_an_unknown_type_is_run() -> None:
-    """Not for itself, and not within a list: asking may take for ever."""
+def test_no_code_of_unknown_types_is_run() -> None:
+    """Describing a value, or a list that contains it, does not access its attributes."""
     hostile = Hostile()
     assert describe_value(hostile).text == ""
     assert describe_value([hostile, {1: hostile}]).text == "2 long: Hostile, dict of 1"
@@ -86,14 +86,14 @@ def test_no_code_of_a_value_of_an_unknown_type_is_run() -> None:
 
 
 class Broken(dict[str, int]):
-    """A dict that lies about its type."""
+    """A dict with an overridden method."""
 
     def items(self) -> Any:
         raise RuntimeError
 
 
-def test_no_code_of_a_type_is_run_either() -> None:
-    """What a value says of its class, a class of its module, an item of its size: by code, that may do anything."""
+def test_no_code_of_classes_is_run() -> None:
+    """No property `__class__`, `__module__` or `__name__` and no `__sizeof__` is called."""
 
     def ran(_: object) -> object:
         raise AssertionError("this was run")
@@ -105,22 +105,24 @@ def test_no_code_of_a_type_is_run_either() -> None:
         type("Nowhere", (), {"__module__": None}),
     ):
         value = kind()
-        assert is_ours(value)
+        assert created_by_agent(value)
         assert describe_value(value).kind.endswith(type.__dict__["__name__"].__get__(kind))
         assert describe_value([value]).text.startswith("1 long: ")
-    is_ours(meta("Odd", (), {}))
+    created_by_agent(meta("Odd", (), {}))
 
 
-def test_a_type_that_is_made_of_a_known_one_is_not_known() -> None:
-    """Its methods are its own."""
+def test_subclass_of_a_known_type_is_unknown() -> None:
+    """A subclass may override any method."""
     assert describe_value(Broken(a=1)).text == ""
 
 
-def test_modules_and_what_comes_from_them_are_not_the_codes_own() -> None:
-    """Functions and classes made in the namespace are."""
+def test_imported_objects_do_not_count_as_defined_by_the_code() -> None:
+    """Functions and classes that the code defines do."""
     names: dict[str, Any] = {"__name__": "__main__"}
     exec("def f(a, b=1):\n    'Add.'\nclass C:\n    def go(self): ...", names)
-    assert [is_ours(each) for each in (json, json.dumps, len, json.JSONDecoder, names["f"], names["C"], 3)] == [
+    assert [
+        created_by_agent(each) for each in (json, json.dumps, len, json.JSONDecoder, names["f"], names["C"], 3)
+    ] == [
         *[False] * 4,
         *[True] * 3,
     ]

@@ -1,11 +1,11 @@
-"""What cells leave behind: values, each with what it was made from."""
+"""Values that Python cells leave, and the sources of each value."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from orch_protocol.core.workspace import Artifact, DropArtifacts, FileState, InvalidateArtifacts, TouchArtifacts
-from orch_worker.workspace.describe_value import describe_value, is_ours
+from orch_worker.workspace.describe_value import created_by_agent, describe_value
 from orch_worker.workspace.python_cells import BoundName, PythonCell, invalidate_unbound, steps_of
 from orch_worker.workspace.state import Workspace
 
@@ -13,7 +13,7 @@ FILES = {"data.csv": FileState("data.csv", 1, 2), "rate.txt": FileState("rate.tx
 
 
 class Notebook:
-    """Runs cells, and keeps track of what they leave."""
+    """A namespace in which cells run, and the workspace with their values."""
 
     def __init__(self) -> None:
         self.names: dict[str, Any] = {"__name__": "__main__"}
@@ -22,7 +22,7 @@ class Notebook:
         self.turn = 0
 
     def run(self, *codes: str) -> list[Any]:
-        """Run cells in one step and return what became of the workspace."""
+        """Run cells in one step and return the changes of the workspace."""
         self.turn += 1
         cells = []
         for code in codes:
@@ -33,8 +33,8 @@ class Notebook:
                 whole = False
             cells.append(PythonCell(code, Artifact("", "", tool="run_python", turn=self.turn, used=self.turn), whole))
         seen = [(name, value) for name, value in self.names.items() if name[:1] != "_"]
-        after = {name: BoundName(id(value), describe_value(value), is_ours(value)) for name, value in seen}
-        steps = steps_of(cells, self.before, after, self.workspace, FILES.get, most=100)
+        after = {name: BoundName(id(value), describe_value(value), created_by_agent(value)) for name, value in seen}
+        steps = steps_of(cells, self.before, after, self.workspace, FILES.get, limit=100)
         for step in steps:
             self.workspace.apply(step)
         self.before = after
@@ -44,8 +44,8 @@ class Notebook:
         return self.workspace.artifacts[f"value:{name}"]
 
 
-def test_a_value_is_kept_with_what_it_was_made_from() -> None:
-    """Names and files that its own statement reads, and nothing that another one does."""
+def test_value_records_the_names_and_files_it_was_made_from() -> None:
+    """Only the sources of the value's own statement count."""
     book = Notebook()
     book.run("rows = [1, 2]; text = 'data.csv'\nrate = 3\ntotal = sum(rows) * rate\nother = len('rate.txt')")
     assert book["total"].deps == ("value:rate", "value:rows")
@@ -54,8 +54,8 @@ def test_a_value_is_kept_with_what_it_was_made_from() -> None:
     assert (book["other"].deps, book["other"].files) == ((), (FILES["rate.txt"],))
 
 
-def test_binding_a_name_anew_makes_what_was_made_from_it_stale() -> None:
-    """Also when it is equal; and running the cells below again makes it right again."""
+def test_rebinding_a_name_makes_derived_values_stale() -> None:
+    """Derived values become stale even if the new value is equal. Running the later cells again refreshes them."""
     book = Notebook()
     book.run("a = 1", "b = a + 1", "c = b + 1")
     book.run("a = 1")
@@ -64,15 +64,15 @@ def test_binding_a_name_anew_makes_what_was_made_from_it_stale() -> None:
     assert [bool(book[name].stale) for name in "abc"] == [False, False, False]
 
 
-def test_a_name_that_is_bound_anew_below_in_the_same_step_counts() -> None:
-    """What was made from it before that is of the old one."""
+def test_rebinding_a_name_later_in_the_same_step_counts() -> None:
+    """The derived value was made from the old value."""
     book = Notebook()
     book.run("a = 1\nb = a\na = 2")
     assert (bool(book["a"].stale), bool(book["b"].stale)) == (False, True)
 
 
-def test_what_a_name_was_goes_into_what_it_is() -> None:
-    """`x = f(x)` is still from the files and names that x was from, within a cell and over several."""
+def test_rebinding_a_name_from_itself_keeps_its_sources() -> None:
+    """`x = f(x)` keeps the sources of `x`, within a cell and across cells."""
     book = Notebook()
     book.run("rate = 2\nx = ['data.csv']\nx = x * rate")
     book.run("x += ['rate.txt']")
@@ -80,16 +80,16 @@ def test_what_a_name_was_goes_into_what_it_is() -> None:
     assert {mark.path for mark in book["x"].files} == {"data.csv", "rate.txt"}
 
 
-def test_a_function_hands_on_what_it_reads() -> None:
-    """What it returns is stale when a name is bound anew that it reads."""
+def test_function_passes_on_its_global_reads() -> None:
+    """A result of the function is stale when such a name is rebound."""
     book = Notebook()
     book.run("rate = 2\ndef times(x): return x * rate", "y = times(3)", "rate = 5")
     assert book["times"].kind == "function"
     assert [bool(book[name].stale) for name in ("rate", "times", "y")] == [False, True, True]
 
 
-def test_a_value_that_a_method_changed_is_kept_anew_and_one_that_it_did_not_is_only_used() -> None:
-    """By what it looks like."""
+def test_value_mutated_by_a_method_is_recorded_again() -> None:
+    """The change is found by comparing descriptions. An unchanged value counts as used."""
     book = Notebook()
     book.run("a = [1]\nb = len(a)")
     steps = book.run("a.copy()")
@@ -99,8 +99,8 @@ def test_a_value_that_a_method_changed_is_kept_anew_and_one_that_it_did_not_is_o
     assert book["b"].stale == "made from value:a as it was before"
 
 
-def test_what_is_deleted_or_bound_to_a_module_is_not_kept() -> None:
-    """Nor is what was imported: it is somebody else's."""
+def test_deleted_names_and_imports_are_not_kept() -> None:
+    """Only values that the code defines are artifacts."""
     book = Notebook()
     book.run("import json\nfrom json import dumps\na = 1\nb = 2")
     assert list(book.workspace.artifacts) == ["value:a", "value:b"]
@@ -109,8 +109,8 @@ def test_what_is_deleted_or_bound_to_a_module_is_not_kept() -> None:
     assert len(book.workspace) == 0
 
 
-def test_of_a_cell_that_failed_what_it_had_bound_by_then_is_kept() -> None:
-    """And what it would have bound is as it was."""
+def test_failed_cell_keeps_the_names_it_had_bound() -> None:
+    """Names after the failed statement keep their old values."""
     book = Notebook()
     book.run("a = 1\nb = [a]\nc = [b]")
     book.run("b = [2]\n1 / 0\nc = [3]")
@@ -118,15 +118,15 @@ def test_of_a_cell_that_failed_what_it_had_bound_by_then_is_kept() -> None:
     assert bool(book["c"].stale)
 
 
-def test_what_is_bound_together_is_not_made_from_itself() -> None:
-    """A loop's names, and what a `with` opens."""
+def test_jointly_bound_names_are_not_their_own_source() -> None:
+    """For example, the target of a loop is not a source of names in its body."""
     book = Notebook()
     book.run("xs = [1, 2]\nfor x in xs: y = x\n")
     assert book["y"].deps == ("value:xs",)
 
 
-def test_values_of_a_process_that_has_ended_are_stale() -> None:
-    """Those that are bound still are not; files and pages are not values."""
+def test_values_of_an_ended_process_are_stale() -> None:
+    """Values that are still bound are not."""
     there = Notebook()
     there.run("a = 1", "b = 2")
     left = {"a": there.before["a"]}
@@ -137,8 +137,8 @@ def test_values_of_a_process_that_has_ended_are_stale() -> None:
     assert invalidate_unbound(there.workspace, left, 100) == []
 
 
-def test_values_that_were_bound_anew_on_another_branch_are_stale() -> None:
-    """The conversation went back, the process did not; what is the same there as here is not."""
+def test_values_rebound_on_another_branch_are_stale() -> None:
+    """Going back does not restore the process's namespace."""
     here, there = Notebook(), Notebook()
     here.run("rows = [1, 2]", "same = 'x' * 300", "text = 'a'")
     there.run("rows = [1, 2, 3]", "same = 'x' * 300", "text = 4")

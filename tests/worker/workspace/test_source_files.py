@@ -1,4 +1,4 @@
-"""Files that artifacts were made from: whether they are what they were."""
+"""Source files of artifacts: detection of changes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import os
 from pathlib import Path
 
 from orch_protocol.core.workspace import Artifact, InvalidateArtifacts
-from orch_worker.workspace.source_files import artifact_path, changed_artifacts, mark_of
+from orch_worker.workspace.source_files import artifact_path, changed_artifacts, read_file_state
 
 
-def test_a_file_that_changed_or_went_away_makes_stale_what_was_made_from_it(tmp_path: Path) -> None:
-    """Each with the reason; what is stale already is not looked at."""
+def test_changed_or_deleted_file_makes_derived_artifacts_stale(tmp_path: Path) -> None:
+    """Each artifact gets the reason. An artifact that is already stale gets no second reason."""
     for name in ("same", "longer", "gone"):
         (tmp_path / name).write_text("one")
-    marks = {name: mark_of(tmp_path, name) for name in ("same", "longer", "gone")}
+    marks = {name: read_file_state(tmp_path, name) for name in ("same", "longer", "gone")}
     there = [Artifact(name, "file", files=(mark,)) for name, mark in marks.items() if mark is not None]
     there.append(Artifact("stale", "file", files=there[1].files, stale="why"))
     assert changed_artifacts(tmp_path, there) == []
@@ -21,15 +21,15 @@ def test_a_file_that_changed_or_went_away_makes_stale_what_was_made_from_it(tmp_
     (tmp_path / "gone").unlink()
     assert changed_artifacts(tmp_path, there) == [
         InvalidateArtifacts(("longer",), "longer has changed since"),
-        InvalidateArtifacts(("gone",), "gone is not there any more"),
+        InvalidateArtifacts(("gone",), "gone no longer exists"),
     ]
 
 
-def test_a_file_that_was_only_touched_is_what_it_was(tmp_path: Path) -> None:
-    """A small one is read to know that; of another text of the same length it is known too."""
+def test_touched_but_unchanged_file_is_not_stale(tmp_path: Path) -> None:
+    """A small file is compared by content."""
     file = tmp_path / "a"
     file.write_text("one")
-    mark = mark_of(tmp_path, "a")
+    mark = read_file_state(tmp_path, "a")
     assert mark is not None
     there = [Artifact("a", "file", files=(mark,))]
     os.utime(file, ns=(1, 1))
@@ -39,21 +39,21 @@ def test_a_file_that_was_only_touched_is_what_it_was(tmp_path: Path) -> None:
     assert len(changed_artifacts(tmp_path, there)) == 1
 
 
-def test_of_a_large_file_time_and_size_are_enough(tmp_path: Path) -> None:
-    """It is not read."""
+def test_large_file_is_compared_by_time_and_size(tmp_path: Path) -> None:
+    """The state of a large file has no content hash."""
     (tmp_path / "a").write_bytes(bytes(300_000))
-    mark = mark_of(tmp_path, "a")
+    mark = read_file_state(tmp_path, "a")
     assert mark is not None
     assert mark.sha256 == ""
 
 
-def test_what_is_no_file_has_no_mark(tmp_path: Path) -> None:
-    """A folder, a pipe, nothing, no path at all."""
+def test_only_regular_files_have_a_fingerprint(tmp_path: Path) -> None:
+    """A folder, a pipe, a missing file and an invalid path have none."""
     os.mkfifo(tmp_path / "pipe")
-    assert [mark_of(tmp_path, path) for path in (".", "pipe", "none", "a\0b")] == [None] * 4
+    assert [read_file_state(tmp_path, path) for path in (".", "pipe", "none", "a\0b")] == [None] * 4
 
 
-def test_paths_are_told_relative_to_the_folder_when_they_are_below_it(tmp_path: Path) -> None:
-    """However they are spelled: the same file has one name."""
+def test_paths_below_the_folder_are_shown_relative(tmp_path: Path) -> None:
+    """All spellings of a path result in one name."""
     assert [artifact_path(tmp_path, path) for path in ("./a/../b", f"{tmp_path}/b", "b")] == ["b"] * 3
     assert artifact_path(tmp_path, "../x") == str(tmp_path.parent / "x")

@@ -1,4 +1,6 @@
-"""Which model answers a turn: the agent's own, as its conversation has it, or another one that was named for it."""
+"""Selects the model that answers: the agent's own model, as recorded in the conversation, or another model for one
+turn.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,11 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from orch_protocol.agent.models import FindModel, RecordModel
+from orch_protocol.agent.models import RecordModel
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.errors import ConfigError
-from orch_protocol.services.models import FIND_MODEL, RESOLVE_MODEL
+from orch_protocol.services.models.model_selection import RESOLVE_MODEL
+from orch_protocol.services.models.models import FIND_MODEL, FindModel
 from orch_protocol.services.service import Empty
 
 from ..backends.base import Backend
@@ -18,26 +21,26 @@ from ..backends.switchable import SwitchableBackend
 from ..session.transcript import Transcript
 from ..tools.api.root_client import CallRoot
 
-__all__ = ["ModelSelection", "beside", "model_of"]
+__all__ = ["ModelSelection", "make_side_backend", "model_of"]
 
 FIND_SECONDS: Final = 30.0
 
 
 def model_of(spec: BackendSpec) -> str:
-    """Return the model behind `spec`, as `provider:name`."""
+    """Return the model of `spec` as `provider:name`."""
     return f"{spec.provider}:{spec.model}" if spec.model else spec.provider
 
 
-def beside(make: Callable[[BackendSpec], Backend], spec: BackendSpec) -> Backend:
-    """Return the backend that is asked beside the conversation: as it thinks by itself, for what is short there."""
-    return make(replace(spec, thinking=""))
+def make_side_backend(make_backend: Callable[[BackendSpec], Backend], spec: BackendSpec) -> Backend:
+    """Return a backend for a short request outside the conversation, with the model's default reasoning effort."""
+    return make_backend(replace(spec, thinking=""))
 
 
 class ModelSelection:
-    """Lets models answer for the agent that `spec` describes, through its `backend`: its own, or others for a turn.
+    """Switches the model of the agent `spec` through `backend`, permanently or for one turn.
 
-    Its own is the one that the `transcript` has on record where the conversation is. `make` makes the backend of a
-    complete spec; `leave` ends the process after the turn.
+    The agent's own model is the model recorded on the current branch of `transcript`. `make_backend` creates a
+    backend from a complete spec. `stop_worker` ends the process after the turn.
     """
 
     def __init__(
@@ -45,107 +48,112 @@ class ModelSelection:
         spec: AgentSpec,
         backend: Backend,
         call_root: CallRoot,
-        make: Callable[[BackendSpec], Backend],
+        make_backend: Callable[[BackendSpec], Backend],
         transcript: Transcript,
-        leave: Callable[[], None],
+        stop_worker: Callable[[], None],
     ) -> None:
-        self._own = self._now = spec.backend
-        self._born = (spec.born or spec.backend).thinking
-        self._settled = spec.chosen, spec.backend.thinking
-        self._due: RecordModel | None = None
+        self._own_spec = self._current_spec = spec.backend
+        self._default_thinking = (spec.born or spec.backend).thinking
+        self._applied_choice = spec.chosen, spec.backend.thinking
+        self._pending_choice: RecordModel | None = None
         self._backend = backend
         self._call_root = call_root
-        self._make = make
+        self._make_backend = make_backend
         self._transcript = transcript
-        self._leave = leave
+        self._stop_worker = stop_worker
 
     @property
-    def away(self) -> bool:
-        """Whether another model than the agent's own answers just now, or did last by what is on record."""
-        return self._now is not self._own or self._on_record != self.own
+    def uses_other_model(self) -> bool:
+        """Whether a model other than the agent's own answers now, or gave the last answer in the transcript."""
+        answerer = self._transcript.session.answerer
+        return self._current_spec is not self._own_spec or (bool(answerer) and answerer != self.own_name)
 
     @property
-    def now(self) -> BackendSpec:
-        """What the model is that answers just now."""
-        return self._now
+    def current(self) -> BackendSpec:
+        """The current model."""
+        return self._current_spec
 
     @property
     def next(self) -> BackendSpec:
-        """What the model is that answers the next turn, as far as anybody has said so."""
-        return self._due.backend if self._due is not None and self._fits(self._due) else self._own
+        """The model of the next turn, as currently known."""
+        return (
+            self._pending_choice.backend
+            if self._pending_choice is not None and self._is_current(self._pending_choice)
+            else self._own_spec
+        )
 
     @property
-    def own(self) -> str:
+    def own_name(self) -> str:
         """The agent's own model, as `provider:name`."""
-        return model_of(self._own)
+        return model_of(self._own_spec)
 
     @property
-    def unsettled(self) -> bool:
-        """Whether the agent's own model is to be another, or to think more or less, than it was."""
-        return self._due is not None or self._recorded != self._settled
+    def has_pending_choice(self) -> bool:
+        """Whether the recorded model or reasoning effort differs from the current model or effort."""
+        return self._pending_choice is not None or self._recorded_choice != self._applied_choice
 
     @property
-    def _on_record(self) -> str:
-        return self._transcript.session.answerer or self.own
+    def _recorded_answerer(self) -> str:
+        return self._transcript.session.answerer or self.own_name
 
     @property
-    def _recorded(self) -> tuple[str, str]:
+    def _recorded_choice(self) -> tuple[str, str]:
         session = self._transcript.session
-        return session.model, session.thinking or self._born
+        return session.model, session.thinking or self._default_thinking
 
-    def choose(self, answers: RecordModel | None) -> None:
-        """Somebody says who is to answer from the next turn on, as is on record already; None: nobody says so."""
-        if answers is not None:
-            self._due = answers
+    def set_choice(self, choice: RecordModel | None) -> None:
+        """Use the recorded choice `choice` from the next turn on. None means that there is no new choice."""
+        if choice is not None:
+            self._pending_choice = choice
 
-    def _fits(self, answers: RecordModel) -> bool:
-        """Say whether that is what is on record: somebody else may have changed it meanwhile, or gone elsewhere."""
-        return (answers.chosen, answers.backend.thinking) == self._recorded
+    def _is_current(self, choice: RecordModel) -> bool:
+        """Return whether `choice` matches the transcript, which may have changed in the meantime."""
+        return (choice.chosen, choice.backend.thinking) == self._recorded_choice
 
-    async def settle(self) -> BackendSpec:
-        """Let the model answer that the conversation has on record, and return what it is.
+    async def apply_choice(self) -> BackendSpec:
+        """Switch to the model recorded in the conversation, and return this model.
 
-        The root says what it takes, where it has not said so. Raises ConfigError when it cannot be asked.
+        If necessary, the root resolves the model. Raise ConfigError if the model is not available.
         """
-        answers = self._due
-        if answers is None or not self._fits(answers):
-            answers = await self._call_root(RESOLVE_MODEL, Empty(), FIND_SECONDS)
-        to = answers.backend
+        choice = self._pending_choice
+        if choice is None or not self._is_current(choice):
+            choice = await self._call_root(RESOLVE_MODEL, Empty(), FIND_SECONDS)
+        spec = choice.backend
         if isinstance(self._backend, SwitchableBackend):
-            if to != self._now:
-                await self._backend.move(self._make(to))
-        elif model_of(to) != model_of(self._own):
-            self._leave()  # only the next process can have another model: the root knows of it by now
-            raise ConfigError(f"{model_of(to)} goes on with the conversation, in a process of its own: ask again")
-        self._own = self._now = to
-        self._settled, self._due = self._recorded, None
-        return to
+            if spec != self._current_spec:
+                await self._backend.switch_to(self._make_backend(spec))
+        elif model_of(spec) != model_of(self._own_spec):
+            self._stop_worker()  # This process cannot change its model. The next process starts with the new model.
+            raise ConfigError(f"{model_of(spec)} continues the conversation in a new process: repeat the query")
+        self._own_spec = self._current_spec = spec
+        self._applied_choice, self._pending_choice = self._recorded_choice, None
+        return spec
 
-    async def turn(self, model: str | None = None) -> None:
-        """Let `model`, `provider:name` or `local`, answer from the next request on, the agent's own without one.
+    async def use_model(self, model: str | None = None) -> None:
+        """Use `model` (`provider:name` or `local`) from the next request on. None means the agent's own model.
 
-        Raises ConfigError, also for a model that may not be asked; the one that answered then goes on.
+        Raise ConfigError if the model is not available or not allowed. In this case, the current model stays.
         """
-        if model is None or model == self.own:
-            to = self._own
-        elif model == model_of(self._now):
-            to = self._now
+        if model is None or model == self.own_name:
+            spec = self._own_spec
+        elif model == model_of(self._current_spec):
+            spec = self._current_spec
         elif not isinstance(self._backend, SwitchableBackend):
-            raise ConfigError(f"{self._own.provider} answers by itself: no other model can in its place")
+            raise ConfigError(f"{self._own_spec.provider} cannot be replaced by another model")
         else:
-            to = await self._find(model)
-        if to is not self._now:
+            spec = await self._find_model(model)
+        if spec is not self._current_spec:
             assert isinstance(self._backend, SwitchableBackend)
-            await self._backend.move(self._make(to))
-            self._now = to
-        if self._on_record != model_of(to):
-            self._transcript.model_change(to)
+            await self._backend.switch_to(self._make_backend(spec))
+            self._current_spec = spec
+        if self._recorded_answerer != model_of(spec):
+            self._transcript.model_change(spec)
 
-    def stays(self, here: BackendSpec) -> None:
-        """The conversation has moved to `here`, a model of this machine, for good: whatever was chosen before."""
-        self._own = self._now = here
-        self._settled, self._due = self._recorded, None
+    def use_local(self, spec: BackendSpec) -> None:
+        """Use the local model `spec` permanently, because the conversation may be sent to local models only."""
+        self._own_spec = self._current_spec = spec
+        self._applied_choice, self._pending_choice = self._recorded_choice, None
 
-    def _find(self, model: str) -> Awaitable[BackendSpec]:
+    def _find_model(self, model: str) -> Awaitable[BackendSpec]:
         found: Awaitable[BackendSpec] = self._call_root(FIND_MODEL, FindModel(model), FIND_SECONDS)
         return found

@@ -1,6 +1,6 @@
-"""The phases of an agent's turns, as its loop sees them: an assessment before the first request, reflection at the end.
+"""The phases of a turn: an assessment before the first request, and a reflection at the end.
 
-Whatever goes wrong in one is on record, and the turn goes on as if there were none.
+If a phase fails, the error is recorded and the turn continues without the phase.
 """
 
 from __future__ import annotations
@@ -12,219 +12,247 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from msgspec.structs import replace
 
 from orch_protocol.core.errors import OrchError
-from orch_protocol.core.messages import StopReason, ToolUse, Usage, text_of, user
+from orch_protocol.core.messages import COMPLETE_STOPS, StopReason, ToolUse, Usage, text_of, user
 from orch_protocol.core.phases import Assess, By, Phase, Reflect
 from orch_protocol.core.text import scrub
 from orch_protocol.hooks.options import HookOptions
+from orch_protocol.wire.worker_messages import Query
 
 from ..session.session import SessionState
 from ..session.transcript import Transcript
 from ..tools.api.base import ToolError
-from ..tools.dispatch.toolbox import CallOutcome, Executor
+from ..tools.dispatch.toolbox import CallOutcome, Dispatcher
 from . import assess as assessing
 from . import reflect as reflecting
 from .assess import Assessment
+from .features.turn_extension import TurnExtension, TurnState
 from .reflect import Reflection
 from .side_requests import RequestLimits, SideReply, SideRequests
 
 if TYPE_CHECKING:
+    from ..hooks.runner import EmitEvent
     from .hooks import AgentHooks
 
-__all__ = ["ASSESSED", "REFLECTED", "Phases"]
+__all__ = ["ASSESSMENT_HEADER", "REFLECTION_HEADER", "Phases"]
 
-ASSESSED: Final = "[Assessment]"
-REFLECTED: Final = "[Reflection]"
-CUT: Final = "cut off: the turn had no more time, or was ended"
-REFLECTED_UPON: Final = frozenset({"end_turn", "stop_sequence", "max_turns", "max_tokens", "refusal"})
-"""How turns end of which there is something to be said: nobody ended them, and something is left to spend."""
-
-Tell = Callable[[str, str, str, bool], None]
-"""Told what a phase came to: which one, what, by whom, whether that was an error."""
+ASSESSMENT_HEADER: Final = "[Assessment]"
+REFLECTION_HEADER: Final = "[Reflection]"
+CUT_OFF: Final = "interrupted: the turn reached its deadline or was cancelled"
+REFLECT_STOPS: Final = COMPLETE_STOPS | {"max_turns", "max_tokens", "refusal"}
+"""Stop reasons after which an agent can reflect: the turn was not ended from outside, and budget is left."""
 
 
 class AddUsage(Protocol):
-    """Adds to what the turn used."""
+    """A function that adds to the usage of the turn."""
 
     def __call__(self, usage: Usage, /) -> None:
         """Add `usage`."""
 
 
-class Phases:
-    """The phases of one agent. Whether there is anything to do in a turn is settled when it begins."""
+class Phases(TurnExtension):
+    """The phases of one agent. The beginning of a turn determines which phases the turn has."""
 
-    def __init__(self, options: HookOptions, side: SideRequests, transcript: Transcript) -> None:
+    def __init__(
+        self,
+        options: HookOptions,
+        side_requests: SideRequests,
+        transcript: Transcript,
+        *,
+        hooks: Callable[[], AgentHooks | None] = lambda: None,
+        emitter_for: Callable[[str], EmitEvent | None] = lambda _: None,
+    ) -> None:
         self._assess: Assess = options.assess
         self._reflect: Reflect = options.reflect
-        self._side = side
+        self._side_requests = side_requests
         self._transcript = transcript
-        self._answering = side.answering
+        self._model_selection = side_requests.model_selection
+        self._current_hooks, self._emitter_for = hooks, emitter_for
         self._hooks: AgentHooks | None = None
-        self._tell: Tell | None = None
-        self._turn = ""
+        self._emit: EmitEvent | None = None
+        self._query_id = ""
         self._prompt = ""
-        self._number = 0
-        self._went_wrong = False
-        self._tries = 0
+        self._turn_number = 0
+        self._last_turn_failed = False
+        self._continuations = 0
         self._calls: list[reflecting.CallSummary] = []
-        self._behind = ""
-        self._said: SideReply | None = None
-        """What a model said of the outcome, while that is not on record."""
-        self._waiting: Callable[[], None] | None = None
-        """What is to be recorded once the turn's prompt is."""
+        self._closing_note = ""
+        self._answer: SideReply | None = None
+        """The model's answer to a reflection. Set until the answer is recorded."""
+        self._pending_record: Callable[[], None] | None = None
+        """Records the assessment as soon as the prompt is recorded."""
 
-    def turn_began(self, turn: str, hooks: AgentHooks | None, tell: Tell | None) -> None:
-        """A turn begins, with these hooks; `tell` is told of what phases come to."""
+    async def turn_began(self, query_id: str, query: Query) -> None:  # noqa: ARG002
+        """Reset the state of the phases for the turn of `query`."""
         session: SessionState = self._transcript.session
-        self._turn, self._hooks, self._tell = turn, hooks, tell
-        self._prompt, self._behind, self._tries, self._calls = "", "", 0, []
-        self._waiting = None
-        self._number = session.turns + 1
-        last = session.last_said
-        self._went_wrong = session.interrupted is not None or (last is not None and last.stop_reason != "end_turn")
+        self._query_id, self._hooks, self._emit = query_id, self._current_hooks(), self._emitter_for(query_id)
+        self._prompt, self._closing_note, self._continuations, self._calls = "", "", 0, []
+        self._pending_record = None
+        self._turn_number = session.turns + 1
+        last_reply = session.last_reply
+        self._last_turn_failed = session.interrupted is not None or (
+            last_reply is not None and last_reply.stop_reason != "end_turn"
+        )
 
-    # Before the turn.
+    # The assessment.
 
-    async def assess(self, prompt: str, toolbox: Executor, spend: AddUsage) -> tuple[str, ...]:
-        """Let the turn of `prompt` have what an assessment says; return what the agent is told. Raises Aborted."""
+    async def before_turn(self, turn: TurnState) -> None:
+        """Assess the prompt, and add the note of the assessment. Raise TurnAborted if a hook ends the turn."""
+        turn.notes += await self._assess_prompt(turn.prompt, turn.toolbox, turn.add_usage)
+
+    async def _assess_prompt(self, prompt: str, toolbox: Dispatcher, add_usage: AddUsage) -> tuple[str, ...]:
         self._prompt = prompt
-        settings, said, found = self._assess, None, None
-        due = settings.kind != "off" and self._is_due(settings, wrong=self._went_wrong)
+        settings, answer, assessment = self._assess, None, None
+        due = settings.kind != "off" and self._is_due(settings, failed=self._last_turn_failed)
         if due and settings.kind == "rule":
-            found = assessing.by_rules(settings.rules, prompt)
+            assessment = assessing.apply_rules(settings.rules, prompt)
         elif due:
-            asked = assessing.system(settings), assessing.question(prompt, toolbox.active)
-            said = await self._side.ask(settings.model, *asked, _bounds(settings))
-            if said is not None:
-                spend(said.usage)
-                found, said = _read(said, lambda text: assessing.of_words(settings, text))
-        by = settings.kind if found is not None else ""
-        found = replace(found or Assessment(), note=scrub(found.note) if found is not None else "")
-        if by or said is not None:
-            self._waiting = lambda: self._record("assess", settings.kind, said, found.note, found.did)
-        return await self._apply(found, by, toolbox)
+            request = assessing.system_text(settings), assessing.request_text(prompt, toolbox.active)
+            answer = await self._side_requests.ask(settings.model, *request, _request_limits(settings))
+            if answer is not None:
+                add_usage(answer.usage)
+                assessment, answer = _parse_reply(answer, lambda text: assessing.parse_result(settings, text))
+        by = settings.kind if assessment is not None else ""
+        assessment = replace(assessment or Assessment(), note=scrub(assessment.note) if assessment is not None else "")
+        if by or answer is not None:
+            self._pending_record = lambda: self._record(
+                "assess", settings.kind, answer, assessment.note, assessment.actions
+            )
+        return await self._apply_assessment(assessment, by, toolbox)
 
-    async def _apply(self, found: Assessment, by: str, toolbox: Executor) -> tuple[str, ...]:
+    async def _apply_assessment(self, assessment: Assessment, source: str, toolbox: Dispatcher) -> tuple[str, ...]:
         active = toolbox.active
-        tools, model, note = assessing.kept_tools(found, active), found.model, found.told
+        tools, model, note = assessing.allowed_tools(assessment, active), assessment.model, assessment.text_for_agent
         if self._hooks is not None:
-            told = {"prompt": self._prompt, "by": by, "note": note, "tools": tools, "model": model}
-            note, tools, model = await self._hooks.assessed(**told)
+            fields = {"prompt": self._prompt, "by": source, "note": note, "tools": tools, "model": model}
+            note, tools, model = await self._hooks.after_assess(**fields)
         if tools != active:
-            toolbox.rest(tools)
+            toolbox.restrict_to(tools)
         if model:
             try:
-                await self._answering.turn(model)
+                await self._model_selection.use_model(model)
             except (OrchError, ToolError) as error:
-                self._say("assess", f"{model} cannot answer: {error}", by, is_error=True)
-        return (f"{ASSESSED}\n{note}",) if note else ()
+                self._report_phase("assess", f"{model} cannot answer: {error}", source, is_error=True)
+        return (f"{ASSESSMENT_HEADER}\n{note}",) if note else ()
 
-    def begun(self) -> None:
-        """The turn's prompt is on record, or never will be: so is what was said of it, from now on."""
-        if self._waiting is not None:
-            waiting, self._waiting = self._waiting, None
-            waiting()
+    def prompt_recorded(self) -> None:
+        """Record the assessment after the prompt.
 
-    # At its end.
+        An assessment has a cost. It is therefore recorded even if the turn ended before the prompt was recorded.
+        """
+        if self._pending_record is not None:
+            record, self._pending_record = self._pending_record, None
+            record()
 
-    def called(self, call: ToolUse, outcome: CallOutcome) -> None:
-        """A call of the turn came to `outcome`."""
+    # The reflection.
+
+    def call_ended(self, call: ToolUse, outcome: CallOutcome) -> None:
+        """Add a finished call to the data for the reflection."""
         line = reflecting.line_of(text_of(replace(user(""), content=outcome.result.content)))
         self._calls.append(reflecting.CallSummary(call.name, line, outcome.result.is_error))
 
-    async def reflect(self, reply: str, stop: StopReason, files: tuple[str, ...], spend: AddUsage) -> str | None:
-        """Return what the agent is to be told so that it goes on, None when the turn may end."""
+    async def reflect(self, turn: TurnState, stop: StopReason) -> str | None:
+        """Return the user message with which the turn continues, or None if the turn may end."""
         settings = self._reflect
-        if settings.kind == "off" or stop not in REFLECTED_UPON:
+        if settings.kind == "off" or stop not in REFLECT_STOPS:
             return None
-        outcome = reflecting.TurnOutcome(self._prompt, reply, stop, tuple(self._calls), files)
-        if not self._is_due(settings, wrong=outcome.failed):
+        files = tuple(turn.files_changed)
+        outcome = reflecting.TurnOutcome(self._prompt, turn.text, stop, tuple(self._calls), files)
+        if not self._is_due(settings, failed=outcome.failed):
             return None
-        self._said = None
+        self._answer = None
         try:
-            return await self._reflected(settings, outcome, spend)
-        except asyncio.CancelledError:  # what it took by then counts
-            cut = replace(self._said or SideReply(settings.model or ""), error=CUT)
+            return await self._run_reflection(settings, outcome, turn.add_usage)
+        except asyncio.CancelledError:  # Record the usage so far.
+            cut = replace(self._answer or SideReply(settings.model or ""), error=CUT_OFF)
             self._record("reflect", settings.kind, cut, "", ())
             raise
 
-    async def _reflected(self, settings: Reflect, outcome: reflecting.TurnOutcome, spend: AddUsage) -> str | None:
-        more, stop, found = "", outcome.stop, None
+    async def _run_reflection(
+        self, settings: Reflect, outcome: reflecting.TurnOutcome, add_usage: AddUsage
+    ) -> str | None:
+        instructions, stop, reflection = "", outcome.stop, None
         if self._hooks is not None:
-            asked = await self._hooks.before_reflect(
+            hook_instructions = await self._hooks.before_reflect(
                 text=outcome.reply,
                 stop_reason=stop,
                 tool_calls=len(outcome.calls),
                 failed=sum(call.is_error for call in outcome.calls),
                 files_changed=outcome.files,
             )
-            if asked is None:
+            if hook_instructions is None:
                 return None
-            more = asked
+            instructions = hook_instructions
         if settings.kind == "rule":
-            found = reflecting.by_rules(settings.rules, outcome)
+            reflection = reflecting.apply_rules(settings.rules, outcome)
         else:
-            system = f"{reflecting.SYSTEM}\n{more}".rstrip()
-            prompt = reflecting.question(outcome, settings.max_tokens // 2)
-            self._said = said = await self._side.ask(settings.model, system, prompt, _bounds(settings))
-            if said is not None:
-                spend(said.usage)
-                found, self._said = _read(said, reflecting.of_words)
-        said = self._said
-        can_go_on = self._tries < settings.max_continuations and stop in ("end_turn", "stop_sequence")
-        if found is None:
-            if said is not None:
-                self._record("reflect", settings.kind, said, "", ())
+            system_text = f"{reflecting.SYSTEM}\n{instructions}".rstrip()
+            prompt = reflecting.request_text(outcome, settings.max_tokens // 2)
+            self._answer = answer = await self._side_requests.ask(
+                settings.model, system_text, prompt, _request_limits(settings)
+            )
+            if answer is not None:
+                add_usage(answer.usage)
+                reflection, self._answer = _parse_reply(answer, reflecting.parse_result)
+        answer = self._answer
+        can_continue = self._continuations < settings.max_continuations and stop in COMPLETE_STOPS
+        if reflection is None:
+            if answer is not None:
+                self._record("reflect", settings.kind, answer, "", ())
             return None
-        if said is None and found.again and not can_go_on:
-            return None  # a rule's words are for the agent, which has heard them
-        found = Reflection(scrub(found.note), again=found.again and can_go_on)
+        if answer is None and reflection.again and not can_continue:
+            return None  # The note of a rule is for the agent, which has already received the note.
+        reflection = Reflection(scrub(reflection.note), again=reflection.again and can_continue)
         if self._hooks is not None:
-            note, again = await self._hooks.reflected(by=settings.kind, note=found.note, again=found.again)
-            found = Reflection(note, again and can_go_on and bool(note))
-        self._record("reflect", settings.kind, said, found.note, found.did)
-        if found.again:
-            self._tries += 1
-            return f"{REFLECTED}\n{found.note}"
-        self._behind = found.note
+            note, again = await self._hooks.after_reflect(
+                by=settings.kind, note=reflection.note, again=reflection.again
+            )
+            reflection = Reflection(note, again and can_continue and bool(note))
+        self._record("reflect", settings.kind, answer, reflection.note, reflection.actions)
+        if reflection.again:
+            self._continuations += 1
+            return f"{REFLECTION_HEADER}\n{reflection.note}"
+        self._closing_note = reflection.note
         return None
 
-    def behind(self, text: str) -> str:
-        """Return the reply `text` with what was said of it."""
-        return f"{text}\n\n{REFLECTED} {self._behind}".lstrip() if self._behind else text
+    async def output(self, text: str, stop: StopReason) -> tuple[str, StopReason]:
+        """Return the text of the reply, with the note of the reflection at the end. Return `stop` unchanged."""
+        return (f"{text}\n\n{REFLECTION_HEADER} {self._closing_note}".lstrip() if self._closing_note else text), stop
 
-    # Both.
+    # Common to both phases.
 
-    def _is_due(self, settings: Assess | Reflect, *, wrong: bool) -> bool:
-        return (settings.when == "always" or wrong) and self._number % settings.every_turns == 0
+    def _is_due(self, settings: Assess | Reflect, *, failed: bool) -> bool:
+        return (settings.when == "always" or failed) and self._turn_number % settings.every_turns == 0
 
-    def _record(self, phase: Phase, by: Any, said: SideReply | None, note: str, did: tuple[str, ...]) -> None:
-        who: By = by
-        model, error = (said.model, scrub(said.error)) if said is not None else ("", "")
-        usage = said.usage if said is not None and said.usage != Usage() else None
-        told = {"note": note, "did": () if error else did, "error": error, "usage": usage}
+    def _record(self, phase: Phase, by: Any, answer: SideReply | None, note: str, actions: tuple[str, ...]) -> None:
+        source: By = by
+        model, error = (answer.model, scrub(answer.error)) if answer is not None else ("", "")
+        usage = answer.usage if answer is not None and answer.usage != Usage() else None
+        details = {"note": note, "actions": () if error else actions, "error": error, "usage": usage}
         try:
-            self._transcript.phase(turn=self._turn, phase=phase, by=who, model=model, **told)
+            self._transcript.phase(turn=self._query_id, phase=phase, by=source, model=model, **details)
         finally:
-            if said is not None:
-                said.hold.settle(said.usage)
-        self._say(phase, error or ", ".join(did) + (f": {note}" if note else ""), model or who, is_error=bool(error))
+            if answer is not None:
+                answer.reservation.settle(answer.usage)
+        self._report_phase(
+            phase, error or ", ".join(actions) + (f": {note}" if note else ""), model or source, is_error=bool(error)
+        )
 
-    def _say(self, phase: str, text: str, by: str, *, is_error: bool) -> None:
+    def _report_phase(self, phase: str, text: str, by: str, *, is_error: bool) -> None:
         if is_error:
             print(f"{phase}: {text}", flush=True)
-        if self._tell is not None:
-            self._tell(phase, text, by, is_error)
+        if self._emit is not None:
+            self._emit(phase, text, by, is_error)
 
 
-def _bounds(settings: Assess | Reflect) -> RequestLimits:
+def _request_limits(settings: Assess | Reflect) -> RequestLimits:
     return RequestLimits(settings.max_tokens, settings.max_cost_usd, settings.seconds)
 
 
-def _read(said: SideReply, read: Callable[[str], Any]) -> tuple[Any, SideReply]:
-    """Return what `said` comes to, and it itself with the error of an answer that comes to nothing."""
-    if said.error:
-        return None, said
+def _parse_reply(answer: SideReply, parse: Callable[[str], Any]) -> tuple[Any, SideReply]:
+    """Return the parsed answer and `answer`. For an invalid answer, return None and `answer` with an error."""
+    if answer.error:
+        return None, answer
     try:
-        return read(said.text), said
+        return parse(answer.text), answer
     except ValueError as error:
-        return None, replace(said, error=str(error))
+        return None, replace(answer, error=str(error))

@@ -1,7 +1,6 @@
-"""What a reflection upon a turn comes to, by rules or by a model's words. Pure.
+"""Reflect on a turn by rules or with a model's answer. This module does no I/O.
 
-What is looked at is what was measured: which calls were made and which of them failed, which files changed; and the
-words of question and reply.
+A reflection uses measured facts: the calls, the failed calls, the changed files, and the texts of prompt and reply.
 """
 
 from __future__ import annotations
@@ -17,29 +16,30 @@ from orch_protocol.core.messages import StopReason
 from orch_protocol.core.phases import ReflectRule
 
 from ..conversation.tokens import CHARS_PER_TOKEN
-from .phase_prompts import understood
+from .side_requests import parse_answer
 
-__all__ = ["SYSTEM", "CallSummary", "Reflection", "TurnOutcome", "by_rules", "of_words", "question"]
+__all__ = ["SYSTEM", "CallSummary", "Reflection", "TurnOutcome", "apply_rules", "parse_result", "request_text"]
 
-MOST_NOTE: Final = 2_000
-MOST_SHOWN: Final = 200
-LEAST_CHARS: Final = 2_000
+MAX_NOTE: Final = 2_000
+MAX_SHOWN: Final = 200
+MIN_CHARS: Final = 2_000
 SYSTEM: Final = """\
-You check the work of an agent: what it was asked, what it did, and what it is about to answer. You see which calls it \
-made and how they came out, and nothing that it did not do. Answer with one JSON object and nothing else:
+You check the work of an agent: the request, the agent's calls with their results, and the answer that it is about to \
+give. Answer with one JSON object and nothing else:
 {"verdict": "done", "note": ""}
 
-verdict: "done" when the answer does what was asked and is borne out by what was done. "again" when something was \
-missed, is not borne out, or failed, and the agent could still do it: note says, in at most three sentences, what. \
-"note" when whoever asked should know something that the answer does not say: note says it.
-Do not repeat the answer, do not praise it, and do not ask for what was not asked for."""
+verdict: "done" if the answer does what was requested and the calls support the answer. "again" if something is \
+missing, unsupported or failed, and the agent can still do it: `note` says what, in at most three sentences. "note" if \
+the user should know something that the answer does not mention: `note` contains it.
+Do not repeat or praise the answer, and do not request anything that the user did not request."""
 LAST_FAILED: Final = (
-    "The last call of this turn, {name}, failed: {text}\nPut that right, or say plainly what was not done and why."
+    "The last call of this turn, {name}, failed: {text}\n"
+    "Correct the failure, or state clearly what was not done and why."
 )
 
 
 class CallSummary(Struct, frozen=True):
-    """A call that was made in the turn: its tool, what it came to in a line, and whether that was an error."""
+    """A call of the turn: its tool, its result in one line, and whether it failed."""
 
     name: str
     text: str
@@ -47,7 +47,7 @@ class CallSummary(Struct, frozen=True):
 
 
 class TurnOutcome(Struct, frozen=True):
-    """What a turn came to."""
+    """The outcome of a turn."""
 
     prompt: str
     reply: str
@@ -57,31 +57,34 @@ class TurnOutcome(Struct, frozen=True):
 
     @property
     def failed(self) -> bool:
-        """Whether it went wrong, by what was measured."""
+        """Whether the turn failed according to measured facts."""
         return self.stop != "end_turn" or not self.reply.strip() or bool(self.calls and self.calls[-1].is_error)
 
 
 class Reflection(Struct, frozen=True):
-    """What is to be done: nothing, or `note` is told to the agent, which goes on (`again`), or put behind the reply."""
+    """The result of a reflection.
+
+    If `again` is True, the turn continues with `note`. Otherwise `note` is appended to the reply.
+    """
 
     note: str = ""
     again: bool = False
 
     @property
-    def did(self) -> tuple[str, ...]:
-        """What it comes to, in a word."""
+    def actions(self) -> tuple[str, ...]:
+        """The action of the reflection, as one word."""
         return ("again",) if self.again else ("note",) if self.note else ("done",)
 
 
 class _ReflectionReply(Struct):
-    """What a model is to answer."""
+    """The format of the model's answer."""
 
     verdict: Literal["done", "again", "note"]
-    note: Annotated[str, Meta(max_length=MOST_NOTE)] = ""
+    note: Annotated[str, Meta(max_length=MAX_NOTE)] = ""
 
 
-def by_rules(rules: Sequence[ReflectRule], outcome: TurnOutcome) -> Reflection | None:
-    """Return what the first rule says that fits, None when none does."""
+def apply_rules(rules: Sequence[ReflectRule], outcome: TurnOutcome) -> Reflection | None:
+    """Return the reflection of the first rule that matches, or None."""
     if not rules:
         last = outcome.calls[-1] if outcome.calls else None
         if last is None or not last.is_error:
@@ -95,37 +98,38 @@ def by_rules(rules: Sequence[ReflectRule], outcome: TurnOutcome) -> Reflection |
     return None
 
 
-def question(outcome: TurnOutcome, tokens: int) -> str:
-    """Return what a model is asked about a turn, in about `tokens` tokens at most."""
-    chars = max(LEAST_CHARS, tokens * CHARS_PER_TOKEN - len(SYSTEM))
+def request_text(outcome: TurnOutcome, tokens: int) -> str:
+    """Return the request that asks a model to reflect on a turn. The request has at most about `tokens` tokens."""
+    chars = max(MIN_CHARS, tokens * CHARS_PER_TOKEN - len(SYSTEM))
     lines = [f"{'failed' if each.is_error else 'done'}: {each.name}: {each.text}" for each in outcome.calls]
-    calls = _clipped("\n".join(lines) or "none", chars // 2)
+    calls = _clip_middle("\n".join(lines) or "none", chars // 2)
     files = ", ".join(outcome.files) or "none"
-    asked, said = (_clipped(text, chars // 4) for text in (outcome.prompt, outcome.reply))
+    prompt, reply = (_clip_middle(text, chars // 4) for text in (outcome.prompt, outcome.reply))
     return (
-        f"It was asked:\n{asked}\n\nIts calls, in order:\n{calls}\n\nFiles that it changed: {_clipped(files, 1000)}\n\n"
-        f"It ended with {outcome.stop!r}, and is about to answer:\n{said or '(nothing)'}"
+        f"It was asked:\n{prompt}\n\nIts calls, in order:\n{calls}\n\n"
+        f"Files that it changed: {_clip_middle(files, 1000)}\n\n"
+        f"It ended with {outcome.stop!r}, and is about to answer:\n{reply or '(nothing)'}"
     )
 
 
-def of_words(said: str) -> Reflection:
-    """Return what a model's answer comes to. Raises ValueError for one that is none."""
-    words = understood(said, _ReflectionReply)
-    note = words.note.strip()
-    if words.verdict == "done":
+def parse_result(text: str) -> Reflection:
+    """Return the reflection that a model's answer `text` contains. Raise ValueError for an invalid answer."""
+    reply = parse_answer(text, _ReflectionReply)
+    note = reply.note.strip()
+    if reply.verdict == "done":
         return Reflection()
     if not note:
-        raise ValueError(f"the verdict is {words.verdict!r}, and there is no note")
-    return Reflection(note, again=words.verdict == "again")
+        raise ValueError(f"the verdict {reply.verdict!r} needs a note")
+    return Reflection(note, again=reply.verdict == "again")
 
 
 def line_of(text: str) -> str:
-    """Return what is kept of the result of a call."""
+    """Return the result of a call as one short line."""
     line = " ".join(text.split())
-    return line if len(line) <= MOST_SHOWN else f"{line[:MOST_SHOWN]}..."
+    return line if len(line) <= MAX_SHOWN else f"{line[:MAX_SHOWN]}..."
 
 
-def _clipped(text: str, chars: int) -> str:
-    if len(text) <= chars:
+def _clip_middle(text: str, max_chars: int) -> str:
+    if len(text) <= max_chars:
         return text
-    return f"{text[: chars // 2]}\n[... {len(text) - chars:,} characters ...]\n{text[-(chars // 2) :]}"
+    return f"{text[: max_chars // 2]}\n[... {len(text) - max_chars:,} characters ...]\n{text[-(max_chars // 2) :]}"

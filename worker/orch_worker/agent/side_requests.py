@@ -1,20 +1,20 @@
-"""One question to a model beside the conversation, within bounds: what it said and took, or why it said nothing."""
+"""Single requests to a model outside the conversation, with limits."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from orch_protocol.agent.models import FindModel
 from orch_protocol.agent.spec import BackendSpec
 from orch_protocol.core.errors import OrchError
-from orch_protocol.core.messages import Text, Usage, text_of
+from orch_protocol.core.messages import INCOMPLETE_STOPS, Text, Usage, text_of
 from orch_protocol.policy.budget import BudgetAmounts
-from orch_protocol.services.models import FIND_MODEL
+from orch_protocol.services.models.models import FIND_MODEL, FindModel
 
 from ..backends.base import Backend
 from ..backends.registry import is_remote
@@ -25,14 +25,15 @@ from ..tools.dispatch.budget_client import FREE, BudgetClient, BudgetReservation
 from ..tools.dispatch.local_only import LocalOnlyGuard
 from .model_selection import ModelSelection, model_of
 
-__all__ = ["RequestLimits", "SideReply", "SideRequests"]
+__all__ = ["RequestLimits", "SideReply", "SideRequests", "parse_answer"]
+
+T = TypeVar("T")
 
 FIND_SECONDS: Final = 30.0
-UNFINISHED: Final = frozenset({"max_tokens", "budget", "refusal", "error"})
 
 
 class RequestLimits(Struct, frozen=True):
-    """What one question may take, answer included."""
+    """Limits of one request. The limits include the answer."""
 
     tokens: int
     usd: float | None
@@ -40,92 +41,110 @@ class RequestLimits(Struct, frozen=True):
 
 
 class SideReply(Struct, frozen=True):
-    """What `model` said, "" with the reason in `error` when nothing; `hold` is to be settled when that is on record."""
+    """The answer of `model`. After a failure, `text` is "" and `error` contains the reason.
+
+    Settle `reservation` after the usage is recorded.
+    """
 
     model: str = ""
     text: str = ""
     error: str = ""
     usage: Usage = Usage()
-    hold: BudgetReservation = FREE
+    reservation: BudgetReservation = FREE
 
 
 class SideRequests:
-    """Asks models for one agent: the one that is `answering` it or another, as the `locality` of its words allows."""
+    """Sends requests of one agent to its current model, or to another model if `locality` allows this."""
 
     def __init__(
         self,
-        make: Callable[[BackendSpec], Backend],
-        purse: BudgetClient,
+        make_backend: Callable[[BackendSpec], Backend],
+        budget: BudgetClient,
         call_root: CallRoot,
-        answering: ModelSelection,
-        locality: LocalOnlyGuard,
+        model_selection: ModelSelection,
+        local_only_guard: LocalOnlyGuard,
     ) -> None:
-        self._make = make
-        self._purse = purse
+        self._make_backend = make_backend
+        self._budget = budget
         self._call_root = call_root
-        self.answering = answering
-        self._locality = locality
-        self._asked = 0
+        self.model_selection = model_selection
+        self._local_only_guard = local_only_guard
+        self._request_count = 0
 
-    async def ask(self, model: str | None, system: str, prompt: str, bounds: RequestLimits) -> SideReply | None:
-        """Return what `model` says to `prompt`, the agent's own without one; None when that has no words of its own.
+    async def ask(self, model: str | None, system: str, prompt: str, limits: RequestLimits) -> SideReply | None:
+        """Return the answer of `model` to `prompt`. None means the agent's own model.
 
-        Raises nothing but CancelledError: then nothing is left to be settled.
+        Return None if the model cannot generate text. Raise only CancelledError. In this case, the caller has no
+        reservation to settle.
         """
-        said, asking = SideReply(model or ""), None
+        reply, backend = SideReply(model or ""), None
         try:
-            async with asyncio.timeout(bounds.seconds):
+            async with asyncio.timeout(limits.seconds):
                 spec = writer_of(await self._spec(model))
                 if spec is None:
                     return None
-                said = SideReply(model_of(spec))
-                if self._locality.bound and is_remote(spec):
-                    return replace(said, error="this conversation is for a model on this machine")
-                asking = self._make(spec)
-                asking.load((), self._asked)
-                asking.append_system(system, ())
-                asking.append_user((Text(prompt),))
-                if error := _too_much(asking, bounds):
-                    return replace(said, error=error)
-                hold = await self._purse.reserve(asking)
-                asking.most = _least(asking.most, bounds)
-                turn = await self._purse.response(asking, hold)
-                self._asked += 1
-                said = replace(said, usage=turn.usage.of_a_response(), hold=hold)
-                if turn.stop_reason in UNFINISHED:
-                    return replace(said, error=f"the answer ended with {turn.stop_reason!r}")
-                return replace(said, text=text_of(turn.message))
+                reply = SideReply(model_of(spec))
+                if self._local_only_guard.is_restricted and is_remote(spec):
+                    return replace(reply, error="only a local model may read this conversation")
+                backend = self._make_backend(spec)
+                backend.load((), self._request_count)
+                backend.append_system(system, ())
+                backend.append_user((Text(prompt),))
+                if error := _excess(backend, limits):
+                    return replace(reply, error=error)
+                reservation = await self._budget.reserve(backend)
+                backend.reserved = _answer_limit(backend.reserved, limits)
+                turn = await self._budget.response(backend, reservation)
+                self._request_count += 1
+                reply = replace(reply, usage=turn.usage.with_one_model_call(), reservation=reservation)
+                if turn.stop_reason in INCOMPLETE_STOPS:
+                    return replace(reply, error=f"the answer ended with {turn.stop_reason!r}")
+                return replace(reply, text=text_of(turn.message))
         except TimeoutError:
-            return replace(said, error=f"no answer within {bounds.seconds:g} s")
+            return replace(reply, error=f"no answer within {limits.seconds:g} s")
         except (OrchError, ToolError) as error:
-            return replace(said, error=str(error))
+            return replace(reply, error=str(error))
         except Exception as error:
-            return replace(said, error=f"{type(error).__name__}: {error}")
+            return replace(reply, error=f"{type(error).__name__}: {error}")
         finally:
-            if asking is not None:
-                await asking.close()
+            if backend is not None:
+                await backend.close()
 
     async def _spec(self, model: str | None) -> BackendSpec:
         if model is None:
-            return self.answering.now
+            return self.model_selection.current
         return await self._call_root(FIND_MODEL, FindModel(model), FIND_SECONDS)
 
 
-def _too_much(asking: Backend, bounds: RequestLimits) -> str:
-    """Return why the question is not asked, "" when it is. Raises ConfigError when nobody knows what it would cost."""
-    least = asking.quote(priced=bounds.usd is not None).least
-    if least.tokens > bounds.tokens:
-        return f"it would take {least.tokens:,.0f} tokens at least, and max_tokens is {bounds.tokens:,}"
-    if bounds.usd is not None and least.usd > bounds.usd:
-        return f"it would take ${least.usd:.4f} at least, and max_cost_usd is {bounds.usd:g}"
+def _excess(backend: Backend, limits: RequestLimits) -> str:
+    """Return why the request exceeds its limits, or "". Raise ConfigError if the model's price is unknown."""
+    minimum = backend.estimate_cost(priced=limits.usd is not None).minimum
+    if minimum.tokens > limits.tokens:
+        return f"the request needs at least {minimum.tokens:,.0f} tokens, but max_tokens is {limits.tokens:,}"
+    if limits.usd is not None and minimum.usd > limits.usd:
+        return f"the request needs at least ${minimum.usd:.4f}, but max_cost_usd is {limits.usd:g}"
     return ""
 
 
-def _least(most: BudgetAmounts | None, bounds: RequestLimits) -> BudgetAmounts:
-    """Return what the answer may take: what was put aside for it, and no more than its own bounds."""
-    most = most or BudgetAmounts()
+def _answer_limit(limit: BudgetAmounts | None, limits: RequestLimits) -> BudgetAmounts:
+    """Return the limit of the answer: the smaller of the reservation and the request's own limits."""
+    limit = limit or BudgetAmounts()
     return replace(
-        most,
-        tokens=min(amount for amount in (most.tokens, bounds.tokens) if amount),
-        usd=min((amount for amount in (most.usd, bounds.usd) if amount), default=0.0),
+        limit,
+        tokens=min(amount for amount in (limit.tokens, limits.tokens) if amount),
+        usd=min((amount for amount in (limit.usd, limits.usd) if amount), default=0.0),
     )
+
+
+def parse_answer(text: str, kind: type[T]) -> T:
+    """Return the JSON object in `text`. Ignore the text around the object.
+
+    Raise ValueError with the reason if parsing fails.
+    """
+    begin, end = text.find("{"), text.rfind("}")
+    if begin < 0 or end < begin:
+        raise ValueError("the answer contains no JSON object")
+    try:
+        return msgspec.json.decode(text[begin : end + 1].encode("utf-8", "replace"), type=kind)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(f"the answer does not have the requested form: {error}") from error

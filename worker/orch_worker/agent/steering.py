@@ -1,4 +1,4 @@
-"""What is said to an agent while it works: steering and follow-ups, each heard once, in order."""
+"""Queues of steering messages and follow-ups. Each message is delivered once, in order."""
 
 from __future__ import annotations
 
@@ -12,39 +12,47 @@ __all__ = ["SteeringMessage", "SteeringQueues"]
 
 
 class SteeringMessage(NamedTuple):
-    """Something said; `id` names it."""
+    """A queued message with its id."""
 
     id: str
     text: str
+    acknowledged: bool = True
 
 
 class SteeringQueues:
-    """Two queues, each with a mode: whether one thing or all that wait are heard at a time."""
+    """Two queues. The mode of a queue is either to deliver one message at a time, or to deliver all messages."""
 
     def __init__(self, steering: QueueMode = "one-at-a-time", follow_up: QueueMode | None = None) -> None:
-        self.modes(steering, follow_up)
+        self.set_modes(steering, follow_up)
         self._steering: deque[SteeringMessage] = deque()
         self._follow_ups: deque[SteeringMessage] = deque()
 
-    def modes(self, steering: QueueMode, follow_up: QueueMode | None = None) -> None:
-        """Let so many things be heard at once from now on; None: as many follow-ups as there is of steering."""
+    def set_modes(self, steering: QueueMode, follow_up: QueueMode | None = None) -> None:
+        """Set the modes of the queues. If `follow_up` is None, both queues have the mode `steering`."""
         self._modes = steering, follow_up or steering
 
-    def add(self, said: SteeringMessage, *, follow_up: bool) -> None:
-        """Queue `said`; what waits under its id already is not queued twice."""
+    def add(self, message: SteeringMessage, *, follow_up: bool) -> None:
+        """Queue `message`, unless a message with the same id is already queued."""
         queue = self._follow_ups if follow_up else self._steering
-        if said.id not in {waiting.id for waiting in queue}:
-            queue.append(said)
+        if message.id not in {queued.id for queued in queue}:
+            queue.append(message)
 
     def drop(self, ids: Collection[str]) -> list[str]:
-        """Forget what `ids` name; return the ids of what waited."""
-        gone = [each.id for each in (*self._steering, *self._follow_ups) if each.id in ids]
+        """Remove messages by id. Return the ids of the messages that were queued."""
+        removed_ids = [each.id for each in (*self._steering, *self._follow_ups) if each.id in ids]
         self._steering = deque(each for each in self._steering if each.id not in ids)
         self._follow_ups = deque(each for each in self._follow_ups if each.id not in ids)
-        return gone
+        return removed_ids
 
     def take(self, *, stopping: bool) -> list[SteeringMessage]:
-        """Return what is to be heard now: steering, or, when the agent would stop and there is none, follow-ups."""
-        late = stopping and not self._steering
-        queue = self._follow_ups if late else self._steering
-        return [queue.popleft() for _ in range(len(queue) if self._modes[late] == "all" else min(1, len(queue)))]
+        """Return the messages to deliver now. Steering messages come first.
+
+        If there are no steering messages and the agent is `stopping`, return follow-ups.
+        """
+        take_follow_ups = stopping and not self._steering
+        queue = self._follow_ups if take_follow_ups else self._steering
+        if not queue:
+            return []
+        return [
+            queue.popleft() for _ in range(len(queue) if self._modes[take_follow_ups] == "all" else min(1, len(queue)))
+        ]

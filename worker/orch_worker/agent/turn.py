@@ -1,20 +1,22 @@
-"""A turn: a prompt, model responses and the tools they call, and the reply. Leaves a valid conversation, always.
+"""A turn: a prompt, model responses with tool calls, and the reply. The conversation always stays valid.
 
-Valid means: each call is answered by exactly one result, in call order, in the very next message.
+Valid means that each call has exactly one result, in call order, in the next message.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
+from typing import Final, Protocol
 
 import msgspec
 
 from orch_protocol.agent.spec import Limits
 from orch_protocol.core.errors import BackendError, BudgetExceededError, ConfigError, ContextOverflowError, OrchError
 from orch_protocol.core.messages import (
+    INCOMPLETE_STOPS,
+    Image,
     Message,
     Reply,
     StopReason,
@@ -22,6 +24,7 @@ from orch_protocol.core.messages import (
     ToolResult,
     ToolUse,
     Usage,
+    place_images,
     text_of,
     tool_uses,
     user,
@@ -29,471 +32,476 @@ from orch_protocol.core.messages import (
 from orch_protocol.core.text import scrub
 
 from ..backends.base import NOTHING, AssistantTurn, Backend, OnText
-from ..conversation.prompt_markers import STEERING
+from ..backends.lost_usage import LostUsage
+from ..conversation.framing import STEERING
 from ..conversation.tokens import CHARS_PER_TOKEN, clip
 from ..prompt.instructions import continued_prompt
 from ..system.threads import describe_exception
-from ..tools.dispatch.budget_client import BudgetClient
-from ..tools.dispatch.toolbox import CallOutcome, Executor, refused_outcome
-from .cancelled_calls import Cut, cut_off, end_all, ended, is_done, outcome_of
+from ..tools.dispatch.toolbox import CallOutcome, Dispatcher, refused_outcome
+from .cancelled_calls import CutReason, cancel_tasks, finished_outcome, is_done, reply_text, unfinished_result
+from .features.turn_extension import ActiveExtensions, Dispatch, ShorteningReason, TurnAborted
 from .steering import SteeringMessage
 
-if TYPE_CHECKING:
-    from orch_protocol.session.tree import CompactionDone
+__all__ = ["CancelToken", "Turn"]
 
-    from .hooks import AgentHooks
-    from .phases import Phases
+MAX_EVENT_CHARS: Final = 2000
 
-__all__ = ["CancelToken", "Shorter", "Turn", "TurnAborted"]
-
-Report = Callable[[str, str, int], None]
-Interject = Callable[[bool], list[SteeringMessage]]
-Heard = Callable[[str], None]
-Emit = Callable[[str, str, str, int, bool], None]
-Prepare = Callable[[], Awaitable[None]]
-Shorter: TypeAlias = Literal["size", "refused", "hook", "archive"]
-"""Why a conversation is to become shorter: it has grown too long, or was refused; or a hook wants a summary of what was
-said first, or what is finished in archives."""
-Shorten = Callable[[Shorter], Awaitable["CompactionDone | None"]]
-Frame = Callable[[str], str]
-
-SHOWN: Final = 2000
-
-NOT_COMPLETE: Final = frozenset({"max_tokens", "budget", "refusal", "error"})
-CUT_OFF: Final = (
+INCOMPLETE_CALL: Final = (
     "Not run: the response ended with {why!r}, so the call may be incomplete. Make it again, in smaller parts."
 )
 
 
 class RecordMessage(Protocol):
-    """Takes the next message of the conversation down, and what models used for it: for a response, or for results."""
+    """A function that records the next message of the conversation, and the usage of a response or of tool results."""
 
-    def __call__(self, message: Message, /, *, usage: Usage | None = None, said: str = "") -> None:
-        """Record `message`, which `said` names when somebody said it meanwhile."""
+    def __call__(self, message: Message, /, *, usage: Usage | None = None, steer_id: str = "") -> None:
+        """Record `message`. If `message` contains a steering message, `steer_id` is the id of the steering message."""
 
 
-class TurnAborted(Exception):
-    """A hook ended the turn; the message is its reply."""
+class Steering(Protocol):
+    """A source of queued steering messages and follow-ups."""
+
+    def take(self, *, stopping: bool) -> list[SteeringMessage]:
+        """Return the messages to record now. Return follow-ups only if the turn is `stopping`."""
+
+
+class TurnObserver(Protocol):
+    """Receives the progress and the events of a turn. The methods must not raise. See RootClient."""
+
+    def report(self, phase: str, detail: str, step: int) -> None:
+        """The turn enters the phase `phase`: `model`, `tool` or `idle`."""
+
+    def emit(self, query_id: str, kind: str, text: str, name: str, step: int, is_error: bool) -> None:
+        """Receive an event of the turn. See TurnEvent."""
+
+    def steering_recorded(self, steer_id: str) -> None:
+        """Receive the id of a steering message that is now recorded."""
 
 
 class CancelToken:
-    """Ends a turn before it is done: when it is pulled, which may be at any time, or at the turn's deadline."""
+    """Ends a turn early: when `cancel` is called, or at the turn's deadline."""
 
     def __init__(self) -> None:
-        self._pulled = False
-        self.short = ""
-        """Of which budget the turn was ended, as its reply is to say."""
+        self._cancelled = False
+        self.exceeded_budget = ""
+        """The exceeded budget that ended the turn. The reply mentions this budget."""
         self._timeout: asyncio.Timeout | None = None
 
-    def pull(self, short: str = "") -> None:
-        """End the turn at its next await, with stop reason `cancelled`; `short` of a budget with `budget`."""
-        self._pulled, self.short = True, short
+    def cancel(self, exceeded_budget: str = "") -> None:
+        """End the turn at its next await.
+
+        The stop reason is `budget` if `exceeded_budget` names a budget, otherwise `cancelled`.
+        """
+        self._cancelled, self.exceeded_budget = True, exceeded_budget
         if self._timeout is not None:
             try:
                 self._timeout.reschedule(asyncio.get_running_loop().time())
             except RuntimeError:
-                pass  # the turn has just ended, one way or the other
+                pass  # The turn has just ended.
 
-    def until(self, deadline: float) -> asyncio.Timeout:
-        """Return the context in which the brake and `deadline` (loop time) raise TimeoutError."""
+    def until_deadline(self, deadline: float) -> asyncio.Timeout:
+        """Return a context manager in which the token and the deadline (loop time) raise TimeoutError."""
         self._timeout = asyncio.timeout_at(deadline)
         return self._timeout
 
-    def cut(self) -> Cut | None:
-        """Return why the turn is to end now, None while it may go on."""
-        if self._pulled:
-            return "budget" if self.short else "cancelled"
+    def cut_reason(self) -> CutReason | None:
+        """Return why the turn must end now, or None."""
+        if self._cancelled:
+            return "budget" if self.exceeded_budget else "cancelled"
         when = self._timeout.when() if self._timeout is not None else None
         return "timeout" if when is not None and asyncio.get_running_loop().time() >= when else None
 
 
 class Turn:
-    """One turn of an agent: holds its state while it runs. `run` is called once.
+    """One turn of an agent, with the state of the turn while it runs. `run` is called once.
 
-    `record` receives every message before it becomes part of the conversation. `brake` ends the turn with stop reason
-    `cancelled`, the deadline of `limits` with `timeout`.
+    `images` are the images of `prompt`; see `place_images`.
 
-    `interject(stopping)` returns the steering messages that arrived: it is called after the prompt, after each batch of
-    tool calls, and when the turn would end. Each text becomes a user message; `heard` is called after that is recorded.
-    `emit(kind, text, name, step, is_error)` receives every event of the turn, see TurnEvent. `prepare` is awaited
-    before each model request, `pause` when the turn continues past its steps; both may change the conversation.
-    `shorten` is awaited before each model request and after a request that exceeded the context window: if it shortens
-    the conversation, that request is repeated once. None of these may raise.
-
-    `purse` reserves budget for requests. `hooks` may change the turn, and end it with stop reason `aborted`. `opening`
-    is awaited before the prompt is recorded, and `frame` adds text around the prompt. `phases` assess the prompt before
-    the first request, reflect on the outcome, and may continue the turn.
+    `record` receives every message before the message becomes part of the conversation. `cancel` ends the turn with
+    stop reason `cancelled`, and the deadline of `limits` ends the turn with `timeout`. `steering` is read after the
+    prompt, after each batch of tool calls, and when the turn would end. Each text from `steering` becomes a user
+    message. `losses` holds the usage of requests without a recorded response. `extensions` are the active features (see
+    TurnExtension).
     """
 
     def __init__(
         self,
-        *,
         query_id: str,
-        agent_id: str,
         prompt: str,
+        images: tuple[Image, ...] = (),
+        *,
+        agent_id: str,
         backend: Backend,
-        toolbox: Executor,
+        toolbox: Dispatcher,
         record: RecordMessage,
         limits: Limits,
-        report: Report,
-        brake: CancelToken,
-        interject: Interject = lambda _stopping: [],
-        heard: Heard = lambda _id: None,
-        emit: Emit | None = None,
-        prepare: Prepare | None = None,
-        pause: Prepare | None = None,
-        shorten: Shorten | None = None,
-        purse: BudgetClient | None = None,
-        hooks: AgentHooks | None = None,
-        phases: Phases | None = None,
-        opening: Prepare | None = None,
-        frame: Frame = str,
+        cancel: CancelToken,
+        observer: TurnObserver,
+        steering: Steering,
+        losses: LostUsage,
+        extensions: ActiveExtensions,
     ) -> None:
-        self._query_id = query_id
+        self.id = query_id
+        self.prompt = prompt
+        self.images = images
+        self.notes: list[str] = []
+        self.backend = backend
+        self.toolbox = toolbox
+        self.steps = 0
+        self.text = ""
+        self.files_changed: dict[str, None] = {}
+        self.shorten: ShorteningReason = "size"
+        self.on_text: OnText | None = None
+        self.budget_note = ""
         self._agent_id = agent_id
-        self._prompt = prompt
-        self._frame = frame
-        self._backend = backend
-        self._toolbox = toolbox
         self._record = record
         self._limits = limits
-        self._report = report
-        self._brake = brake
-        self._interject = interject
-        self._heard = heard
-        self._emit = emit
-        self._prepare = prepare
-        self._pause = pause
-        self._shorten = shorten
-        self._purse = purse
-        self._hooks = hooks
-        self._phases = phases
-        self._opening = opening
-        self._short = ""
-        self._low = False
-        self._refused = ""
-        """Which budget did not cover a call."""
-        self._called = 0.0
+        self._cancel = cancel
+        self._observer = observer
+        self._steering = steering
+        self._losses = losses
+        self._extensions = extensions
+        self._insufficient_budget = ""
+        """The budget that was not sufficient for a call."""
+        self._calls_started = 0.0
         self._usage = Usage()
-        self._steps = 0
-        self._calls = 0
-        self._files: dict[str, None] = {}
+        self._call_count = 0
         self._unfinished: tuple[str, ...] = ()
-        self._text = ""
-        self._streamed: list[str] = []
-        """The text of the response under way, as far as it was shown."""
-        self._reached: StopReason | None = None
-        """How the turn has ended while it is reflected upon: the answer is there, and no deadline takes it back."""
+        self._streamed_text: list[str] = []
+        """The text of the current response that was already shown."""
+        self._reached_stop: StopReason | None = None
+        """The stop reason, set during the reflection.
+
+        The answer already exists, so a deadline does not change this reason.
+        """
 
     async def run(self) -> Reply:
         """Run the turn and return its reply.
 
-        The stop reason is `max_turns` when all steps and continuations are used, and `budget` when a response after the
-        first one is not covered. Raises BudgetExceededError when the first response is not covered, BackendError, and
-        ConfigError for an empty prompt. An error raised after the turn began has its usage as the attribute `usage`.
+        The stop reason is `max_turns` when all steps and continuations are used. The stop reason is `budget` when the
+        budget is not sufficient for a response after the first response. Raise BudgetExceededError when the budget is
+        not sufficient for the first response, BackendError when a request fails, and ConfigError for an empty prompt or
+        for images that the model does not accept. An error raised after the turn began has the usage of the turn in its
+        attribute `usage`.
         """
-        if not self._prompt.strip():
-            raise ConfigError("the prompt is empty: say what the agent is to do")
+        if not self.prompt.strip():
+            raise ConfigError("the prompt is empty: pass a task or question")
         deadline = asyncio.get_running_loop().time() + self._limits.turn_seconds
         try:
-            async with self._brake.until(deadline):
-                stop = await self._until_it_may_end(await self._begin(scrub(self._prompt)))
+            async with self._cancel.until_deadline(deadline):
+                await self._begin()
+                stop = await self._run_until_done()
         except TimeoutError:
-            stop = self._brake.cut() or "timeout"
-            stop = self._reached or stop if stop == "timeout" else stop
+            stop = self._cancel.cut_reason() or "timeout"
+            stop = self._reached_stop or stop if stop == "timeout" else stop
         except TurnAborted as aborted:
-            stop, self._text = "aborted", str(aborted)
+            stop, self.text = "aborted", str(aborted)
         except BaseException as error:
-            self._take_losses()
+            self._count_lost_usage()
             vars(error)["usage"] = self._usage
             raise
         finally:
-            self._report("idle", "", self._steps)
-            if self._phases is not None:
-                self._phases.begun()  # what was asked for a turn that did not begin is paid for all the same
-        self._take_losses()
-        self._short = self._brake.short or self._short
-        text = ended(self._text, stop, steps=self._steps, short=self._short)
-        if self._phases is not None:
-            text = self._phases.behind(text)
-        if self._hooks is not None:
-            text, stop = await self._hooks.output(text, stop)
-        most = self._limits.reply_tokens * CHARS_PER_TOKEN
+            self._observer.report("idle", "", self.steps)
+            for prompt_recorded in self._extensions.prompt_recorded:
+                prompt_recorded()
+        self._count_lost_usage()
+        text = reply_text(
+            self.text, stop, steps=self.steps, exceeded_budget=self._cancel.exceeded_budget or self.budget_note
+        )
+        for output in self._extensions.output:
+            text, stop = await output(text, stop)
+        limit = self._limits.reply_tokens * CHARS_PER_TOKEN
         return Reply(
             id=self._agent_id,
-            query_id=self._query_id,
-            text=clip(text, most, "the transcript has it all"),
+            query_id=self.id,
+            text=clip(text, limit, "the transcript has it all"),
             stop_reason=stop,
             usage=self._usage,
-            tool_calls=self._calls,
-            files_changed=tuple(self._files),
-            steps=self._steps,
+            tool_calls=self._call_count,
+            files_changed=tuple(self.files_changed),
+            steps=self.steps,
             unfinished=self._unfinished,
-            whole=self._toolbox.kept(text) if len(text) > most else "",
+            whole=self.toolbox.store_text(text) if len(text) > limit else "",
         )
 
-    async def _begin(self, prompt: str) -> str:
-        """Take the prompt down, and what was said before the agent began; return it as it was taken down."""
-        more: Sequence[str] = ()
-        if self._hooks is not None:
-            prompt, more = await self._hooks.before_turn(prompt, len(self._backend.transcript()), self._toolbox)
-        if self._phases is not None:
-            more = (*more, *await self._phases.assess(prompt, self._toolbox, self._spend))
-        if self._opening is not None:
-            await self._opening()
-        self._answer_what_was_left()  # not before hooks let the turn begin: until then nothing is on record
-        prompt = self._frame(prompt)
-        for text in (prompt, *more):
-            self._say(text)
-        if self._phases is not None:
-            self._phases.begun()
-        await self._hear(stopping=False)
-        return prompt
+    async def _begin(self) -> None:
+        """Record the prompt and the messages before the first step."""
+        self.prompt = scrub(self.prompt)
+        for before in self._extensions.before_turn:
+            await before(self)
+        for before in self._extensions.before_prompt:
+            await before(self)
+        # These steps run after hooks have allowed the turn, because nothing may be recorded before.
+        self._check_images()
+        self._add_missing_results()
+        self._add(Message("user", place_images(self.prompt, self.images)))
+        for text in self.notes:
+            self._add_text(text)
+        for prompt_recorded in self._extensions.prompt_recorded:
+            prompt_recorded()
+        await self._deliver_steering(stopping=False)
 
-    def _answer_what_was_left(self) -> None:
-        """Close the calls that a death left open, so that the conversation can go on."""
-        messages = self._backend.transcript()
-        left = tool_uses(messages[-1]) if messages and messages[-1].role == "assistant" else []
-        if left:
-            why = "No result: the process ended before the call was done. It may have had effects."
-            self._append_results([refused_outcome(call, why).result for call in left])
+    def _check_images(self) -> None:
+        """Raise ConfigError if the prompt has images and the model does not accept any."""
+        info = self.backend.info()
+        if self.images and not info.images:
+            model = f"{info.provider}:{info.model}" if info.model else f"the {info.provider} backend"
+            raise ConfigError(f"{model} does not accept images: choose a model with vision, or send text only")
 
-    def _spend(self, usage: Usage) -> None:
+    def _add_missing_results(self) -> None:
+        """Add results for calls that a killed process did not finish, so that the conversation is valid."""
+        messages = self.backend.transcript()
+        calls = tool_uses(messages[-1]) if messages and messages[-1].role == "assistant" else []
+        if calls:
+            reason = "No result: the process ended before the call was done. It may have had effects."
+            self._append_results([refused_outcome(call, reason).result for call in calls])
+
+    def add_usage(self, usage: Usage) -> None:
+        """Add `usage` to the usage of the turn."""
         self._usage += usage
 
-    def _take_losses(self) -> None:
-        """Count what was used for requests of which no response came: those that were cut off, and that failed."""
-        if self._purse is not None:
-            self._purse.lose(self._backend)
-            lost = self._purse.lost()
-            self._usage = self._usage if lost == NOTHING else self._usage + lost
+    def _count_lost_usage(self) -> None:
+        """Count the usage of failed and canceled requests."""
+        lost_usage = self._losses.take(self.backend)
+        if lost_usage is not NOTHING:
+            self._usage += lost_usage
 
-    async def _until_it_may_end(self, prompt: str) -> StopReason:
-        """Let the turn go on as often as whoever reflects upon it wants it to."""
-        stop = await self._legs_until_done(prompt)
-        while self._phases is not None and not self._brake.cut():
-            self._reached = stop
-            told = await self._phases.reflect(self._text, stop, tuple(self._files), self._spend)
-            if told is None:
+    async def _run_until_done(self) -> StopReason:
+        """Run the turn. Continue the turn as long as an extension returns a message from `reflect`."""
+        stop = await self._run_with_continuations()
+        while self._extensions.reflect and not self._cancel.cut_reason():
+            self._reached_stop = stop
+            note = await self._reflect(stop)
+            if note is None:
                 break
-            self._reached = None
-            self._say(told)
-            stop = await self._legs_until_done(prompt)
+            self._reached_stop = None
+            self._add_text(note)
+            stop = await self._run_with_continuations()
         return stop
 
-    async def _legs_until_done(self, prompt: str) -> StopReason:
-        """Let the turn go on by itself as often as it may, each time with what is left of it after a pause."""
+    async def _reflect(self, stop: StopReason) -> str | None:
+        for reflect in self._extensions.reflect:
+            if (note := await reflect(self, stop)) is not None:
+                return note
+        return None
+
+    async def _run_with_continuations(self) -> StopReason:
+        """Run the steps. When the limit of steps is reached, pause and continue automatically."""
         limits = self._limits
         for number in range(1, limits.continuations + 1):
-            stop = await self._steps_until_done(limits.max_turns * number)
-            if stop == "max_turns" and self._pause is not None and not self._brake.cut():
-                await self._pause()
-            if stop != "max_turns" or self._brake.cut():
-                return self._brake.cut() or stop
-            told = continued_prompt(prompt, limits.max_turns, number, limits.continuations)
-            self._say(told)
-            self._tell("continued", told)
-        return await self._steps_until_done(limits.max_turns * (limits.continuations + 1))
+            stop = await self._run_steps(limits.max_turns * number)
+            if stop == "max_turns" and not self._cancel.cut_reason():
+                for pause in self._extensions.pause:
+                    await pause()
+            if stop != "max_turns" or self._cancel.cut_reason():
+                return self._cancel.cut_reason() or stop
+            prompt = continued_prompt(self.prompt, limits.max_turns, number, limits.continuations)
+            self._add_text(prompt)
+            self.emit("continued", prompt)
+        return await self._run_steps(limits.max_turns * (limits.continuations + 1))
 
-    async def _steps_until_done(self, most: int) -> StopReason:
-        while self._steps < most:
-            if cut := self._brake.cut():
+    async def _run_steps(self, limit: int) -> StopReason:
+        while self.steps < limit:
+            if cut := self._cancel.cut_reason():
                 return cut
             try:
                 turn = await self._response()
             except BudgetExceededError as error:
-                if not self._steps:
+                if not self.steps:
                     raise
-                self._short = str(error)
+                self.budget_note = str(error)
                 return "budget"
             calls = tool_uses(turn.message)
-            if calls and turn.stop_reason in NOT_COMPLETE:
+            if calls and turn.stop_reason in INCOMPLETE_STOPS:
                 self._append_results(
-                    [refused_outcome(call, CUT_OFF.format(why=turn.stop_reason)).result for call in calls]
+                    [refused_outcome(call, INCOMPLETE_CALL.format(why=turn.stop_reason)).result for call in calls]
                 )
             elif calls:
                 await self._run_calls(calls)
-            if self._hooks is not None:
-                await self._hooks.step_end(calls)
-            if self._refused:
-                self._short = self._refused
+            for step_end in self._extensions.step_end:
+                await step_end(calls)
+            if self._insufficient_budget:
+                self.budget_note = self._insufficient_budget
                 return "budget"
-            if not await self._hear(stopping=not calls) and not calls:
+            if not await self._deliver_steering(stopping=not calls) and not calls:
                 return turn.stop_reason
         return "max_turns"
 
-    async def _hear(self, *, stopping: bool) -> bool:
-        """Take what was said meanwhile into the conversation; return whether there was anything."""
-        heard = False
-        if self._hooks is not None:
-            await self._hooks.settled()
-        while not heard and (said := self._interject(stopping)):
-            for id, text in said:
-                texts = [text] if self._hooks is None else await self._hooks.heard(text)
-                for left, each in enumerate(texts, 1 - len(texts)):
-                    # The last one says that it was heard: who is killed before that is told all of it once more.
-                    self._say(f"{STEERING}\n{scrub(each)}", "" if left else id)
-                    self._tell("steered", each)
-                    heard = True
-                # Not before it is on record: an agent that is killed in between is told it once more.
-                self._heard(id)
-        return heard
+    async def _deliver_steering(self, *, stopping: bool) -> bool:
+        """Add queued messages to the conversation. Return whether there were any messages."""
+        delivered = False
+        for before in self._extensions.before_steering:
+            await before()
+        while not delivered and (messages := self._steering.take(stopping=stopping)):
+            for message in messages:
+                texts = [message.text]
+                for steering in self._extensions.steering:
+                    texts = [each for text in texts for each in await steering(text)]
+                for remaining, each in enumerate(texts, 1 - len(texts)):
+                    # Only the last text has the message's id. An agent that is killed before this text is recorded
+                    # receives all texts again.
+                    self._add_text(f"{STEERING}\n{scrub(each)}", "" if remaining else message.id)
+                    self.emit("steered", each)
+                    delivered = True
+                # Acknowledge only after recording: an agent that is killed in between receives the message again.
+                if message.acknowledged:
+                    self._observer.steering_recorded(message.id)
+        return delivered
 
-    def _say(self, text: str, said: str = "") -> None:
-        message = user(text)
-        if said:
-            self._record(message, said=said)
+    def _add_text(self, text: str, steer_id: str = "") -> None:
+        self._add(user(text), steer_id)
+
+    def _add(self, message: Message, steer_id: str = "") -> None:
+        if steer_id:
+            self._record(message, steer_id=steer_id)
         else:
             self._record(message)
-        self._backend.append_user(message.content)
+        self.backend.append_user(message.content)
 
-    def _tell(self, kind: str, text: str = "", name: str = "", *, is_error: bool = False) -> None:
-        if self._emit is not None:
-            self._emit(kind, text, name, self._steps, is_error)
+    def emit(self, kind: str, text: str = "", name: str = "", *, is_error: bool = False) -> None:
+        """Send an event of the turn to its watchers."""
+        self._observer.emit(self.id, kind, text, name, self.steps, is_error)
 
     async def _response(self) -> AssistantTurn:
-        """Return the next model response, recorded."""
-        shorter = await self._hooks.step_start(self._steps, self._backend) if self._hooks is not None else None
-        if self._purse is not None:
-            await self._hear_of_budgets(self._purse)
-        if self._prepare is not None:
-            await self._prepare()
-        await self._make_room(shorter or "size")
+        """Request the next model response, record it and return it."""
+        self.shorten = "size"
+        for before in self._extensions.before_request:
+            await before(self)
+        await self._shorten_conversation(self.shorten)
         try:
-            return await self._asked()
+            return await self._request_response()
         except ContextOverflowError:
-            if not await self._make_room("refused"):
+            if not await self._shorten_conversation("refused"):
                 raise
-            return await self._asked()
+            return await self._request_response()
 
-    async def _make_room(self, why: Shorter) -> bool:
-        """Let the conversation become shorter where it is to; return whether it did."""
-        done = await self._shorten(why) if self._shorten is not None else None
-        if done is None:
-            return False
-        from ..context.compaction_rules import line_of
+    async def _shorten_conversation(self, why: ShorteningReason) -> bool:
+        """Shorten the conversation if needed. Return whether the conversation was shortened."""
+        compacted = False
+        for shorten in self._extensions.shorten_conversation:
+            if (compaction := await shorten(self, why)) is not None:
+                from ..context.compaction_rules import line_of
 
-        self._usage += done.usage
-        self._tell("compacted", line_of(done))
-        return True
+                self._usage += compaction.usage
+                self.emit("compacted", line_of(compaction))
+                compacted = True
+        return compacted
 
-    async def _asked(self) -> AssistantTurn:
-        info = self._backend.info()
-        who, step = f"{info.provider}:{info.model}" if info.model else info.provider, self._steps + 1
-        self._report("model", who, step)
-        self._backend.instead = await self._hooks.request(self._backend, info) if self._hooks is not None else None
-        self._backend.on_retry = partial(self._on_retry, who, step)
-        self._streamed.clear()
-        on_text: OnText | None = self._show_text if self._emit is not None else None
-        if self._hooks is not None:
-            on_text = self._hooks.listening(on_text, info)
-        hold = await self._purse.reserve(self._backend) if self._purse is not None else None
+    async def _request_response(self) -> AssistantTurn:
+        info = self.backend.info()
+        model, step = f"{info.provider}:{info.model}" if info.model else info.provider, self.steps + 1
+        self._observer.report("model", model, step)
+        self.backend.request_override = self.backend.reserved = None
+        self.backend.on_retry = partial(self._on_retry, model, step)
+        self._streamed_text.clear()
+        self.on_text = self._show_text
+        for request in self._extensions.request:
+            await request(self, info)
         try:
-            turn = await self._backend.assistant_turn(on_text)
+            turn = await self.backend.assistant_turn(self.on_text)
         except ContextOverflowError:
-            if hold is not None:
-                hold.settle(Usage())
+            for refused in self._extensions.request_refused:
+                refused()
             raise
         except (OrchError, MemoryError):
             raise
         except asyncio.CancelledError:
-            self._keep_streamed()
+            self._record_streamed()
             raise
         except Exception as error:
             raise BackendError(f"{info.provider}: {describe_exception(error)}") from error
-        self._steps += 1
-        usage = turn.usage.of_a_response()
+        self.steps += 1
+        usage = turn.usage.with_one_model_call()
         self._usage += usage
         end: BaseException | None = None
-        if self._hooks is not None:
-            turn, end = await self._hooks.response(turn, info)
+        for response in self._extensions.response:
+            turn, end = await response(self, turn, info)
+        text = text_of(turn.message)
         message = turn.message if turn.message.content else Message("assistant", (Text("(an empty response)"),))
-        self._text = text_of(turn.message) or self._text
+        self.text = text or self.text
         self._record(message, usage=usage)
-        self._backend.append_assistant(message)
-        if hold is not None:
-            self._short = hold.why
-            hold.settle(usage)
-        self._tell("message", text_of(turn.message))
-        if self._hooks is not None:
-            self._hooks.message_end(turn, message)
+        self.backend.append_assistant(message)
+        self.emit("message", text)
+        for recorded in self._extensions.response_recorded:
+            recorded(self, turn, message)
         if end is not None:
             raise end
         return turn
 
-    async def _hear_of_budgets(self, purse: BudgetClient) -> None:
-        """Tell whoever watches, once in the turn, that a budget is nearly used up."""
-        await purse.settled()
-        if purse.low and not self._low:
-            self._low = True
-            self._tell("budget", purse.low)
-
     def _show_text(self, text: str) -> None:
-        self._streamed.append(text)
-        self._tell("text", text)
+        self._streamed_text.append(text)
+        self.emit("text", text)
 
-    def _keep_streamed(self) -> None:
-        """Record what was shown of a response that the user cancelled: the user has read it, and may refer to it."""
-        text = "".join(self._streamed).strip()
-        if not text or self._brake.cut() != "cancelled":
+    def _record_streamed(self) -> None:
+        """Record the part of a canceled response that was already shown, because the user may refer to this text."""
+        text = "".join(self._streamed_text).strip()
+        if not text or self._cancel.cut_reason() != "cancelled":
             return
-        self._text = text
+        self.text = text
         message = Message("assistant", (Text(text),))
         self._record(message)
-        self._backend.append_assistant(message)
+        self.backend.append_assistant(message)
 
-    def _on_retry(self, who: str, step: int, retry: object) -> None:
-        self._streamed.clear()
-        self._report("model", f"{who}: {retry}", step)
-        if self._hooks is not None:
-            self._hooks.again()
-        self._tell("retry", str(retry))
+    def _on_retry(self, model: str, step: int, retry: object) -> None:
+        self._streamed_text.clear()
+        self._observer.report("model", f"{model}: {retry}", step)
+        for retried in self._extensions.request_retried:
+            retried()
+        self.emit("retry", str(retry))
 
     async def _run_calls(self, calls: Sequence[ToolUse]) -> None:
-        """Run `calls` at once and append their results in call order, also those of calls that the brake ends."""
-        if cut := self._brake.cut():
+        """Run `calls` concurrently, and append their results in call order.
+
+        A call that the cancel token ends also gets a result.
+        """
+        if cut := self._cancel.cut_reason():
             self._unfinished = tuple(call.name for call in calls)
-            self._append_results([refused_outcome(call, cut_off(call, cut, began=False)).result for call in calls])
+            self._append_results(
+                [refused_outcome(call, unfinished_result(call, cut, began=False)).result for call in calls]
+            )
             return
-        self._report("tool", ", ".join(dict.fromkeys(call.name for call in calls)), self._steps)
-        if self._emit is not None:
-            for call in calls:
-                self._tell("tool_call", msgspec.json.encode(call.input).decode()[:SHOWN], call.name)
-        dispatch = self._toolbox.dispatch if self._hooks is None else partial(self._hooks.call, self._toolbox.dispatch)
-        self._called = asyncio.get_running_loop().time()
+        self._observer.report("tool", ", ".join(dict.fromkeys(call.name for call in calls)), self.steps)
+        for call in calls:
+            self.emit("tool_call", msgspec.json.encode(call.input).decode()[:MAX_EVENT_CHARS], call.name)
+        dispatch: Dispatch = self.toolbox.dispatch
+        for wrap in self._extensions.wrap_dispatch:
+            dispatch = wrap(dispatch)
+        self._calls_started = asyncio.get_running_loop().time()
         tasks = [asyncio.create_task(dispatch(call)) for call in calls]
         try:
             await asyncio.wait(tasks)
         except asyncio.CancelledError:
-            await end_all(tasks)
-            if cut := self._brake.cut():
-                self._take(calls, tasks, cut)
+            await cancel_tasks(tasks)
+            if cut := self._cancel.cut_reason():
+                self._record_outcomes(calls, tasks, cut)
             raise
-        self._take(calls, tasks, None)
+        self._record_outcomes(calls, tasks, None)
 
-    def _take(self, calls: Sequence[ToolUse], tasks: Sequence[asyncio.Task[CallOutcome]], cut: Cut | None) -> None:
-        elapsed = asyncio.get_running_loop().time() - self._called
-        whole = [outcome_of(call, task, cut, elapsed) for call, task in zip(calls, tasks, strict=True)]
+    def _record_outcomes(
+        self, calls: Sequence[ToolUse], tasks: Sequence[asyncio.Task[CallOutcome]], cut: CutReason | None
+    ) -> None:
+        elapsed = asyncio.get_running_loop().time() - self._calls_started
+        full_outcomes = [finished_outcome(call, task, cut, elapsed) for call, task in zip(calls, tasks, strict=True)]
         if cut:
             pairs = zip(calls, tasks, strict=True)
             self._unfinished = tuple(call.name for call, task in pairs if not is_done(task))
-        outcomes = self._toolbox.shown(calls, whole)
-        used = Usage()
+        outcomes = self.toolbox.limit_results(calls, full_outcomes)
+        usage = Usage()
         for outcome in outcomes:
-            self._calls += outcome.ran
-            self._files |= dict.fromkeys(outcome.files_changed)
-            used += outcome.usage
-            self._refused = self._refused or outcome.short
-        self._usage += used
-        self._append_results([outcome.result for outcome in outcomes], used)
+            self._call_count += outcome.ran
+            self.files_changed |= dict.fromkeys(outcome.files_changed)
+            usage += outcome.usage
+            self._insufficient_budget = self._insufficient_budget or outcome.exceeded_budget
+        self._usage += usage
+        self._append_results([outcome.result for outcome in outcomes], usage)
         for outcome in outcomes:
             outcome.settle(outcome.usage)
         for call, outcome in zip(calls, outcomes, strict=True):
-            if self._phases is not None:
-                self._phases.called(call, outcome)
-            shown = text_of(Message("user", outcome.result.content))[:SHOWN]
-            self._tell("tool_result", shown, call.name, is_error=outcome.result.is_error)
+            for call_ended in self._extensions.call_ended:
+                call_ended(call, outcome)
+            shown = text_of(Message("user", outcome.result.content))[:MAX_EVENT_CHARS]
+            self.emit("tool_result", shown, call.name, is_error=outcome.result.is_error)
 
-    def _append_results(self, results: Sequence[ToolResult], used: Usage = NOTHING) -> None:
-        self._record(Message("user", tuple(results)), usage=used if used != NOTHING else None)
-        self._backend.append_tool_result(results)
+    def _append_results(self, results: Sequence[ToolResult], usage: Usage = NOTHING) -> None:
+        self._record(Message("user", tuple(results)), usage=usage if usage != NOTHING else None)
+        self.backend.append_tool_result(results)

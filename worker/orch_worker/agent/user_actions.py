@@ -1,4 +1,4 @@
-"""What an agent's process does for a person, without a model: tools that he runs, commands of extensions."""
+"""User actions in an agent's process, without a model: run a tool, or run a command of an extension."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.ids import new_entry_id, new_id
 from orch_protocol.core.messages import ToolUse
 from orch_protocol.hooks.stages import HookRow
-from orch_protocol.resources.slash_commands import CommandCatalog, Deed, ListCommands, RunUserTool, UserActionResult
+from orch_protocol.resources.slash_commands import (
+    AgentAction,
+    CommandCatalog,
+    ListCommands,
+    RecordCommand,
+    RunUserTool,
+    UserActionResult,
+)
 from orch_protocol.session.tree import AddMessage, EditResult, SessionEdit
 from orch_protocol.wire.worker_messages import Query
 
@@ -26,109 +33,129 @@ if TYPE_CHECKING:
     from ..extensions.loader import LoadedExtensions
     from .hooks import AgentHooks
 
-__all__ = ["ENTRY", "UserActionAgent", "done", "ran"]
+__all__ = ["ENTRY_TYPE", "UserActionAgent", "command_text", "run_action"]
 
-ENTRY: Final = "command"
-"""The custom type of entries that say what a person ran."""
-ENDED: Final = "(the user ended it before it was done)"
-MOST_HEARD: Final = 4_000
-"""Characters of what came of it that the model is told, and as many of what was typed."""
+ENTRY_TYPE: Final = "command"
+"""The custom type of entries that record a user's action."""
+CANCELLED: Final = "(the user ended it before it was done)"
+MAX_HEARD: Final = 4_000
+"""Maximum number of characters of the result, and of the typed command, that the model sees."""
 
 
 class UserActionAgent(CommandContext, Protocol):
-    """The agent as far as deeds are concerned."""
+    """The interface of the agent that user actions need."""
 
     context: ToolContext
     transcript: Transcript
 
     @property
     def extensions(self) -> LoadedExtensions | None:
-        """What its extensions brought, None when it has none."""
+        """The loaded extensions, or None."""
 
     @property
     def busy(self) -> bool:
-        """Whether a turn runs."""
+        """Whether a turn is running."""
 
     @property
     def hooks(self) -> AgentHooks | None:
-        """Those of the turn that runs, None when it has none."""
+        """The hooks of the running turn, or None."""
 
     def hooks_for(self, query_id: str, query: Query) -> AgentHooks | None:
-        """Return the hooks of a turn that begins, None when there are none."""
-
-    async def hooks_done(self, hooks: AgentHooks) -> None:
-        """That turn is over."""
+        """Return the hooks for a new turn, or None."""
 
     def edit(self, edit: SessionEdit) -> EditResult:
-        """Make a change to the session between turns."""
+        """Record a change of the session between turns."""
 
 
-def ran(line: str) -> str:
-    """Return how the model is told what a person has run."""
-    return f"[The user ran:]\n{clip(line, MOST_HEARD, 'the user typed all of it')}\n"
+def command_text(line: str) -> str:
+    """Return the text that informs the model about a command run by the user."""
+    return f"[The user ran:]\n{clip(line, MAX_HEARD, 'the user typed all of it')}\n"
 
 
-async def done(agent: UserActionAgent, deed: Deed, rows: Sequence[HookRow] = ()) -> UserActionResult:
-    """Do `deed` and return what came of it; `rows` are the hooks of the root. Raises OrchError."""
-    if isinstance(deed, RunUserTool):
-        return await _use(agent, deed, rows)
-    brought = agent.extensions
-    if isinstance(deed, ListCommands):
-        ours = tuple(each.row for each in brought.commands) if brought is not None else ()
-        return UserActionResult(catalog=CommandCatalog(ours, notes=brought.left_out if brought is not None else ()))
-    commands = {each.row.name: each for each in brought.commands} if brought is not None else {}
-    if deed.name not in commands:
-        raise ConfigError(f"none of the agent's extensions brings a command /{deed.name}")
-    did = await agent.context.own(ExtensionCommands).run(commands[deed.name], deed.said, agent)
-    if deed.line:
-        _put_on_record(agent, deed.line, did, heard=False)
-    return did
+async def run_action(agent: UserActionAgent, action: AgentAction, rows: Sequence[HookRow] = ()) -> UserActionResult:
+    """Execute the user action `action` and return its result. `rows` are the hooks of the root.
+
+    Raise OrchError on failure.
+    """
+    if isinstance(action, RunUserTool):
+        return await _run_tool(agent, action, rows)
+    if isinstance(action, RecordCommand):
+        result = UserActionResult(action.text, is_error=action.is_error)
+        _record_action(agent, action.line, result, for_model=False)
+        return result
+    extensions = agent.extensions
+    if isinstance(action, ListCommands):
+        rows_of_commands = tuple(each.row for each in extensions.commands) if extensions is not None else ()
+        return UserActionResult(
+            catalog=CommandCatalog(rows_of_commands, notes=extensions.left_out if extensions is not None else ())
+        )
+    commands = {each.row.name: each for each in extensions.commands} if extensions is not None else {}
+    if action.name not in commands:
+        raise ConfigError(f"none of the agent's extensions has a command /{action.name}")
+    runner, command = agent.context.agent_object(ExtensionCommands), commands[action.name]
+    result = await runner.run(command, action.arguments, runner.context(command, agent))
+    if action.line:
+        _record_action(agent, action.line, result, for_model=False)
+    return result
 
 
-async def _use(agent: UserActionAgent, deed: RunUserTool, rows: Sequence[HookRow]) -> UserActionResult:
-    """Let a tool run, whatever the agent was granted, and may use: a person asks for it. Its sandbox, folder and
-    deadline hold."""
-    tools = load([deed.name])
-    if why := tools[0].missing(agent.context):
-        return UserActionResult(why, is_error=True)
-    box, call = Toolbox(tools, agent.context), ToolUse(new_id(), deed.name, deed.input)
-    box.counted = False
+async def _run_tool(agent: UserActionAgent, action: RunUserTool, rows: Sequence[HookRow]) -> UserActionResult:
+    """Run a tool even if the agent has no grant for the tool, because the user requests the call.
+
+    The agent's sandbox, folder and timeout still apply.
+    """
+    tools = load([action.name])
+    if reason := tools[0].missing(agent.context):
+        return UserActionResult(reason, is_error=True)
+    toolbox, call = Toolbox(tools, agent.context), ToolUse(new_id(), action.name, action.input)
+    toolbox.counted = False
     try:
-        outcome = await box.dispatch(call)
-        seen = await _sifted(agent, call, outcome, rows) if deed.heard and not deed.looks else outcome
+        outcome = await toolbox.dispatch(call)
+        model_outcome = (
+            await _filter_for_model(agent, call, outcome, rows) if action.heard and not action.looks else outcome
+        )
     except asyncio.CancelledError:
-        if not deed.looks:
-            _put_on_record(agent, deed.line, UserActionResult(ENDED, is_error=True), heard=deed.heard)
+        if not action.looks:
+            _record_action(agent, action.line, UserActionResult(CANCELLED, is_error=True), for_model=action.heard)
         raise
     outcome.settle(outcome.usage)
-    [shown] = box.shown([call], [outcome])
-    did = UserActionResult(text_in(shown.result), is_error=shown.result.is_error)
-    if not deed.looks:
-        told = did if seen is outcome else UserActionResult(text_in(seen.result), is_error=seen.result.is_error)
-        _put_on_record(agent, deed.line, told, heard=deed.heard)
-    return did
+    [shown] = toolbox.limit_results([call], [outcome])
+    user_result = UserActionResult(text_in(shown.result), is_error=shown.result.is_error)
+    if not action.looks:
+        model_result = (
+            user_result
+            if model_outcome is outcome
+            else UserActionResult(text_in(model_outcome.result), is_error=model_outcome.result.is_error)
+        )
+        _record_action(agent, action.line, model_result, for_model=action.heard)
+    return user_result
 
 
-async def _sifted(agent: UserActionAgent, call: ToolUse, outcome: CallOutcome, rows: Sequence[HookRow]) -> CallOutcome:
-    """Return `outcome` as hooks of results let a model see it; whoever ran it has seen all of it."""
+async def _filter_for_model(
+    agent: UserActionAgent, call: ToolUse, outcome: CallOutcome, rows: Sequence[HookRow]
+) -> CallOutcome:
+    """Return the part of `outcome` that a model may see according to hooks. The user sees the whole outcome."""
     if agent.busy:
-        return await agent.hooks.sifted(call, outcome) if agent.hooks is not None else outcome
+        return await agent.hooks.filter_result(call, outcome) if agent.hooks is not None else outcome
     hooks = agent.hooks_for("", Query("", hooks=tuple(rows)))
     if hooks is None:
         return outcome
     try:
-        return await hooks.sifted(call, outcome)
+        return await hooks.filter_result(call, outcome)
     finally:
-        if not agent.busy:  # else they are for the turn that has begun
-            await agent.hooks_done(hooks)
+        if not agent.busy:  # A turn that has begun uses these hooks.
+            await hooks.after_turn()
 
 
-def _put_on_record(agent: UserActionAgent, line: str, did: UserActionResult, *, heard: bool) -> None:
-    """Let the session say what was done. The model is told between turns, or, in one, as of what is steered."""
-    told = f"{ran(line)}[It came to:]\n{clip(did.text, MOST_HEARD, 'the user saw all of it')}"
-    if heard and not agent.busy:
-        agent.edit(SessionEdit(new_entry_id(agent.transcript.session.places), AddMessage(ENTRY, told)))
+def _record_action(agent: UserActionAgent, line: str, result: UserActionResult, *, for_model: bool) -> None:
+    """Record the action in the session.
+
+    The model reads the record between turns, or as a steering message during a turn.
+    """
+    text = f"{command_text(line)}[It came to:]\n{clip(result.text, MAX_HEARD, 'the user saw all of it')}"
+    if for_model and not agent.busy:
+        agent.edit(SessionEdit(new_entry_id(agent.transcript.session.places), AddMessage(ENTRY_TYPE, text)))
         return
-    agent.transcript.custom(ENTRY, {"line": line, "text": did.text, "is_error": did.is_error})
-    if heard:
-        agent.say_to_itself(told, False)
+    agent.transcript.custom(ENTRY_TYPE, {"line": line, "text": result.text, "is_error": result.is_error})
+    if for_model:
+        agent.queue_own_message(text, False)

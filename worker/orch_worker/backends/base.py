@@ -1,4 +1,4 @@
-"""The contract of a backend: it holds a conversation and answers it, one model response at a time."""
+"""The protocol of a backend. A backend holds a conversation and returns one model response at a time."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from orch_protocol.policy.budget import BudgetAmounts
 from ..conversation.tokens import PLAIN, CharsPerToken, TokenEstimator, clip
 
 __all__ = [
-    "ENOUGH_ANSWER",
-    "LEAST_ANSWER",
+    "DEFAULT_ANSWER_TOKENS",
+    "MIN_ANSWER_TOKENS",
     "NOTHING",
-    "UNKNOWN_ANSWER",
+    "TYPICAL_ANSWER_TOKENS",
     "AssistantTurn",
     "Backend",
     "BackendInfo",
@@ -35,18 +35,19 @@ __all__ = [
     "Retry",
     "check_backend",
     "lost_by",
+    "stuck_in",
 ]
 
 T = TypeVar("T")
 
 OnText: TypeAlias = Callable[[str], None]
-"""Called with each piece of text as it arrives. Must not raise."""
+"""Called with each piece of text as the piece arrives. The function must not raise."""
 
 
 class Retry(Struct, frozen=True):
-    """Attempt number `attempt` failed with `error`, and the next one begins in `seconds`, from the beginning.
+    """Attempt number `attempt` failed with `error`. The request is sent again after `seconds`.
 
-    Text that was streamed since the last response belongs to the failed attempt, and counts for nothing.
+    Text streamed since the last response belongs to the failed attempt. The receiver must discard this text.
     """
 
     attempt: int
@@ -58,18 +59,18 @@ class Retry(Struct, frozen=True):
 
 
 OnRetry: TypeAlias = Callable[[Retry], None]
-"""Called before each repetition of a request. Must not raise."""
+"""Called before a request is sent again. The function must not raise."""
 
 
 class RequestGate(Protocol):
-    """What requests pass whose provider may refuse them for being too many."""
+    """Limits concurrent requests to a provider that may reject them."""
 
-    async def through(self, lane: str, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Return what `attempt`, one request to the model `lane`, returns; it begins when it may."""
+    async def run_admitted(self, lane: str, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Wait until a request to the model `lane` is allowed. Then return the result of `attempt`."""
 
 
 class AssistantTurn(Struct, frozen=True):
-    """One model response, why it ended, and what it used."""
+    """One model response, its stop reason and its usage."""
 
     message: Message
     stop_reason: StopReason
@@ -77,15 +78,19 @@ class AssistantTurn(Struct, frozen=True):
 
 
 class BackendInfo(Struct, frozen=True):
-    """Who answers. `context_limit` is in tokens; 0 means there is none."""
+    """The provider and model of a backend. `context_limit` is in tokens; 0 means no limit.
+
+    If `images` is False, the model does not accept images, and a prompt with images is an error.
+    """
 
     provider: str
     model: str
     context_limit: int = 0
+    images: bool = True
 
 
 class RequestOverride(Struct, frozen=True):
-    """What one request holds in place of the conversation, the system text or the tail; None is that itself."""
+    """Replacements for the messages, the system text or the tail of one request. None keeps the original."""
 
     messages: tuple[Message, ...] | None = None
     system: str | None = None
@@ -93,10 +98,11 @@ class RequestOverride(Struct, frozen=True):
 
 
 class PromptPrefix(Struct, frozen=True):
-    """What stays the same at the beginning of an agent's requests, so that it is worth to be cached.
+    """The unchanging parts at the beginning of an agent's requests. The provider can cache these parts.
 
-    `system` is what the system text begins with, all of it when empty; `context` what the agent was told before its
-    first question, a text of its own in the conversation, nothing when empty.
+    `system` is the unchanging beginning of the system text. "" means that the whole system text is unchanging.
+    `context` is the text of the first message, which contains the project description. "" means that there is no
+    message with a project description.
     """
 
     system: str = ""
@@ -104,108 +110,125 @@ class PromptPrefix(Struct, frozen=True):
 
 
 class CostEstimate(Struct, frozen=True):
-    """What something may take: when it is as short as can be, as long as most are, and at most."""
+    """An estimate of a request's cost: the cost with the shortest useful answer, with a typical answer, and the
+    maximum.
+    """
 
-    least: BudgetAmounts
-    enough: BudgetAmounts
-    most: BudgetAmounts
+    minimum: BudgetAmounts
+    expected: BudgetAmounts
+    maximum: BudgetAmounts
 
     def with_calls(self, *, model_calls: int = 0, tool_calls: int = 0) -> CostEstimate:
-        """Return this for so many calls, which are made however long they are."""
+        """Return the estimate plus the given numbers of calls."""
         calls = BudgetAmounts(model_calls=model_calls, tool_calls=tool_calls)
-        return CostEstimate(self.least + calls, self.enough + calls, self.most + calls)
+        return CostEstimate(self.minimum + calls, self.expected + calls, self.maximum + calls)
 
 
 class Backend(Protocol):
     """A model and the conversation with it.
 
-    The conversation is what the caller appends, the response of `assistant_turn` included: nothing is in it that was
-    not recorded first. Several user messages in a row are legal, and so is a tool result for each call of the
-    assistant message before; what a provider wants beyond that, its backend arranges.
+    The caller appends messages, including the responses from `assistant_turn`. Therefore, the conversation contains
+    only recorded messages. Several user messages in a row are allowed. Each call of an assistant message must be
+    followed by its result. The backend meets all further requirements of its provider.
     """
 
     on_retry: OnRetry | None
     tail: str
-    """What the next requests end with, as the user's last words: what is true now and may not be so in the next one.
+    """Text at the end of the next requests, added to the user's last message.
 
-    It is in no conversation. A request without it begins like the one after, so what was cached of it stays good.
-    Set it before `assistant_turn`; empty means nothing.
+    The text is for information that may change between requests. The text is not part of the conversation, so the
+    cached prefix stays valid. Set the text before `assistant_turn`. "" means no text.
     """
-    instead: RequestOverride | None
-    """What the next requests hold in place of what is in the conversation, which stays as it is."""
+    request_override: RequestOverride | None
+    """Replacements for parts of the next requests. The conversation itself is unchanged."""
     prefix: PromptPrefix
-    """What of the next requests stays the same in those after them."""
-    most: BudgetAmounts | None
-    """What the next response may take, requests that are made again included; None is whatever it takes.
+    """The parts of the next requests that will not change."""
+    reserved: BudgetAmounts | None
+    """Limit for the next response, including repeated requests. None means no limit.
 
-    One that is cut off because no longer one was covered has stop reason `budget`.
+    A response that this limit cut off has the stop reason `budget`.
     """
 
     gate: RequestGate | None
-    """What each attempt at a request passes, if its provider can have too many of them."""
+    """If a gate is set, each attempt to send a request passes through the gate."""
 
     def append_system(self, text: str, tools: Sequence[ToolSpec]) -> None:
-        """Set the system text and the tools on offer, instead of those set before."""
+        """Set the system text and the available tools."""
 
     def append_user(self, content: Sequence[Block]) -> None:
         """Add a user message."""
 
     def append_assistant(self, message: Message) -> None:
-        """Add an assistant message: a response, or one of an earlier life."""
+        """Add an assistant message. The message may come from an earlier process."""
 
     def append_tool_result(self, results: Sequence[ToolResult]) -> None:
         """Add the results of the calls in the last assistant message, in call order."""
 
     async def assistant_turn(self, on_text: OnText | None = None) -> AssistantTurn:
-        """Return the next response, without adding it. Raises BackendError; may be cancelled, and tried again."""
+        """Return the next response without adding it to the conversation.
+
+        Raise BackendError if the request fails. After a cancellation, the method can be called again.
+        """
 
     def info(self) -> BackendInfo:
-        """Return who answers."""
+        """Return the provider and the model."""
 
     def context_tokens(self) -> int:
-        """Return about how many tokens the next request holds."""
+        """Return the estimated tokens of the next request."""
 
     def learn(self, entries: Sequence[object]) -> None:
-        """Learn from the entries of the agent's transcript how long what is said really is, by what was reported."""
+        """Correct the token estimates. `entries` of the transcript contain the usage that the provider reported."""
 
-    def quote(self, *, priced: bool) -> CostEstimate:
-        """Return what the next response may take. Raises ConfigError when that cannot be said of its price, which only
-        a `priced` one tells."""
+    def estimate_cost(self, *, priced: bool) -> CostEstimate:
+        """Return an estimate for the next response. Raise ConfigError if `priced` is True and the price is unknown."""
 
     def lost(self) -> Usage:
-        """Return what was used for requests that were given up and of which no response tells, and forget it.
+        """Return the usage of abandoned requests that is not part of any response. Reset this usage to zero.
 
-        A backend without this method loses nothing, or does not know.
+        Implementing this method is optional.
+        """
+
+    def stuck(self) -> str:
+        """Return a description of an abandoned request that is still running, or "" if there is no such request.
+
+        Only the end of the process ends such a request. Implementing this method is optional.
         """
 
     def transcript(self) -> Sequence[Message]:
-        """Return the conversation, without the system text: the very one, to be read only."""
+        """Return the conversation without the system text.
+
+        The result is the internal list, so do not modify the result.
+        """
 
     def load(self, messages: Sequence[Message], responses: int | None = None) -> None:
-        """Replace the conversation. `responses` is how many the agent itself has given before; None counts them all."""
+        """Replace the conversation.
+
+        `responses` is the number of earlier responses of this agent. If `responses` is None, all assistant messages in
+        `messages` count as responses of this agent.
+        """
 
     def clear(self) -> None:
-        """Forget the conversation; the system text and the tools stay."""
+        """Clear the conversation. The system text and the tools stay."""
 
     async def close(self) -> None:
-        """Give up connections, if there are any. The next `assistant_turn` opens new ones."""
+        """Close connections. The next `assistant_turn` opens new connections."""
 
 
-AS_IT_IS: Final = RequestOverride()
+NO_OVERRIDE: Final = RequestOverride()
 NOTHING: Final = Usage()
-HINT: Final = "the transcript has it all"
-LEAST_ANSWER: Final = 1_000
-"""An answer of fewer tokens is not worth what is sent for it."""
-ENOUGH_ANSWER: Final = 8_000
-"""Nearly every answer has fewer tokens."""
-UNKNOWN_ANSWER: Final = 8192
-"""What a model is asked for that must be told how long its answer may be, where nobody knows how long it can."""
-OPTIONAL: Final = frozenset({"lost"})
+CLIP_HINT: Final = "the transcript has it all"
+MIN_ANSWER_TOKENS: Final = 1_000
+"""Minimum number of tokens of a useful answer."""
+TYPICAL_ANSWER_TOKENS: Final = 8_000
+"""Number of tokens that is sufficient for nearly all answers."""
+DEFAULT_ANSWER_TOKENS: Final = 8192
+"""Maximum number of answer tokens if an API requires a limit and the model's limit is unknown."""
+OPTIONAL: Final = frozenset({"lost", "stuck"})
 METHODS: Final = tuple(name for name in vars(Backend) if not name.startswith("_") and name not in OPTIONAL)
 
 
 def check_backend(candidate: object) -> Backend:
-    """Return `candidate` if it has every method of the contract. Raises ConfigError naming those that it lacks."""
+    """Return `candidate` if it implements the protocol. Raise ConfigError with the names of missing methods."""
     if fault := _fault_of(type(candidate)):  # type: ignore[arg-type]
         raise ConfigError(f"{type(candidate).__name__} is not a Backend: {fault}")
     backend: Backend = candidate  # type: ignore[assignment]
@@ -221,42 +244,51 @@ def _fault_of(kind: type) -> str:
 
 
 def lost_by(backend: Backend) -> Usage:
-    """Return what `backend` has lost, and let it forget that."""
+    """Return the usage of abandoned requests of `backend`. Reset this usage to zero."""
     lost = getattr(backend, "lost", None)
     used: Usage = lost() if lost is not None else NOTHING
     return used
 
 
-class Conversation:
-    """The part of a backend that is the same for all: what was said, and how long it is.
+def stuck_in(backend: Backend) -> str:
+    """Return a description of an abandoned request of `backend` that is still running, or "" if there is no such
+    request.
+    """
+    stuck = getattr(backend, "stuck", None)
+    return str(stuck()) if stuck is not None else ""
 
-    `ratios` are those of the model; plain ones where no provider would correct them.
+
+class Conversation:
+    """The common part of all backends: the conversation and its token estimate.
+
+    `ratios` are the numbers of characters per token for the model. Keep the default for a provider that reports no
+    token counts.
     """
 
     def __init__(self, ratios: CharsPerToken = PLAIN) -> None:
         self.on_retry: OnRetry | None = None
         self.tail = ""
-        self.instead: RequestOverride | None = None
+        self.request_override: RequestOverride | None = None
         self.prefix = PromptPrefix()
-        self.most: BudgetAmounts | None = None
+        self.reserved: BudgetAmounts | None = None
         self.gate: RequestGate | None = None
-        self.most_text: int | None = None
-        """How many characters of a text of the assistant are sent again with the next requests; None: all."""
+        self.max_text_chars: int | None = None
+        """Maximum number of characters of an assistant text in later requests. None means no limit."""
         self.system = ""
         self.tools: tuple[ToolSpec, ...] = ()
         self.messages: list[Message] = []
         self.estimator = TokenEstimator(ratios)
         self._raw_system = 0.0
         self._raw_messages = 0.0
-        # Of the messages that were loaded, each with what it is estimated at: most are loaded again.
+        # Token estimates of loaded messages, kept because most messages will be loaded again.
         self._loaded: dict[int, tuple[Message, float]] = {}
 
     def append_system(self, text: str, tools: Sequence[ToolSpec]) -> None:
-        """Set the system text and the tools on offer."""
+        """Set the system text and the available tools."""
         self.system, self.tools = text, tuple(tools)
-        shown = msgspec.json.encode([(tool.name, tool.description, tool.input_schema) for tool in tools]).decode()
+        tools_text = msgspec.json.encode([(tool.name, tool.description, tool.input_schema) for tool in tools]).decode()
         raw = self.estimator.raw_text
-        self._raw_system = raw(text) + (raw(shown) if tools else 0)
+        self._raw_system = raw(text) + (raw(tools_text) if tools else 0)
 
     def append_user(self, content: Sequence[Block]) -> None:
         """Add a user message."""
@@ -271,22 +303,28 @@ class Conversation:
         self._append(Message("user", tuple(results)))
 
     def learn(self, entries: Sequence[object]) -> None:
-        """Learn from the entries of a transcript how long what is said really is."""
+        """Correct the token estimates with the entries of a transcript."""
         self.estimator.learn(entries)
 
     def context_tokens(self) -> int:
-        """Return about how many tokens the next request holds."""
+        """Return the estimated tokens of the next request."""
         return self.estimator.request(self._raw_request())
 
-    def quote(self, *, priced: bool) -> CostEstimate:  # noqa: ARG002
-        """Return what the request holds, and room for an answer: that it costs nothing."""
-        sent = self.estimator.most_of_request(self._raw_request())
-        least, enough = (BudgetAmounts(tokens=sent + answer) for answer in (LEAST_ANSWER, ENOUGH_ANSWER))
-        return CostEstimate(least, enough, enough)
+    def estimate_cost(self, *, priced: bool) -> CostEstimate:  # noqa: ARG002
+        """Return the number of tokens of the request plus an answer. The price is 0."""
+        sent = self.estimator.max_request_tokens(self._raw_request())
+        minimum, expected = (
+            BudgetAmounts(tokens=sent + answer) for answer in (MIN_ANSWER_TOKENS, TYPICAL_ANSWER_TOKENS)
+        )
+        return CostEstimate(minimum, expected, expected)
 
     def lost(self) -> Usage:
-        """Return what was used for requests of which no response tells: nothing."""
+        """Return zero usage, because no request is abandoned."""
         return NOTHING
+
+    def stuck(self) -> str:
+        """Return "", because no abandoned request is running."""
+        return ""
 
     def transcript(self) -> Sequence[Message]:
         """Return the conversation."""
@@ -301,23 +339,27 @@ class Conversation:
         self.estimator.changed()
 
     def clear(self) -> None:
-        """Forget the conversation."""
+        """Clear the conversation."""
         self.load(())
 
     async def close(self) -> None:
-        """Do nothing: there is no connection."""
+        """Do nothing, because there is no connection."""
 
     def _raw(self, message: Message) -> float:
-        known = self._loaded.get(id(message))
-        return self.estimator.raw(message) if known is None else known[1]
+        loaded = self._loaded.get(id(message))
+        return self.estimator.raw(message) if loaded is None else loaded[1]
 
     def _shortened_text(self, message: Message) -> Message:
-        """Return `message`; of longer texts of the assistant than any real answer only head and tail."""
-        most = self.most_text
-        long = most is not None and any(isinstance(block, Text) and len(block.text) > most for block in message.content)
-        if most is None or not long or message.role != "assistant":
+        """Return `message`. If an assistant text is longer than any normal answer, its middle is cut out."""
+        limit = self.max_text_chars
+        long = limit is not None and any(
+            isinstance(block, Text) and len(block.text) > limit for block in message.content
+        )
+        if limit is None or not long or message.role != "assistant":
             return message
-        blocks = (Text(clip(block.text, most, HINT)) if isinstance(block, Text) else block for block in message.content)
+        blocks = (
+            Text(clip(block.text, limit, CLIP_HINT)) if isinstance(block, Text) else block for block in message.content
+        )
         return Message(message.role, tuple(blocks))
 
     def _append(self, message: Message) -> None:
@@ -325,19 +367,20 @@ class Conversation:
         self._raw_messages += self.estimator.raw(message)
 
     def _raw_request(self) -> float:
-        """Return the estimate of the next request before correction."""
-        if self.instead is None:
-            return self._raw_system + self._raw_messages + self.estimator.raw_text(self.tail)
+        """Return the uncorrected token estimate for the next request."""
+        if self.request_override is None:
+            raw_tokens = self._raw_system + self._raw_messages
+            return raw_tokens + self.estimator.raw_text(self.tail) if self.tail else raw_tokens
         system, messages, tail = self._request()
-        said = self._raw_messages if messages is self.messages else sum(map(self._raw, messages))
+        raw_tokens = self._raw_messages if messages is self.messages else sum(map(self._raw, messages))
         changed = self.estimator.raw_text(system) - self.estimator.raw_text(self.system)
-        return self._raw_system + changed + said + self.estimator.raw_text(tail)
+        return self._raw_system + changed + raw_tokens + self.estimator.raw_text(tail)
 
     def _request(self) -> tuple[str, Sequence[Message], str]:
-        """Return what the next request holds: the system text, the messages and the tail."""
-        instead = self.instead or AS_IT_IS
+        """Return the system text, the messages and the tail of the next request."""
+        override = self.request_override or NO_OVERRIDE
         return (
-            self.system if instead.system is None else instead.system,
-            self.messages if instead.messages is None else instead.messages,
-            self.tail if instead.tail is None else instead.tail,
+            self.system if override.system is None else override.system,
+            self.messages if override.messages is None else override.messages,
+            self.tail if override.tail is None else override.tail,
         )

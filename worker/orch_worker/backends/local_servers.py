@@ -1,4 +1,4 @@
-"""What `local` means: the first candidate that a model server of this machine has."""
+"""Resolves the model name `local` to the first candidate that a model server on this machine offers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["LOCAL", "installed", "locate"]
 
 LOCAL: Final = "local"
 SECONDS: Final = 2.0
-MOST_BYTES: Final = 4 << 20
+MAX_BYTES: Final = 4 << 20
 
 
 class _OllamaModel(Struct):
@@ -33,47 +33,55 @@ class _OllamaModels(Struct):
 async def locate(
     spec: BackendSpec, known: ModelCatalog, env: Mapping[str, str], *, seconds: float = SECONDS
 ) -> BackendSpec:
-    """Return `spec`, or the model that it means when it is `local`, within `seconds` a server.
+    """Return `spec` with `local` replaced by a model. `seconds` is the time limit for each server.
 
-    Raises ConfigError when no server answers, or none lists a candidate.
+    Raise ConfigError if no server answers, or if no server has a candidate.
     """
     if spec.provider != LOCAL:
         return spec
     if spec.model:
-        raise ConfigError(f"`local` stands alone, not with {spec.model!r}: name the model's provider, or no model")
+        raise ConfigError(
+            f"`local` cannot be combined with a model, here {spec.model!r}: write `local` alone, or `provider:model`"
+        )
     problems = []
     for name, about in known.providers.items():
         if not about.candidates:
             continue
         url = _url(about, env)
         try:
-            listed = await installed(about, env, seconds)
+            available = await installed(about, env, seconds)
         except TimeoutError:
-            problems.append(_silent(name, about, url, f"nothing within {seconds:g} s"))
+            problems.append(_silent_server_text(name, about, url, f"nothing within {seconds:g} s"))
         except (OSError, ValueError) as error:
-            problems.append(_silent(name, about, url, str(error)))
+            problems.append(_silent_server_text(name, about, url, str(error)))
         else:
-            if (model := _first(about.candidates, listed)) is not None:
+            if (model := _first_available(about.candidates, available)) is not None:
                 return BackendSpec(name, model, spec.options)
             problems.append(
-                f"{name} at {url} lists {', '.join(listed) or 'no model'}, and none of {', '.join(about.candidates)}: "
+                f"{name} at {url} lists {', '.join(available) or 'no model'}, and none of "
+                f"{', '.join(about.candidates)}: "
                 "pull one, or set `candidates` of that provider in $ORCH_HOME/models.json"
             )
     raise ConfigError("`local`: " + ("; ".join(problems) or "models.json names no candidates"))
 
 
 async def installed(about: ProviderConfig, env: Mapping[str, str], seconds: float = SECONDS) -> list[str]:
-    """Return the names of the models that the server has. Raises OSError (TimeoutError after `seconds`), ValueError."""
+    """Return the models of the server. Raise ValueError, OSError, or (after `seconds`) TimeoutError."""
     async with asyncio.timeout(seconds):
-        return await asyncio.to_thread(_listed, _url(about, env), seconds)
+        return await asyncio.to_thread(_request_models, _url(about, env), seconds)
 
 
 def _url(about: ProviderConfig, env: Mapping[str, str]) -> str:
     return about.address(env).removesuffix(about.base_path) + about.listing
 
 
-def _first(candidates: Sequence[str], listed: Sequence[str]) -> str | None:
-    """Return the first candidate as it is listed; one without a tag is any of that name."""
+def _first_available(candidates: Sequence[str], listed: Sequence[str]) -> str | None:
+    """Return the first item of `candidates` available on the server. The returned name is the server's name for it.
+
+    Otherwise return None.
+
+    A candidate without a tag matches any tag.
+    """
     for candidate in candidates:
         for name in listed:
             if candidate in (name, name.partition(":")[0]):
@@ -81,13 +89,16 @@ def _first(candidates: Sequence[str], listed: Sequence[str]) -> str | None:
     return None
 
 
-def _silent(name: str, about: ProviderConfig, url: str, why: str) -> str:
+def _silent_server_text(name: str, about: ProviderConfig, url: str, why: str) -> str:
     elsewhere = f", or set {about.base_url_variable} if it is elsewhere" if about.base_url_variable else ""
     return f"{name} does not list its models at {url} ({why}): start it{elsewhere}"
 
 
-def _listed(url: str, seconds: float) -> list[str]:
-    """Return the names of the models that the server has. Raises OSError, ValueError."""
+def _request_models(url: str, seconds: float) -> list[str]:
+    """Return the models of the server.
+
+    Raise OSError if the server cannot be reached, ValueError for an invalid answer.
+    """
     from http.client import HTTPConnection, HTTPException, HTTPSConnection
 
     target = urlsplit(url)
@@ -98,7 +109,7 @@ def _listed(url: str, seconds: float) -> list[str]:
     try:
         connection.request("GET", target.path)
         response = connection.getresponse()
-        body = response.read(MOST_BYTES)
+        body = response.read(MAX_BYTES)
         if response.status != 200:
             raise ValueError(f"HTTP status {response.status}")
         return [tag.name for tag in msgspec.json.decode(body, type=_OllamaModels).models]

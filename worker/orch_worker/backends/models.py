@@ -1,7 +1,7 @@
-"""What is known of models and their providers: addresses, limits, prices, quirks. Data, and looking things up in it.
+"""The catalog of models and providers: addresses, limits, prices and special behavior.
 
-`models.json` beside this module is made by `scripts/make_models.py`. A `models.json` in `$ORCH_HOME` of the same shape
-is laid over it, value by value: another provider, another price, another quirk.
+`scripts/make_models.py` generates the file `models.json` beside this module. Values in `$ORCH_HOME/models.json`, a file
+of the same format, override single values of the generated file.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Mapping
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -18,86 +19,98 @@ from msgspec import Meta, Struct
 from orch_protocol.agent.models import Price
 from orch_protocol.agent.spec import BackendSpec
 from orch_protocol.core.errors import ConfigError
-from orch_protocol.core.messages import Usage
 
 from ..system.files import bytes_of
 
 __all__ = [
+    "UNKNOWN_CONTEXT",
     "Api",
+    "ApiName",
     "Model",
     "ModelCatalog",
     "ModelFlags",
     "ProviderConfig",
-    "charged_at",
-    "cost",
-    "equip",
-    "headers_for",
-    "is_free",
-    "is_priced",
+    "filled",
     "load",
-    "over",
-    "price_at",
+    "merge_tables",
+    "with_model_options",
 ]
 
+PORTABLE_FLAGS: Final = frozenset({"images", "thinks", "thinking_in_tokens"})
+"""Flags that also apply to the same model at another provider."""
 FILE: Final = "models.json"
-MOST_BYTES: Final = 1 << 25
+MAX_BYTES: Final = 1 << 25
 UNKNOWN_CONTEXT: Final = 32_768
 CONTENT_SECONDS: Final = 300.0
+CLASS_PATH: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 VARIABLE: Final = re.compile(r"\{([A-Z][A-Z0-9_]*)\}")
-# What may follow a listed name without making it another model: a date, `latest`, a version.
+# Suffixes of a listed name that do not change the model: a date, `latest`, or a version.
 SAME_MODEL: Final = re.compile(r"([-@:](\d{4}-?\d{2}-?\d{2}|latest|v\d+(:\d+)?))?")
 
-Api: TypeAlias = Literal["messages", "chat", "responses"]
+Api: TypeAlias = Literal["messages", "chat", "responses", "bedrock", "vertex", "azure"]
+ApiName: TypeAlias = str
+"""The name of an API: an Api, the import path of a custom backend (`package.module:Class`), or "@" and the id of an
+object.
+"""
 Tokens: TypeAlias = Annotated[int, Meta(ge=1)]
 Limit: TypeAlias = Annotated[int, Meta(ge=0)]
-"""In tokens; 0 where it is not known."""
+"""A limit in tokens. 0 means unknown."""
 Seconds: TypeAlias = Annotated[float, Meta(gt=0)]
 
 
 class ModelFlags(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a model or its server does differently from others with the same API."""
+    """Special behavior of a model or its server, compared with other models that use the same API."""
 
     images: bool = True
     system_messages: bool = False
-    """Takes messages of role system after the first user message."""
+    """The server accepts messages with the role "system" after the first user message."""
     cache_markers: bool = False
     reasoning: bool = False
-    """Returns its reasoning encrypted, when asked to."""
+    """The model can return its reasoning in encrypted form."""
     reasoning_field: str = ""
-    """The field of a message that holds the reasoning in plain text."""
+    """The name of the message field that contains the reasoning in plain text."""
     max_tokens_field: str = "max_tokens"
     never_store: bool = False
     prompt_cache_key: bool = False
     json: bool = True
-    """Answers with JSON, and nothing else, when it is told to."""
+    """The model can be instructed to answer with JSON only."""
     local: bool = False
-    """Runs on this machine: nobody listening there will not be cured by waiting."""
+    """The model runs on this machine. If its server is not running, waiting does not help."""
     thinks: tuple[str, ...] = ()
-    """The levels of thinking that it takes, of `orch_protocol.agent.models.THINKING`; none: it is told none."""
+    """The supported levels of `orch_protocol.agent.models.THINKING`. If empty, requests contain no level."""
     thinking_in_tokens: bool = False
-    """Takes a number of tokens to think in, rather than a level."""
+    """Thinking is limited by a number of tokens instead of a level."""
 
 
 class ProviderConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """How to reach a provider. `keys` and the `*_variable`s name environment variables; the first key found is used.
+    """How to reach a provider.
 
-    A response without content for `first_content_seconds` is given up.
-
-    `headers` are sent along, with "{key}" in them replaced, and those with a "{VARIABLE}" where that is set. `context`
-    and `output` (tokens; 0: not known) hold for models that are not listed. `default` is the model used when only a key
-    is there.
-
-    A server on this machine lists its models at the path `listing`; of `candidates` the first one that it has is what
-    `local` means.
+    - `keys` and the `*_variable` fields name environment variables. The first variable of `keys` that is set is used.
+    - `first_content_seconds`: a response without content is abandoned after this time.
+    - `headers`: "{key}" and "{VARIABLE}" in values are replaced. A header with an unset variable is not sent.
+    - `context`, `output`: limits in tokens for models that are not listed. 0 means an unknown limit.
+    - `default`: the model to use if only a key is set.
+    - `listing`: the path at which a local server lists its models. `candidates`: the name `local` means the first of
+      these models that the server has.
+    - `base_url`: custom backends need no `base_url`. Variables in `base_url` are replaced.
+    - `settings`: further values for the API's client, with variables like those in `headers`.
+    - `needs`: variables that must be set.
+    - `restricted`: if True, only workers of agents that use this provider receive its variables.
+    - `like`: another provider. A model takes the limits and flags of the model of that provider whose name its own name
+      contains.
     """
 
-    api: Api
-    base_url: str
+    api: ApiName
+    base_url: str = ""
     base_url_variable: str = ""
     base_path: str = ""
     headers: dict[str, str] = {}
     headers_variable: str = ""
+    settings: dict[str, str] = {}
+    needs: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
+    restricted: bool = False
+    like: str = ""
     default: str = ""
     listing: str = ""
     candidates: tuple[str, ...] = ()
@@ -108,33 +121,53 @@ class ProviderConfig(Struct, frozen=True, forbid_unknown_fields=True):
     flags: dict[str, Any] = {}
     body: dict[str, Any] = {}
 
+    def __post_init__(self) -> None:
+        _check_api(self.api)
+        if not (self.base_url or self.base_url_variable or self.is_custom):
+            raise ValueError(f"a provider with the API {self.api!r} needs a base_url")
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether the provider is a custom backend. A custom backend does not need the name of a model."""
+        return self.api not in get_args(Api)
+
     def address(self, env: Mapping[str, str]) -> str:
-        """Return the base URL, which `env` may name."""
-        said = env.get(self.base_url_variable, "")
-        return _address(said, self.base_path) if said else self.base_url
+        """Return the base URL. A variable in `env` may override the configured URL."""
+        value = env.get(self.base_url_variable, "")
+        if value:
+            return _address(value, self.base_path)
+        return VARIABLE.sub(lambda found: env.get(found[1]) or found[0], self.base_url)
 
 
 class ModelEntry(Struct, frozen=True, forbid_unknown_fields=True):
-    """One listed model, by the beginning of its name; what it leaves out is its provider's."""
+    """A catalog entry for all models whose names begin with the entry's name.
+
+    Omitted fields are taken from the provider.
+    """
 
     context: Tokens | None = None
     output: Limit | None = None
-    api: Api | None = None
+    api: ApiName | None = None
     first_content_seconds: Seconds | None = None
     prices: tuple[Price, ...] = ()
     flags: dict[str, Any] = {}
     body: dict[str, Any] = {}
 
+    def __post_init__(self) -> None:
+        if self.api is not None:
+            _check_api(self.api)
+
 
 class Model(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Everything a backend needs to know of the model it talks to: the options of its BackendSpec.
+    """The options of a BackendSpec: all data about the model that a backend needs.
 
-    `prices` are the lowest known ones of the provider while `price_known` is false. `ceiling` is what a million tokens
-    are charged whose price is not known, None: nothing says. `body` goes into every request. `first_content_seconds` is
-    how long a response may go without content. `base_url_variable` names the variable that sets `base_url`.
+    If `price_known` is False, `prices` are the lowest known prices of the provider. `ceiling` is the price in USD per
+    million tokens that is assumed for an unknown price. None means that no price is assumed. `body` is merged into each
+    request. `first_content_seconds` is the time limit for the first content. `base_url_variable` names the variable
+    that sets `base_url`.
     """
 
-    api: Api
+    api: ApiName
     base_url: str
     context: int
     output: int = 0
@@ -143,25 +176,64 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     keys: tuple[str, ...] = ()
     headers: dict[str, str] = {}
     headers_variable: str = ""
+    settings: dict[str, str] = {}
     prices: tuple[Price, ...] = ()
     price_known: bool = True
     ceiling: float | None = None
     flags: ModelFlags = ModelFlags()
     body: dict[str, Any] = {}
 
+    @property
+    def is_free(self) -> bool:
+        """Whether the model costs nothing."""
+        return self.price_known and not self.prices
 
-def headers_for(model: Model, keys: Mapping[str, str], key: str) -> dict[str, str]:
-    """Return the headers that the `model`'s own say, with `key` and the variables among `keys` filled in: those of
-    which one is not set are not sent."""
-    known = {name.strip("{}"): value.strip() for name, value in keys.items()}  # see `secret.plain`
-    ready = {name: said for name, said in model.headers.items() if all(map(known.get, VARIABLE.findall(said)))}
+    @property
+    def is_priced(self) -> bool:
+        """Whether every price of the model is known, so that no price must be assumed."""
+        kinds = ("input", "output", *(("cache_read", "cache_write") if self.flags.cache_markers else ()))
+        return self.price_known and all(getattr(price, kind) is not None for price in self.prices for kind in kinds)
+
+    def price_at(self, tokens: int) -> Price:
+        """Return the listed price of a request of `tokens` tokens."""
+        applicable = (each for each in self.prices if tokens > each.above or not each.above)
+        return max(applicable, key=attrgetter("above"), default=Price())
+
+    def charged_at(self, tokens: int) -> Price:
+        """Return the price charged for a request of `tokens` tokens. `ceiling` replaces unknown prices."""
+        price, ceiling = self.price_at(tokens), self.ceiling
+        if ceiling is None:
+            return price
+        if not self.price_known:
+            return Price(ceiling, ceiling, ceiling, ceiling)
+        kinds = ("input", "output", "cache_read", "cache_write")
+        missing = {kind: ceiling for kind in kinds if getattr(price, kind) is None}
+        return msgspec.structs.replace(price, **missing)
+
+
+def _check_api(name: str) -> None:
+    if name not in get_args(Api) and not CLASS_PATH.fullmatch(name):
+        raise ValueError(
+            f"{name!r} is not a valid api: write {', '.join(get_args(Api))}, "
+            "or the package.module:Class of a custom backend"
+        )
+
+
+def filled(values: Mapping[str, str], keys: Mapping[str, str], key: str = "") -> dict[str, str]:
+    """Return `values` (headers or settings) with `key` and the variables in `keys` filled in.
+
+    Values with an unset variable are left out.
+    """
+    known = {name.strip("{}"): value.strip() for name, value in keys.items()}  # See `plain_key`.
+    ready = {name: template for name, template in values.items() if all(map(known.get, VARIABLE.findall(template)))}
     return {
-        name: VARIABLE.sub(lambda found: known[found[1]], said).replace("{key}", key) for name, said in ready.items()
+        name: VARIABLE.sub(lambda found: known[found[1]], template).replace("{key}", key)
+        for name, template in ready.items()
     }
 
 
 class ModelCatalog(Struct, frozen=True, forbid_unknown_fields=True):
-    """Every provider, and the models of each by the beginning of their names."""
+    """All providers, and the model entries of each provider. The keys of model entries are prefixes of names."""
 
     providers: dict[str, ProviderConfig]
     models: dict[str, dict[str, ModelEntry]]
@@ -169,15 +241,19 @@ class ModelCatalog(Struct, frozen=True, forbid_unknown_fields=True):
     made_by: str = ""
 
     def look_up(self, provider: str, name: str) -> Model:
-        """Return what is known of the model: the entry with the longest name that `name` begins with.
+        """Return the model `name` of `provider`.
 
-        A price counts only for the entry's own name and its dated versions: another model of the family may cost
-        anything. Raises ConfigError for an unknown provider.
+        The model's entry is the entry with the longest name that is a prefix of `name`.
+
+        A price applies only to the entry's own name and its dated versions, because other models of the family may cost
+        more. Raise ConfigError for an unknown provider.
         """
         about = self.provider(provider)
         found = self.listed_as(provider, name)
-        entry = self.models[provider][found] if found is not None else ModelEntry()
-        own = found is not None and bool(entry.prices) and SAME_MODEL.fullmatch(name[len(found) :]) is not None
+        entry = self.models[provider][found] if found is not None else self._similar_model_entry(about, name)
+        has_own_prices = (
+            found is not None and bool(entry.prices) and SAME_MODEL.fullmatch(name[len(found) :]) is not None
+        )
         return Model(
             api=entry.api or about.api,
             base_url=about.base_url,
@@ -188,53 +264,92 @@ class ModelCatalog(Struct, frozen=True, forbid_unknown_fields=True):
             keys=about.keys,
             headers=about.headers,
             headers_variable=about.headers_variable,
-            prices=() if about.free else entry.prices if own else self._floor(provider),
-            price_known=own or about.free,
+            settings=about.settings,
+            prices=()
+            if about.free
+            else entry.prices
+            if has_own_prices or about.like
+            else self._lowest_prices(provider),
+            price_known=has_own_prices or about.free,
             flags=msgspec.convert(about.flags | entry.flags, ModelFlags),
             body=about.body | entry.body,
         )
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """The variables that hold keys and secret headers of providers."""
+        """The names of variables that contain keys or secret headers of providers."""
         names = (name for about in self.providers.values() for name in (*about.keys, about.headers_variable))
         return tuple(dict.fromkeys(filter(None, names)))
 
     @property
     def credentials(self) -> tuple[str, ...]:
-        """Every variable that says how providers are reached: keys, headers and addresses."""
+        """The names of all variables that contain keys, headers or addresses of providers."""
         addresses = filter(None, (about.base_url_variable for about in self.providers.values()))
         return tuple(dict.fromkeys((*self.secrets, *self.variables, *addresses)))
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """The variables that headers of providers are made of."""
-        return tuple(dict.fromkeys(name for provider in self.providers for name in self.headers_of(provider)))
+        """The names of all variables in headers and settings of providers, and of all variables needed by providers."""
+        return tuple(dict.fromkeys(name for provider in self.providers for name in self.variables_of(provider)))
 
-    def headers_of(self, provider: str) -> tuple[str, ...]:
-        """Return the variables that headers of the provider are made of."""
-        headers = self.providers[provider].headers.values()
-        return tuple(dict.fromkeys(name for header in headers for name in VARIABLE.findall(header)))
+    def withheld_from(self, providers: Container[str]) -> frozenset[str]:
+        """Return the variables that an agent with models of `providers` does not get.
+
+        The result contains each variable as `NAME` and as `{NAME}`, because `orch.config.models.keys_in` uses both
+        forms.
+        """
+        names = {True: set[str](), False: set[str]()}
+        for name, about in self.providers.items():
+            every = (*about.keys, about.headers_variable, *self.variables_of(name))
+            names[about.restricted and name not in providers].update(every)
+        return frozenset(each for name in names[True] - names[False] for each in (name, f"{{{name}}}"))
+
+    def variables_of(self, provider: str) -> tuple[str, ...]:
+        """Return the names of the variables that appear in headers and settings of the provider, or that the provider
+        needs.
+        """
+        about = self.providers[provider]
+        values = (*about.headers.values(), *about.settings.values())
+        names = (name for value in values for name in VARIABLE.findall(value))
+        return tuple(dict.fromkeys((*names, *(name for name in about.needs if name != about.base_url_variable))))
 
     def listed_as(self, provider: str, name: str) -> str | None:
-        """Return the longest listed name that `name` begins with, if there is one."""
+        """Return the longest listed name that is a prefix of `name`, or None."""
         listed = self.models.get(provider, {})
         return max((known for known in listed if name.startswith(known)), key=len, default=None)
 
     def provider(self, name: str) -> ProviderConfig:
-        """Return the provider called `name`. Raises ConfigError."""
+        """Return the provider called `name`. Raise ConfigError for an unknown name."""
         if name not in self.providers:
             raise ConfigError(f"unknown provider {name!r}: known are {', '.join(self.providers)}")
         return self.providers[name]
 
     def default(self, keys: Container[str]) -> str | None:
-        """Return the `provider:model` to use when none is named: of the first provider that has a key in `keys`."""
+        """Return the default model of the first provider with a key in `keys`, as `provider:model`.
+
+        Return None without a key.
+        """
         for name, about in self.providers.items():
             if about.default and any(key in keys for key in about.keys):
                 return f"{name}:{about.default}"
         return None
 
-    def _floor(self, provider: str) -> tuple[Price, ...]:
+    def _similar_model_entry(self, about: ProviderConfig, name: str) -> ModelEntry:
+        """Return the limits and flags for the model `name`, taken from a listed model of the provider `about.like`.
+
+        `name` contains the name of the listed model. The prices of the listed model are a lower bound.
+        """
+        listed = self.models.get(about.like, {})
+        found = [known for known in listed if re.search(rf"(?<![a-z0-9]){re.escape(known)}", name)]
+        if not found:
+            return ModelEntry()
+        entry = listed[max(found, key=len)]
+        flags = {flag: value for flag, value in entry.flags.items() if flag in PORTABLE_FLAGS}
+        return ModelEntry(
+            entry.context, entry.output, None, entry.first_content_seconds, prices=entry.prices[:1], flags=flags
+        )
+
+    def _lowest_prices(self, provider: str) -> tuple[Price, ...]:
         known = [entry.prices[0] for entry in self.models.get(provider, {}).values() if entry.prices]
 
         def lowest(kind: str) -> float | None:
@@ -245,95 +360,48 @@ class ModelCatalog(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load(home: Path | None = None) -> ModelCatalog:
-    """Return what is known, with `home`'s own models.json laid over it. Raises ConfigError if that does not fit."""
-    own = home / FILE if home is not None else None
-    if own is None or not own.exists():
-        return _shipped()
+    """Return the catalog, merged with the file models.json in `home`. Raise ConfigError if this file is invalid."""
+    home_file = home / FILE if home is not None else None
+    if home_file is None or not home_file.exists():
+        return _shipped_catalog()
     try:
-        content = msgspec.json.decode(bytes_of(own, MOST_BYTES), type=dict[str, Any])
-        loaded = msgspec.convert(over(_raw(), content), ModelCatalog)
+        content = msgspec.json.decode(bytes_of(home_file, MAX_BYTES), type=dict[str, Any])
+        loaded = msgspec.convert(merge_tables(_shipped_content(), content), ModelCatalog)
         for provider, listed in loaded.models.items():
             for name in listed:
                 loaded.look_up(provider, name)
     except (OSError, msgspec.MsgspecError, ConfigError) as error:
         raise ConfigError(
-            f"{own} does not fit: {error}; its shape is that of {Path(__file__).with_name(FILE)}"
+            f"{home_file} is invalid: {error}; it must have the same format as {Path(__file__).with_name(FILE)}"
         ) from error
     return loaded
 
 
-def equip(
+def with_model_options(
     spec: BackendSpec,
     models: ModelCatalog,
     env: Mapping[str, str],
     keys: Container[str],
     ceiling: float | None = None,
 ) -> BackendSpec:
-    """Return `spec` with all its worker needs to know: the options are a Model, at the address that `env` says.
+    """Return `spec` with a Model as options. The address of the Model comes from `env`.
 
-    `keys` are the names of the secrets at hand, `ceiling` is charged for what has no known price; see Model. Raises
-    ConfigError when no model is named or no key is there.
+    `keys` are the names of the available secrets. `ceiling` is the assumed price (see Model). Raise ConfigError if
+    `spec` names no model or a key is missing.
     """
     about = models.provider(spec.provider)
     name = spec.model or about.default
-    if not name:
-        raise ConfigError(f"which model of {spec.provider}? Write {spec.provider}:MODEL")
+    if not name and not about.is_custom:
+        raise ConfigError(f"no model given for provider {spec.provider}; write {spec.provider}:MODEL")
     if about.keys and not any(key in keys for key in about.keys):
         raise ConfigError(f"{spec.provider}:{name} needs a key: set {' or '.join(about.keys)} where orch is started")
+    if missing := [variable for variable in about.needs if not env.get(variable)]:
+        raise ConfigError(f"{spec.provider}:{name} needs {' and '.join(missing)}: set it where orch is started")
     model = msgspec.structs.replace(models.look_up(spec.provider, name), base_url=about.address(env))
-    if not is_free(model) and not is_priced(model):
+    if not model.is_free and not model.is_priced:
         model = msgspec.structs.replace(model, ceiling=ceiling)
     options = msgspec.json.decode(msgspec.json.encode(model)) | spec.options
     return BackendSpec(spec.provider, name, options, spec.thinking)
-
-
-def cost(model: Model, usage: Usage) -> Usage:
-    """Return `usage` with its price by `model`; where one is missing what is charged for that, or else a floor."""
-    price = charged_at(model, usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens)
-    parts = (
-        (usage.input_tokens, price.input),
-        (usage.output_tokens, price.output),
-        (usage.cache_read_tokens, price.input if price.cache_read is None else price.cache_read),
-        (usage.cache_write_tokens, price.cache_write),
-    )
-    written = usage.cache_write_tokens * (price.input or 0.0) if price.cache_write is None else 0.0
-    known = is_free(model) or (model.price_known and all(each is not None for tokens, each in parts if tokens))
-    dollars = (written + sum(tokens * (each or 0.0) for tokens, each in parts)) / 1e6
-    if model.ceiling is not None:
-        return msgspec.structs.replace(usage, cost_usd=dollars, cost_known=False, ceiling_usd=dollars)
-    return msgspec.structs.replace(usage, cost_usd=dollars, cost_known=known)
-
-
-def is_free(model: Model) -> bool:
-    """Whether the model costs nothing."""
-    return model.price_known and not model.prices
-
-
-def is_priced(model: Model) -> bool:
-    """Whether all is known of what requests to the model cost, so that nothing has to be assumed."""
-    kinds = ("input", "output", *(("cache_read", "cache_write") if model.flags.cache_markers else ()))
-    return model.price_known and all(getattr(price, kind) is not None for price in model.prices for kind in kinds)
-
-
-def charged_at(model: Model, tokens: int) -> Price:
-    """Return what requests of that many tokens are charged: their price, or, as far as that is unknown, the ceiling."""
-    price, ceiling = price_at(model, tokens), model.ceiling
-    if ceiling is None:
-        return price
-    if not model.price_known:
-        return Price(ceiling, ceiling, ceiling, ceiling)
-    kinds = ("input", "output", "cache_read", "cache_write")
-    missing = {kind: ceiling for kind in kinds if getattr(price, kind) is None}
-    return msgspec.structs.replace(price, **missing)
-
-
-def price_at(model: Model, tokens: int) -> Price:
-    """Return what requests of that many tokens cost."""
-    return max((each for each in model.prices if tokens > each.above or not each.above), key=_above, default=Price())
-
-
-def _above(price: Price) -> int:
-    return price.above
 
 
 def _address(text: str, path: str) -> str:
@@ -342,20 +410,23 @@ def _address(text: str, path: str) -> str:
 
 
 @cache
-def _raw() -> dict[str, Any]:
+def _shipped_content() -> dict[str, Any]:
     content: dict[str, Any] = msgspec.json.decode(Path(__file__).with_name(FILE).read_bytes())
     return content
 
 
 @cache
-def _shipped() -> ModelCatalog:
-    return msgspec.convert(_raw(), ModelCatalog)
+def _shipped_catalog() -> ModelCatalog:
+    return msgspec.convert(_shipped_content(), ModelCatalog)
 
 
-def over(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `below` with `above` laid over it; tables are merged, anything else replaced."""
-    merged = dict(below)
-    for key, value in above.items():
+def merge_tables(base: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` merged with `overrides`.
+
+    Tables are merged. Other values of `overrides` replace those of `base`.
+    """
+    merged = dict(base)
+    for key, value in overrides.items():
         old = merged.get(key)
-        merged[key] = over(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        merged[key] = merge_tables(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return merged

@@ -1,33 +1,62 @@
-"""A conversation as strict providers take it, whatever was appended, and whoever answered before. Pure."""
+"""Converts any conversation into a form that strict providers accept. This module does no I/O."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
+import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
-from orch_protocol.core.messages import Block, Image, Message, Opaque, Text, Thinking, ToolResult, ToolUse
+from orch_protocol.core.messages import (
+    INVALID_INPUT,
+    MAX_TOTAL_ENCODED,
+    Block,
+    Image,
+    Message,
+    Opaque,
+    Text,
+    Thinking,
+    ToolResult,
+    ToolUse,
+    images_in,
+)
 from orch_protocol.core.text import scrub
 
-__all__ = ["SYSTEM_NOTE", "ProviderRequirements", "arrange", "whole"]
+__all__ = ["SYSTEM_NOTE", "ProviderRequirements", "join_surrogates", "normalize_messages", "parse_input"]
 
-NO_RESULT: Final = "No result is on record: the call may have taken effect, or not."
+NO_RESULT: Final = "No result was recorded: the call may or may not have had an effect."
 STRAY_RESULT: Final = "[The result of a call that is not on record:]"
 NO_START: Final = "[The beginning of this conversation is not on record.]"
-NO_IMAGE: Final = "[An image was here; this model takes none.]"
+NO_IMAGE: Final = "; not shown: this model does not accept images]"
+"""End of the text that replaces an image."""
+OLD_IMAGE: Final = "; not shown: the request contains newer images up to its limit]"
+MAX_IMAGES: Final = 100
+"""Maximum number of images in a request."""
+MAX_LARGE_IMAGES: Final = 20
+"""The same if an image is larger than LARGE."""
+LARGE: Final = 2000
+"""In pixels, width or height."""
 NO_OUTPUT: Final = "(no output)"
 SYSTEM_NOTE: Final = "[A note of the system:]"
-"""Begins a system message that is sent as the user's, to servers that take none after the first message."""
+"""Prefix of a system message that is sent as a user message.
+
+Some servers accept only one system message, at the beginning of the conversation.
+"""
 
 Role = Literal["user", "assistant", "system"]
 
 
 class ProviderRequirements(Struct, frozen=True):
-    """What one provider takes: its own name, the ids of calls, whether images, whether late system messages."""
+    """The requirements of a provider.
+
+    They are: the provider's name, the format of call ids, and support for images and for later system messages.
+    """
 
     provider: str
     ids: re.Pattern[str]
@@ -40,19 +69,22 @@ class _MessageGroup(Struct):
     blocks: list[Block]
 
 
-def arrange(messages: Sequence[Message], wants: ProviderRequirements) -> list[Message]:
-    """Return the conversation so that a strict provider accepts it.
+def normalize_messages(messages: Sequence[Message], requirements: ProviderRequirements) -> list[Message]:
+    """Return the conversation in a form that a strict provider accepts.
 
-    It begins with a user's message, and the roles of users and assistants alternate. No message or text is empty. Each
-    call is answered once, in call order, first thing in the next message. Ids of calls are unique and as wanted;
-    reasoning and opaque blocks are the provider's own. Empty if nothing is left to say.
+    The result starts with a user message, and the roles alternate. No message or text is empty. Each call has one
+    result, in call order, at the beginning of the next message. Call ids are unique and match the format. Reasoning
+    blocks and opaque blocks of other providers are removed. Texts replace images that exceed the limits of a request,
+    beginning with the oldest image. The result may be empty.
     """
-    turns = _answered(_alternating(_fitting(messages, wants)), wants.ids)
+    if requirements.images:
+        messages = _without_old_images(messages)
+    turns = _add_missing_results(_alternate_roles(_acceptable_groups(messages, requirements)), requirements.ids)
     return [Message(turn.role, tuple(turn.blocks)) for turn in turns]
 
 
-def whole(text: str) -> str:
-    """Return `text` as every encoding carries it: halves of a character that came apart are put together again."""
+def join_surrogates(text: str) -> str:
+    """Return `text` in a form that can be encoded. The separated halves of a surrogate pair are joined."""
     if text.isascii():
         return text
     joined: str = scrub(text)
@@ -61,30 +93,84 @@ def whole(text: str) -> str:
     return joined
 
 
-def _fitting(messages: Sequence[Message], wants: ProviderRequirements) -> Iterator[_MessageGroup]:
-    """Yield what of each message the provider takes; nothing for a message of which it takes nothing."""
+def parse_input(text: str) -> dict[str, Any]:
+    """Return the arguments of a call from their JSON text.
+
+    Text that is not a JSON object becomes the value of one argument, whose name no tool accepts. Therefore, the call is
+    rejected, and the error shows the text.
+    """
+    if not text.strip():
+        return {}
+    try:
+        value = scrub(json.loads(text))
+        msgspec.json.encode(value)
+    except (ValueError, OverflowError, RecursionError):
+        value = text
+    if value is None:
+        return {}
+    return value if isinstance(value, dict) else {INVALID_INPUT: join_surrogates(text)}
+
+
+def _without_old_images(messages: Sequence[Message]) -> Sequence[Message]:
+    """Return `messages` with texts in place of the oldest images if they exceed the limits of a request."""
+    images = [image for message in messages for image in images_in(message.content)]
+    excess = _excess(images)
+    if not excess:
+        return messages
+
+    def replace_image(block: Block) -> Any:
+        nonlocal excess
+        if isinstance(block, ToolResult):
+            return replace(block, content=tuple(map(replace_image, block.content)))
+        if not isinstance(block, Image) or not excess:
+            return block
+        excess -= 1
+        return _text_for(block, OLD_IMAGE)
+
+    return [Message(message.role, tuple(map(replace_image, message.content))) for message in messages]
+
+
+def _excess(images: Sequence[Image]) -> int:
+    """Return how many of `images` exceed the limits of a request."""
+    first = 0
+    if len(images) > MAX_LARGE_IMAGES:
+        large = any(max(image.size) > LARGE for image in images)
+        first = max(0, len(images) - (MAX_LARGE_IMAGES if large else MAX_IMAGES))
+    size = sum(len(image.data) for image in images[first:])
+    while size > MAX_TOTAL_ENCODED:
+        size -= len(images[first].data)
+        first += 1
+    return first
+
+
+def _text_for(image: Image, why: str) -> Text:
+    return Text(image.text.removesuffix("]") + why)
+
+
+def _acceptable_groups(messages: Sequence[Message], requirements: ProviderRequirements) -> Iterator[_MessageGroup]:
+    """Yield the messages with the blocks that the provider accepts. Empty messages are left out."""
     for message in messages:
-        blocks = [fit for block in message.content if (fit := _fit(block, wants)) is not None]
+        blocks = [fit for block in message.content if (fit := _acceptable_block(block, requirements)) is not None]
         if message.role == "system":
             blocks = [block for block in blocks if isinstance(block, Text)]
         if not blocks:
             continue
-        if message.role == "system" and not wants.system:
+        if message.role == "system" and not requirements.system:
             yield _MessageGroup("user", [Text(SYSTEM_NOTE), *blocks])
         else:
             yield _MessageGroup(message.role, blocks)
 
 
-def _fit(block: Block, wants: ProviderRequirements) -> Block | None:
+def _acceptable_block(block: Block, requirements: ProviderRequirements) -> Block | None:
     match block:
         case Text(text):
             return block if text.strip() else None
         case Image():
-            return block if wants.images else Text(NO_IMAGE)
+            return block if requirements.images else _text_for(block, NO_IMAGE)
         case Thinking(provider=provider) | Opaque(provider=provider):
-            return block if provider == wants.provider else None
+            return block if provider == requirements.provider else None
         case ToolResult(id, content, is_error):
-            parts = [fit for part in content if isinstance(fit := _fit(part, wants), Text | Image)]
+            parts = [fit for part in content if isinstance(fit := _acceptable_block(part, requirements), Text | Image)]
             return (
                 block
                 if parts and parts == list(content)
@@ -94,14 +180,14 @@ def _fit(block: Block, wants: ProviderRequirements) -> Block | None:
             return block
 
 
-def _alternating(fitting: Iterator[_MessageGroup]) -> list[_MessageGroup]:
-    """Return turns of alternating roles; a system message never parts calls from their results."""
+def _alternate_roles(groups: Iterator[_MessageGroup]) -> list[_MessageGroup]:
+    """Return groups with alternating roles. A system message never separates calls from their results."""
     turns: list[_MessageGroup] = []
-    held: list[_MessageGroup] = []
-    last: _MessageGroup | None = None  # that was no system message
-    for turn in fitting:
+    system_messages: list[_MessageGroup] = []
+    last: _MessageGroup | None = None  # The last group that does not consist of a system message.
+    for turn in groups:
         if turn.role == "system":
-            (held if last is not None and last.role == "assistant" else turns).append(turn)
+            (system_messages if last is not None and last.role == "assistant" else turns).append(turn)
         elif last is not None and last.role == turn.role:
             last.blocks += turn.blocks
         else:
@@ -109,14 +195,14 @@ def _alternating(fitting: Iterator[_MessageGroup]) -> list[_MessageGroup]:
                 turns.append(_MessageGroup("user", [Text(NO_START)]))
             turns.append(turn)
             if turn.role == "user":
-                turns += held
-                held = []
+                turns += system_messages
+                system_messages = []
             last = turn
-    return turns + held
+    return turns + system_messages
 
 
-def _answered(turns: Sequence[_MessageGroup], pattern: re.Pattern[str]) -> Iterator[_MessageGroup]:
-    """Yield `turns` with exactly the calls of each assistant's turn answered in the next, under ids that fit."""
+def _add_missing_results(turns: Sequence[_MessageGroup], pattern: re.Pattern[str]) -> Iterator[_MessageGroup]:
+    """Yield `turns`. The group after a call contains exactly one result for the call, and all ids are valid."""
     ids = _CallIds(pattern)
     calls: list[tuple[str, str]] = []
     for turn in turns:
@@ -127,48 +213,48 @@ def _answered(turns: Sequence[_MessageGroup], pattern: re.Pattern[str]) -> Itera
             yield _MessageGroup("user", _results_first([], calls))
             calls = []
         if turn.role == "assistant":
-            for place, block in enumerate(turn.blocks):
+            for index, block in enumerate(turn.blocks):
                 if isinstance(block, ToolUse):
                     calls.append((block.id, ids.new(block.id)))
                     if calls[-1][1] != block.id:
-                        turn.blocks[place] = ToolUse(calls[-1][1], block.name, block.input)
+                        turn.blocks[index] = ToolUse(calls[-1][1], block.name, block.input)
         yield turn
     if calls:
         yield _MessageGroup("user", _results_first([], calls))
 
 
 def _results_first(blocks: Sequence[Block], calls: Sequence[tuple[str, str]]) -> list[Block]:
-    """Return `blocks` with the results of `calls` (old id, new id) in front, and any other result as text."""
+    """Return `blocks` with the results of `calls` (pairs of old id and new id) first. Other results become text."""
     open_calls = Counter(old for old, _ in calls)
     results: defaultdict[str, list[ToolResult]] = defaultdict(list)
-    rest: list[Block] = []
+    other_blocks: list[Block] = []
     for block in blocks:
         if not isinstance(block, ToolResult):
-            rest.append(block)
+            other_blocks.append(block)
         elif open_calls[block.tool_use_id]:
             open_calls[block.tool_use_id] -= 1
             results[block.tool_use_id].append(block)
         else:
-            rest += [Text(STRAY_RESULT), *block.content]
+            other_blocks += [Text(STRAY_RESULT), *block.content]
     answers: list[Block] = []
     for old, new in calls:
         result = results[old].pop(0) if results[old] else ToolResult(old, (Text(NO_RESULT),), is_error=True)
         answers.append(result if new == old else ToolResult(new, result.content, result.is_error))
-    return answers + rest
+    return answers + other_blocks
 
 
 class _CallIds:
-    """Gives each call an id that fits and that no other call has, the same one each time the conversation is sent."""
+    """Assigns unique, valid call ids. The result is the same each time the conversation is sent."""
 
     def __init__(self, pattern: re.Pattern[str]) -> None:
         self._pattern = pattern
-        self._taken: set[str] = set()
+        self._used_ids: set[str] = set()
 
     def new(self, id: str) -> str:
         """Return the id for the next call named `id`."""
         fits, number = id if self._pattern.fullmatch(id) else "", 0
-        while not fits or fits in self._taken:
+        while not fits or fits in self._used_ids:
             number += 1
             fits = "call_" + hashlib.sha256(f"{id}\n{number}".encode("utf-8", "replace")).hexdigest()[:24]
-        self._taken.add(fits)
+        self._used_ids.add(fits)
         return fits

@@ -1,4 +1,4 @@
-"""Which backends there are, and making one from its spec."""
+"""The available backends, and their creation from a spec."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from orch_protocol.agent.spec import BackendSpec, Template
 from orch_protocol.core.errors import ConfigError
 
 from . import models
 from .base import Backend, RequestGate, check_backend
+from .custom_providers import complete_object, custom_provider, is_custom, is_object, with_installed
 
 __all__ = [
     "APIS",
@@ -28,7 +30,9 @@ __all__ = [
 
 
 class ProviderModule(Struct, frozen=True):
-    """The module with the provider's `from_spec(spec, keys)`, and the zygote its workers are forked from."""
+    """The module that contains the provider's `from_spec(spec, keys)`, and the zygote template for workers of this
+    provider.
+    """
 
     module: str
     template: Template
@@ -38,14 +42,20 @@ PROVIDERS: Final[dict[str, ProviderModule]] = {
     "extractive": ProviderModule("orch_worker.backends.offline.extractive", "lean"),
     "scripted": ProviderModule("orch_worker.backends.offline.scripted", "lean"),
 }
-"""Those that need nobody else. All others are data, see `models`."""
+"""Backends without a provider. Data defines all other backends (see `models`)."""
 
 APIS: Final[dict[models.Api, ProviderModule]] = {
     "messages": ProviderModule("orch_worker.backends.providers.anthropic", "sdk"),
     "chat": ProviderModule("orch_worker.backends.providers.openai_chat", "sdk"),
     "responses": ProviderModule("orch_worker.backends.providers.openai_responses", "sdk"),
+    "bedrock": ProviderModule("orch_worker.backends.providers.bedrock", "sdk"),
+    "vertex": ProviderModule("orch_worker.backends.providers.vertex", "sdk"),
+    "azure": ProviderModule("orch_worker.backends.providers.azure", "sdk"),
 }
-"""What speaks for a provider that is data, by the API that its model is reached by."""
+"""The modules for providers that are defined by data. Keys are APIs."""
+
+CUSTOM: Final = ProviderModule("orch_worker.backends.custom.conversation", "lean")
+"""The module for custom backends."""
 
 
 def complete(
@@ -55,23 +65,27 @@ def complete(
     keys: Container[str],
     ceiling: float | None = None,
 ) -> BackendSpec:
-    """Return `spec` with all that a worker needs to make the backend, as far as it is no secret.
+    """Return `spec` with all data, except secrets, that a worker needs to create the backend.
 
-    `env` may name addresses, `keys` are the names of the secrets at hand, `ceiling` is what a million tokens are
-    charged whose price is not known. Raises ConfigError when there is no such provider, no model is named or no key is
-    there.
+    `env` may override addresses. `keys` are the names of the available secrets. `ceiling` is the assumed price in USD
+    per million tokens if the price is unknown. Raise ConfigError for an unknown provider, a missing model or a missing
+    key.
     """
     if spec.provider in PROVIDERS:
         return spec
+    if is_object(spec):
+        return complete_object(spec, known)
     if spec.provider not in known.providers:
-        raise _unknown(spec, known)
-    return models.equip(spec, known, env, keys, ceiling)
+        if (custom := custom_provider(spec)) is None:
+            raise _unknown(spec, known)
+        known = replace(known, providers=known.providers | {spec.provider: custom})
+    return models.with_model_options(spec, known, env, keys, ceiling)
 
 
 def make_backend(spec: BackendSpec, keys: Mapping[str, str], gate: RequestGate | None = None) -> Backend:
-    """Return the backend of a complete `spec`, whose requests pass `gate`; `keys` are the secrets by name.
+    """Return the backend of a complete `spec`. `keys` maps names to secrets. Requests pass through `gate`.
 
-    Raises ConfigError if there is none.
+    Raise ConfigError for an unknown provider.
     """
     from_spec: Callable[[BackendSpec, Mapping[str, str]], object] = import_module(_provider(spec).module).from_spec
     backend = check_backend(from_spec(spec, keys))
@@ -80,19 +94,24 @@ def make_backend(spec: BackendSpec, keys: Mapping[str, str], gate: RequestGate |
 
 
 def template_for(spec: BackendSpec) -> Template:
-    """Return the zygote template whose imports the backend needs. Raises ConfigError for an unknown provider."""
+    """Return the zygote template with the imports that the backend needs. Raise ConfigError for an unknown provider."""
     return _provider(spec).template
 
 
 def is_remote(spec: BackendSpec) -> bool:
-    """Return whether what is said to the model of a complete `spec` leaves this machine."""
+    """Return whether requests to the model of a complete `spec` leave this machine.
+
+    A custom backend counts as remote unless its provider has the flag `local`.
+    """
     if spec.provider in PROVIDERS:
         return False
+    if is_custom(spec):
+        return not (spec.options.get("flags") or {}).get("local", False)
     return not is_loopback(spec.options.get("base_url", ""))
 
 
 def is_loopback(url: str) -> bool:
-    """Return whether what is sent to `url` stays on this machine."""
+    """Return whether requests to `url` stay on this machine."""
     host = urlsplit(url).hostname or ""
     if host == "localhost":
         return True
@@ -101,18 +120,21 @@ def is_loopback(url: str) -> bool:
     try:
         return ip_address(host).is_loopback
     except ValueError:
-        return False  # a name, which may lead anywhere
+        return False  # A host name may resolve to any address.
 
 
 def _provider(spec: BackendSpec) -> ProviderModule:
     found = PROVIDERS.get(spec.provider) or APIS.get(spec.options.get("api", ""))
+    if found is None and is_custom(spec):
+        return CUSTOM
     if found is None:
         raise _unknown(spec, models.load())
     return found
 
 
 def _unknown(spec: BackendSpec, known: models.ModelCatalog) -> ConfigError:
-    names = ", ".join([*PROVIDERS, *known.providers])
+    names = ", ".join([*PROVIDERS, *with_installed(known).providers])
     return ConfigError(
-        f"unknown provider {spec.provider!r}: a model is `local` or `provider:model`, with one of {names}"
+        f"unknown provider {spec.provider!r}: a model is `local` or `provider:model`, with one of {names}, or the "
+        "`package.module:Class` of an installed custom backend"
     )

@@ -1,4 +1,4 @@
-"""A backend whose model may change in the middle of a conversation, which goes on with all that was said."""
+"""A backend whose model can change during a conversation. The conversation stays the same."""
 
 from __future__ import annotations
 
@@ -21,142 +21,152 @@ from .base import (
     RequestGate,
     RequestOverride,
     lost_by,
+    stuck_in,
 )
 
 __all__ = ["SwitchableBackend"]
 
 
 class SwitchableBackend:
-    """Stands for the backend that answers now."""
+    """Delegates all calls to the current backend."""
 
     def __init__(self, backend: Backend) -> None:
-        self._now = backend
+        self._current = backend
         self._lost = Usage()
         self.system = ""
         self.tools: Sequence[ToolSpec] = ()
 
-    async def move(self, to: Backend) -> None:
-        """Let `to` go on with the conversation from the next response on."""
-        left, self._now = self._now, to
-        to.append_system(self.system, self.tools)
-        to.load(left.transcript())
-        to.on_retry, to.tail, to.instead, to.prefix = left.on_retry, left.tail, left.instead, left.prefix
-        self._lost += lost_by(left)
-        await left.close()
+    async def switch_to(self, backend: Backend) -> None:
+        """Continue the conversation with `backend` from the next response on."""
+        previous, self._current = self._current, backend
+        backend.append_system(self.system, self.tools)
+        backend.load(previous.transcript())
+        backend.on_retry, backend.tail, backend.request_override, backend.prefix = (
+            previous.on_retry,
+            previous.tail,
+            previous.request_override,
+            previous.prefix,
+        )
+        self._lost += lost_by(previous)
+        await previous.close()
 
     @property
     def estimator(self) -> TokenEstimator | None:
-        """What says how long texts are, where the backend of now has one."""
-        return self._now.estimator if isinstance(self._now, Conversation) else None
+        """The token estimator of the current backend, or None if the backend has no estimator."""
+        return self._current.estimator if isinstance(self._current, Conversation) else None
 
     @property
     def on_retry(self) -> OnRetry | None:
-        """Called before each repetition of a request."""
-        return self._now.on_retry
+        """Called before a request is sent again."""
+        return self._current.on_retry
 
     @on_retry.setter
     def on_retry(self, on_retry: OnRetry | None) -> None:
-        self._now.on_retry = on_retry
+        self._current.on_retry = on_retry
 
     @property
     def tail(self) -> str:
-        """What the next requests end with."""
-        return self._now.tail
+        """The text at the end of the next requests."""
+        return self._current.tail
 
     @tail.setter
     def tail(self, tail: str) -> None:
-        self._now.tail = tail
+        self._current.tail = tail
 
     @property
-    def instead(self) -> RequestOverride | None:
-        """What the next requests hold in place of what is in the conversation."""
-        return self._now.instead
+    def request_override(self) -> RequestOverride | None:
+        """Replacements for parts of the next requests."""
+        return self._current.request_override
 
-    @instead.setter
-    def instead(self, instead: RequestOverride | None) -> None:
-        self._now.instead = instead
+    @request_override.setter
+    def request_override(self, request_override: RequestOverride | None) -> None:
+        self._current.request_override = request_override
 
     @property
     def prefix(self) -> PromptPrefix:
-        """What of the next requests stays the same."""
-        return self._now.prefix
+        """The parts of the next requests that will not change."""
+        return self._current.prefix
 
     @prefix.setter
     def prefix(self, prefix: PromptPrefix) -> None:
-        self._now.prefix = prefix
+        self._current.prefix = prefix
 
     @property
-    def most(self) -> BudgetAmounts | None:
-        """What the next response may take."""
-        return self._now.most
+    def reserved(self) -> BudgetAmounts | None:
+        """The budget limit for the next response."""
+        return self._current.reserved
 
-    @most.setter
-    def most(self, most: BudgetAmounts | None) -> None:
-        self._now.most = most
+    @reserved.setter
+    def reserved(self, reserved: BudgetAmounts | None) -> None:
+        self._current.reserved = reserved
 
     @property
     def gate(self) -> RequestGate | None:
-        """What attempts at requests pass."""
-        return self._now.gate
+        """The gate for requests."""
+        return self._current.gate
 
     @gate.setter
     def gate(self, gate: RequestGate | None) -> None:
-        self._now.gate = gate
+        self._current.gate = gate
 
     def append_system(self, text: str, tools: Sequence[ToolSpec]) -> None:
-        """Set the system text and the tools on offer."""
+        """Set the system text and the available tools."""
         self.system, self.tools = text, tools
-        self._now.append_system(text, tools)
+        self._current.append_system(text, tools)
 
     def append_user(self, content: Sequence[Block]) -> None:
         """Add a user message."""
-        self._now.append_user(content)
+        self._current.append_user(content)
 
     def append_assistant(self, message: Message) -> None:
         """Add an assistant message."""
-        self._now.append_assistant(message)
+        self._current.append_assistant(message)
 
     def append_tool_result(self, results: Sequence[ToolResult]) -> None:
         """Add the results of the calls in the last assistant message."""
-        self._now.append_tool_result(results)
+        self._current.append_tool_result(results)
 
     async def assistant_turn(self, on_text: OnText | None = None) -> AssistantTurn:
-        """Return the next response, without adding it."""
-        return await self._now.assistant_turn(on_text)
+        """Return the next response without adding it to the conversation."""
+        return await self._current.assistant_turn(on_text)
 
     def info(self) -> BackendInfo:
-        """Return who answers now."""
-        return self._now.info()
+        """Return the current provider and model."""
+        return self._current.info()
 
     def context_tokens(self) -> int:
-        """Return about how many tokens the next request holds."""
-        return self._now.context_tokens()
+        """Return the estimated tokens of the next request."""
+        return self._current.context_tokens()
 
     def learn(self, entries: Sequence[object]) -> None:
-        """Learn from the entries of a transcript how long what is said really is."""
-        self._now.learn(entries)
+        """Correct the token estimates with the entries of a transcript."""
+        self._current.learn(entries)
 
-    def quote(self, *, priced: bool) -> CostEstimate:
-        """Return what the next response may take."""
-        return self._now.quote(priced=priced)
+    def estimate_cost(self, *, priced: bool) -> CostEstimate:
+        """Return an estimate for the next response."""
+        return self._current.estimate_cost(priced=priced)
 
     def lost(self) -> Usage:
-        """Return what was used for requests of which no response tells."""
-        lost, self._lost = self._lost + lost_by(self._now), Usage()
+        """Return the usage of abandoned requests. Reset this usage to zero."""
+        lost, self._lost = self._lost + lost_by(self._current), Usage()
         return lost
+
+    def stuck(self) -> str:
+        """Return a description of an abandoned request that is still running, or "" if there is no such request."""
+        return stuck_in(self._current)
 
     def transcript(self) -> Sequence[Message]:
         """Return the conversation."""
-        return self._now.transcript()
+        return self._current.transcript()
 
     def load(self, messages: Sequence[Message], responses: int | None = None) -> None:
         """Replace the conversation."""
-        self._now.load(messages, responses)
+        self._current.load(messages, responses)
 
     def clear(self) -> None:
-        """Forget the conversation."""
-        self._now.clear()
+        """Clear the conversation."""
+        self._current.clear()
 
     async def close(self) -> None:
-        """Give up connections, if there are any."""
-        await self._now.close()
+        """Close connections."""
+        await self._current.close()

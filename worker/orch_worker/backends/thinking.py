@@ -1,4 +1,4 @@
-"""How much a model is told to think: a level of ours, in the words of its API."""
+"""Converts orch's thinking levels to the parameters of a provider's API."""
 
 from __future__ import annotations
 
@@ -11,39 +11,40 @@ from orch_protocol.agent.models import THINKING
 from orch_protocol.agent.spec import BackendSpec
 from orch_protocol.core.errors import ConfigError
 
-from .base import UNKNOWN_ANSWER
-from .models import Model, over
+from .base import DEFAULT_ANSWER_TOKENS
+from .models import Model, merge_tables
 
 __all__ = ["check_level", "fitting", "level_of", "thinking"]
 
 OFF: Final = "off"
 NONE: Final = "none"
-"""What the APIs of OpenAI call that."""
+"""The name that OpenAI's APIs give to the level "off"."""
 TOKENS: Final = {"minimal": 1024, "low": 2048, "medium": 8192, "high": 16_384, "xhigh": 32_768, "max": 49_152}
-"""What a model may think whose thinking is bounded in tokens."""
+"""Maximum number of thinking tokens for each level, for models that limit thinking by tokens."""
 
 
 def check_level(level: str) -> None:
-    """Raise ConfigError unless `level` is one."""
+    """Raise ConfigError for an unknown level."""
     if level not in THINKING:
-        raise ConfigError(f"how much is a model to think? {level!r} is none of {', '.join(THINKING)}")
+        raise ConfigError(f"unknown thinking level {level!r}: use one of {', '.join(THINKING)}")
 
 
 def fitting(level: str, levels: Sequence[str]) -> str:
-    """Return the one of `levels` that stands for `level`: itself, else the next higher, else the next lower one.
+    """Return the item of `levels` that is closest to `level`.
 
-    "" when there are none, or `level` is no level.
+    The closest level is the same level, or the next higher level. If there is no higher level, it is the next lower
+    level. Return "" if `levels` is empty or `level` is unknown.
     """
     if level not in THINKING:
         return ""
-    at = THINKING.index(level)
-    return next((each for each in (*THINKING[at:], *reversed(THINKING[:at])) if each in levels), "")
+    index = THINKING.index(level)
+    return next((each for each in (*THINKING[index:], *reversed(THINKING[:index])) if each in levels), "")
 
 
 def level_of(spec: BackendSpec) -> str:
-    """Return the level that the model of a complete `spec` is really told, "" when it is told none.
+    """Return the level that is sent to the model of a complete `spec`, or "" if no level is sent.
 
-    Raises ConfigError when a level is wanted of a model that is not known to take any.
+    Raise ConfigError if a level is set for a model whose levels are unknown.
     """
     if not spec.thinking:
         return ""
@@ -62,26 +63,28 @@ def level_of(spec: BackendSpec) -> str:
 
 
 def thinking(model: Model, level: str) -> Model:
-    """Return `model` with the level of its own that stands for `level` in the body of each request."""
+    """Return `model` with the closest supported level in its request body."""
     found = fitting(level, model.flags.thinks)
-    return msgspec.structs.replace(model, body=over(model.body, _said(model, found))) if found else model
+    return (
+        msgspec.structs.replace(model, body=merge_tables(model.body, _request_fields(model, found))) if found else model
+    )
 
 
-def _said(model: Model, level: str) -> Mapping[str, Any]:
+def _request_fields(model: Model, level: str) -> Mapping[str, Any]:
     if model.api == "responses":
         return {"reasoning": {"effort": NONE if level == OFF else level}}
-    if model.api == "chat":
+    if model.api in ("chat", "azure"):
         return {"reasoning_effort": NONE if level == OFF else level}
     if level == OFF:
         return {"thinking": {"type": "disabled"}}
     if not model.flags.thinking_in_tokens:
         return {"thinking": {"type": "adaptive"}, "output_config": {"effort": level}}
-    # What is thought counts as said: what is left of the longest answer is for the answer.
-    most = max(TOKENS["minimal"], min(TOKENS[level], _longest(model) // 2))
-    return {"thinking": {"type": "enabled", "budget_tokens": most}}
+    # Thinking tokens count toward the answer limit, so leave at least half of this limit for the answer.
+    limit = max(TOKENS["minimal"], min(TOKENS[level], _max_answer_tokens(model) // 2))
+    return {"thinking": {"type": "enabled", "budget_tokens": limit}}
 
 
-def _longest(model: Model) -> int:
-    """Return for how many tokens the model is asked at most, as the requests say it."""
-    said = model.body.get("max_tokens")
-    return said if isinstance(said, int) else min(model.output, max(1, model.context // 2)) or UNKNOWN_ANSWER
+def _max_answer_tokens(model: Model) -> int:
+    """Return the answer limit that requests contain."""
+    limit = model.body.get("max_tokens")
+    return limit if isinstance(limit, int) else min(model.output, max(1, model.context // 2)) or DEFAULT_ANSWER_TOKENS

@@ -1,7 +1,7 @@
-"""Lets what an agent has finished leave its conversation for holders. The root decides what; this one does it.
+"""Archives finished turns of an agent. The root decides what to archive, and this module does the archiving.
 
-Everything happens between requests, and nobody waits for it: an agent that is asked meanwhile answers meanwhile. Only
-a request that is larger than it may be waits until it is smaller.
+Archiving happens between requests and does not delay the agent. Only a request that exceeds the limit waits until the
+conversation is shorter.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from orch_protocol.agent.spec import ArchivalSpec, BackendSpec, ToolSpec
 from orch_protocol.core.archives import Collapse, RecordUpgrade
 from orch_protocol.core.errors import OrchError, StoreError
 from orch_protocol.core.messages import Message, StopReason
-from orch_protocol.services.archiving import (
+from orch_protocol.services.archives.archiving import (
     COMMIT_ARCHIVES,
     PLAN_ARCHIVING,
     ArchivePlan,
@@ -23,13 +23,12 @@ from orch_protocol.services.archiving import (
     PlanArchiving,
     SummaryOrder,
 )
-from orch_protocol.services.requests import LIST_LIVE_SUBAGENTS, LiveAgent
-from orch_protocol.services.service import Empty
 
 from ..backends.base import Backend, PromptPrefix
 from ..conversation.live_subagents import LiveSubagent, live_block
 from ..session.transcript import Transcript
 from ..tools.api.root_client import CallRoot
+from .subagents_block import live_subagents
 from .summarizer import Summarizer
 
 if TYPE_CHECKING:
@@ -38,17 +37,16 @@ if TYPE_CHECKING:
 __all__ = ["TurnArchiver"]
 
 PLAN_SECONDS: Final = 60.0
-LIVE_SECONDS: Final = 10.0
 RELIEF_SECONDS: Final = 2.0
 CACHE_SECONDS: Final = 300.0
-"""How long a provider keeps what it has cached of a conversation: after that, changing it costs nothing more."""
+"""Seconds that a provider caches a conversation. After this time, a change of earlier messages costs nothing."""
 
 
 class TurnArchiver:
-    """What one agent does about its past.
+    """Archives the turns of one agent.
 
-    `call` asks the root; with `tools` that start subagents it tells of these too. `on_fault` is told when something
-    could not be put on record; `hooks` returns those there are.
+    `call` calls services of the root. If `tools` can spawn subagents, the live-subagents block lists these subagents.
+    `on_fault` is called when a change could not be recorded. `hooks` returns the archiving hooks or None.
     """
 
     def __init__(
@@ -58,7 +56,7 @@ class TurnArchiver:
         backend: Backend,
         call: CallRoot,
         *,
-        summariser: Summarizer,
+        summarizer: Summarizer,
         tools: Sequence[ToolSpec],
         on_fault: Callable[[], None] = lambda: None,
         hooks: Callable[[], ArchivalHooks | None] = lambda: None,
@@ -67,33 +65,34 @@ class TurnArchiver:
         self._transcript = transcript
         self._backend = backend
         self._call = call
-        self._summariser = summariser
+        self._summarizer = summarizer
         self._may_spawn = any(tool.name == "spawn_subagent" for tool in tools)
         self._on_fault = on_fault
         self._hooks = hooks
         self._work: asyncio.Task[None] | None = None
         self._under_way: set[asyncio.Task[None]] = set()
-        self._hurried = asyncio.Event()
+        self._waits_ended = asyncio.Event()
         self._summaries: set[asyncio.Task[None]] = set()
-        self._due: tuple[Collapse, ...] = ()
+        self._planned_collapses: tuple[Collapse, ...] = ()
         self._done: asyncio.Future[int] | None = None
         self._turns = 0
         self._paused = False
         self._requests = 0
-        self._asked_at = 0.0
-        self._told = 0
+        self._last_request_time = 0.0
+        self._next_archiving_tokens = 0
 
-    # What the agent's runtime says.
+    # Called by the runtime of the agent.
 
     def turn_began(self) -> None:
-        """From now on the conversation changes between requests alone, until as many turns have ended."""
+        """Note that a turn began. Until the turn has ended, the conversation changes only between requests."""
         self._turns += 1
-        self._hurried.clear()
+        self._waits_ended.clear()
 
     async def turn_ended(self, stop_reason: StopReason | None) -> None:
-        """A turn is over, None: with an error. Its archiving begins; with `wait` this returns when it is done.
+        """Start archiving after a turn. `stop_reason` is None if the turn failed.
 
-        Nobody waits for that after a turn that was cancelled, nor when it takes too long, or `hurry` is called.
+        If `spec.wait` is True, return when archiving is finished. The wait ends early after a timeout or a call of
+        `end_waits`. There is no wait after a canceled turn.
         """
         self._turns -= 1
         self._settle()
@@ -106,9 +105,9 @@ class TurnArchiver:
                 await self._until_done(self._summaries, self._spec.summary_seconds)
 
     async def turn_paused(self) -> None:
-        """A turn has reached its limit of steps and is to go on: what it did so far is archived as if it had ended.
+        """Archive the turn so far, because the turn reached its limit of steps and will continue.
 
-        Returns when that is done, with the summary, from which it goes on; or when it takes too long, or at `hurry`.
+        Return when the archives and summaries are recorded, after a timeout, or after a call of `end_waits`.
         """
         self._paused = True
         try:
@@ -120,12 +119,12 @@ class TurnArchiver:
         finally:
             self._paused = False
 
-    def hurry(self) -> None:
-        """Let nobody wait any longer; what is under way goes on."""
-        self._hurried.set()
+    def end_waits(self) -> None:
+        """End all waits. Archiving continues in the background."""
+        self._waits_ended.set()
 
     async def _until_done(self, tasks: Iterable[asyncio.Task[None]], seconds: float) -> None:
-        done, hurried = asyncio.create_task(asyncio.wait(tasks)), asyncio.create_task(self._hurried.wait())
+        done, hurried = asyncio.create_task(asyncio.wait(tasks)), asyncio.create_task(self._waits_ended.wait())
         try:
             await asyncio.wait([done, hurried], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -133,89 +132,90 @@ class TurnArchiver:
             hurried.cancel()
 
     async def before_request(self) -> str:
-        """The next request is to be made: what is due leaves the conversation. Return what it says of who is live."""
+        """Apply the planned changes before the next request, and return the live-subagents block."""
         now = asyncio.get_running_loop().time()
-        if self._late_is_free(now):
+        if self._pending_records_are_free(now):
             try:
-                self._use_late()
+                self._apply_pending_records()
             except StoreError as error:
-                print(f"archiving: {error}", flush=True)  # the receipts read well enough
+                print(f"archiving: {error}", flush=True)  # After this error, the conversation keeps the receipts.
         self._settle()
         if self._spec.high_tokens and self._backend.context_tokens() > self._spec.high_tokens:
-            await self._relieve()
-        self._requests, self._asked_at = self._requests + 1, now
+            await self._archive_before_request()
+        self._requests, self._last_request_time = self._requests + 1, now
         return await self.block()
 
     @property
     def in_tail(self) -> bool:
-        """Whether requests say in their end who is live, rather than in their system text."""
+        """Whether the live-subagents block is at the end of a request. Otherwise it is part of the system text."""
         return self._spec.in_tail
 
-    def told(self, system: str, prefix: PromptPrefix) -> None:
-        """The next request begins with `system`: so do those beside it, which ask for summaries."""
-        self._summariser.system, self._summariser.prefix = system, prefix
+    def prompt_sent(self, system: str, prefix: PromptPrefix) -> None:
+        """Use the text `system` and the `prefix` of the next request for summary requests too."""
+        self._summarizer.system, self._summarizer.prefix = system, prefix
 
     def answered_by(self, backend: BackendSpec) -> None:
-        """The model behind `backend` is the agent's own from now on."""
-        self._summariser.answered_by(backend)
+        """Use `backend` as the agent's own model from now on."""
+        self._summarizer.answered_by(backend)
 
-    def stay(self, backend: BackendSpec) -> None:
-        """Let nobody but models of this machine read what was archived: the one behind `backend`, as a rule."""
-        self._summariser.stay(backend)
+    def restrict_to_local(self, backend: BackendSpec) -> None:
+        """From now on, allow only local models to read archived content. `backend` is the default model."""
+        self._summarizer.restrict_to_local(backend)
 
-    def moved(self) -> None:
-        """The conversation goes on elsewhere: what was to leave it is another branch's by now, and stays."""
-        self._due, self._done = (), None
+    def on_branch_changed(self) -> None:
+        """Cancel planned archives, because the conversation changed to another branch."""
+        self._planned_collapses, self._done = (), None
         for task in self._under_way:
             task.cancel()
-        self._told = 0
+        self._next_archiving_tokens = 0
 
     def stop(self) -> None:
-        """Give up what is under way: what is not on record yet is as if it had not been begun."""
-        self._due, self._done = (), None
+        """Cancel all work. Changes that are not recorded yet are discarded."""
+        self._planned_collapses, self._done = (), None
         for task in (*self._under_way, *self._summaries):
             task.cancel()
 
-    # The work.
+    # Archiving.
 
     async def shorten(self) -> None:
-        """Let what is finished leave the conversation now, whether it is due or not; see `_relieve`."""
-        await self._relieve(now=True)
+        """Archive finished turns now, even if the conversation has not reached its limit."""
+        await self._archive_before_request(now=True)
 
-    async def _relieve(self, *, now: bool = False) -> None:
-        """Let what can go leave a conversation that has outgrown its bounds, before it is sent once more.
+    async def _archive_before_request(self, *, now: bool = False) -> None:
+        """Archive finished turns before the next request, because the conversation exceeds its limit.
 
-        That takes some milliseconds, and is given up after RELIEF_SECONDS: it will be done behind the request then.
+        Archiving usually takes some milliseconds. After RELIEF_SECONDS, the request is sent, and archiving continues in
+        the background.
         """
         self._paused = True
         try:
             async with asyncio.timeout(RELIEF_SECONDS):
-                await self._worked()
+                await self._wait_for_work()
                 tokens = self._backend.context_tokens()
-                if now or tokens > max(self._spec.high_tokens, self._told):
-                    # Not asked again before there is more to go: what cannot leave now cannot a moment later.
-                    self._told = tokens + self._spec.high_tokens // 8
+                if now or tokens > max(self._spec.high_tokens, self._next_archiving_tokens):
+                    # Ask again only after the conversation has grown. Until then, the answer would be the same.
+                    self._next_archiving_tokens = tokens + self._spec.high_tokens // 8
                     self._work = self._begin(None, now=now)
-                    await self._worked()
+                    await self._wait_for_work()
         except TimeoutError:
             pass
         finally:
             self._paused = False
 
-    async def _worked(self) -> None:
+    async def _wait_for_work(self) -> None:
         if self._work is not None:
             await asyncio.wait([self._work])
 
     def _begin(self, stop_reason: StopReason | None, *, now: bool = False) -> asyncio.Task[None]:
-        # As it is now, which is whole: a moment later a request may be under way.
+        # Copy the conversation while it is complete, because a request may start a moment later.
         conversation, items = tuple(self._backend.transcript()), self._transcript.session.view.items
         last = items[-1].last if items else ""
-        work = asyncio.create_task(self._consider(stop_reason, last, conversation, self._work, now=now))
+        work = asyncio.create_task(self._plan_and_archive(stop_reason, last, conversation, self._work, now=now))
         self._under_way.add(work)
         work.add_done_callback(self._under_way.discard)
         return work
 
-    async def _consider(
+    async def _plan_and_archive(
         self,
         stop_reason: StopReason | None,
         last: str,
@@ -229,16 +229,18 @@ class TurnArchiver:
         try:
             estimator = getattr(self._backend, "estimator", None)
             factor = estimator.factor if estimator is not None else 1.0
-            summariser = self._summariser
+            summarizer = self._summarizer
             tokens = self._backend.context_tokens()
-            ask = PlanArchiving(stop_reason, last, tokens, factor, summariser.there, summariser.beside, now)
+            ask = PlanArchiving(
+                stop_reason, last, tokens, factor, summarizer.is_available, summarizer.uses_own_model, now
+            )
             plan = await self._call(PLAN_ARCHIVING, ask, PLAN_SECONDS)
             if not plan.collapses:
                 return
-            collapses, orders = await self._looked_at(plan)
+            collapses, orders = await self._filter_by_hooks(plan)
             if not collapses:
                 return
-            requests = await self._carry_out(collapses)
+            requests = await self._wait_until_recorded(collapses)
             done = tuple(collapse.holder for collapse in collapses)
             archived = CommitArchives(done, self._backend.context_tokens(), turns=self._turns_of(done))
             await self._call(COMMIT_ARCHIVES, archived, PLAN_SECONDS)
@@ -246,30 +248,30 @@ class TurnArchiver:
                 for collapse in collapses:
                     hooks.archived(collapse)
             if orders:
-                # What is to be archived next does not wait for a model.
-                asking = asyncio.create_task(self._summarise(orders, conversation, requests))
+                # The model's answer must not delay the next archiving.
+                asking = asyncio.create_task(self._summarize(orders, conversation, requests))
                 self._summaries.add(asking)
                 asking.add_done_callback(self._summaries.discard)
         except OrchError as error:
-            # The conversation is what it was, and the next turn's end is the next occasion.
+            # The conversation is unchanged. Archiving is tried again after the next turn.
             print(f"archiving: {error}", flush=True)
             if isinstance(error, StoreError):
-                await self._tell(str(error))
+                await self._report_problem(str(error))
                 self._on_fault()
         except Exception:
             traceback.print_exc()
 
     def _turns_of(self, holders: Sequence[str]) -> dict[str, str]:
-        """Return the query ids of the turns that went to `holders`, by holder."""
+        """Return the query ids of the archived turns. Keys are archive ids."""
         replies = self._transcript.session.replies
         archived = {reply.archived_to: id for id, reply in replies.items() if reply.archived_to}
         return {holder: archived[holder] for holder in holders if holder in archived}
 
-    async def _looked_at(self, plan: ArchivePlan) -> tuple[tuple[Collapse, ...], tuple[SummaryOrder, ...]]:
-        """Return what hooks let go on record of `plan`, and what a model is still to write."""
+    async def _filter_by_hooks(self, plan: ArchivePlan) -> tuple[tuple[Collapse, ...], tuple[SummaryOrder, ...]]:
+        """Return the archives that hooks allow, and the orders for the summaries that no hook supplied."""
         hooks = self._hooks()
         if hooks is None:
-            return plan.collapses, plan.summarise
+            return plan.collapses, plan.summarize
         session = self._transcript.session
         view, blocked = session.view.copy(), list[range]()
         kept: list[Collapse] = []
@@ -277,39 +279,39 @@ class TurnArchiver:
         for collapse in plan.collapses:
             entries = range(session.places[collapse.first], session.places[collapse.last] + 1)
             if any(entries.start < other.stop and other.start < entries.stop for other in blocked):
-                continue  # it would take along what is to stay
+                continue  # This archive would include an entry that must stay.
             start, stop = view.part(collapse.first, collapse.last)
-            said = await hooks.before_archive(collapse, [item.message for item in view.items[start:stop]])
-            if said is None:
+            decision = await hooks.before_archive(collapse, [item.message for item in view.items[start:stop]])
+            if decision is None:
                 blocked.append(entries)
                 continue
-            view.collapse(said.collapse, 0)
-            kept.append(said.collapse)
-            if said.supplied:
+            view.collapse(decision.collapse, 0)
+            kept.append(decision.collapse)
+            if decision.supplied:
                 written.add(collapse.holder)
         holders = {collapse.holder for collapse in kept} - written
-        return tuple(kept), tuple(order for order in plan.summarise if order.holder in holders)
+        return tuple(kept), tuple(order for order in plan.summarize if order.holder in holders)
 
-    async def _tell(self, problem: str) -> None:
+    async def _report_problem(self, problem: str) -> None:
         try:
             await self._call(COMMIT_ARCHIVES, CommitArchives(problem=problem), PLAN_SECONDS)
         except OrchError as error:
             print(f"archiving: {error}", flush=True)
 
-    async def _carry_out(self, collapses: tuple[Collapse, ...]) -> int:
-        """Return when `collapses` are on record: once no request is under way. Returns how many there were by then."""
-        self._due, self._done = collapses, asyncio.get_running_loop().create_future()
+    async def _wait_until_recorded(self, collapses: tuple[Collapse, ...]) -> int:
+        """Wait until `collapses` are recorded. Return the number of requests that were made until then."""
+        self._planned_collapses, self._done = collapses, asyncio.get_running_loop().create_future()
         done = self._done
         if not self._turns or self._paused:
             self._settle()
         return await done
 
     def _settle(self) -> None:
-        """Carry out what is due: on record first, then the conversation is what the record says."""
-        due, done = self._due, self._done
+        """Record planned archives. Then update the conversation from the record."""
+        due, done = self._planned_collapses, self._done
         if not due or done is None:
             return
-        self._due, self._done = (), None
+        self._planned_collapses, self._done = (), None
         try:
             self._transcript.archive(due)
         except Exception as error:
@@ -317,7 +319,7 @@ class TurnArchiver:
                 done.set_exception(error if isinstance(error, OrchError) else StoreError(f"cannot archive: {error}"))
             return
         self._reload()
-        self._told = 0
+        self._next_archiving_tokens = 0
         if not done.done():
             done.set_result(self._requests)
 
@@ -325,16 +327,17 @@ class TurnArchiver:
         session = self._transcript.session
         self._backend.load(session.messages, session.responses)
 
-    # Summaries.
+    # Summaries of archives.
 
-    async def _summarise(self, orders: Sequence[SummaryOrder], conversation: Sequence[Message], requests: int) -> None:
-        """Put what a model says of each archive where its stub is; one that fails leaves the receipt.
+    async def _summarize(self, orders: Sequence[SummaryOrder], conversation: Sequence[Message], requests: int) -> None:
+        """Replace the receipt of each archive by a summary from a model. If the model fails, the receipt stays.
 
-        `requests` is how many there were when the archives left the conversation.
+        `requests` is the number of requests that were made before the archived messages were removed from the
+        conversation.
         """
         for order in orders:
             try:
-                stub = await self._summariser.stub(order, conversation)
+                stub = await self._summarizer.stub(order, conversation)
                 if stub is not None:
                     self._upgrade(order.holder, stub, at_once=requests == self._requests)
             except OrchError as error:
@@ -346,25 +349,20 @@ class TurnArchiver:
     def _upgrade(self, holder: str, stub: str, *, at_once: bool) -> None:
         self._transcript.upgrade(RecordUpgrade(holder, stub, at_once))
         if at_once:
-            # No request was made since the collapse, so nothing is cached behind it yet.
+            # No request was made since the collapse, so this change does not invalidate a cached prefix.
             self._reload()
 
-    def _late_is_free(self, now: float) -> bool:
-        return bool(self._transcript.session.view.late) and now - self._asked_at > CACHE_SECONDS
+    def _pending_records_are_free(self, now: float) -> bool:
+        return bool(self._transcript.session.view.pending_records) and now - self._last_request_time > CACHE_SECONDS
 
-    def _use_late(self) -> None:
-        for holder, stub in list(self._transcript.session.view.late.items()):
+    def _apply_pending_records(self) -> None:
+        for holder, stub in list(self._transcript.session.view.pending_records.items()):
             self._upgrade(holder, stub, at_once=True)
 
     # The block of live subagents.
 
     async def block(self) -> str:
-        """Return what there is to be said of who is live now, "" for nothing."""
-        children: list[LiveAgent] = []
-        if self._may_spawn:
-            try:
-                children = await self._call(LIST_LIVE_SUBAGENTS, Empty(), LIVE_SECONDS)
-            except OrchError as error:
-                print(f"archiving: who is live is not known: {error}", flush=True)
+        """Return the live-subagents block, or "" if there are no subagents."""
+        children = await live_subagents(self._call) if self._may_spawn else []
         holders = [LiveSubagent(id, f"Archive: {task}") for id, task in self._transcript.session.view.holders()]
-        return live_block(holders, self._spec.block_entries, [LiveSubagent(child.id, child.task) for child in children])
+        return live_block(holders, self._spec.block_entries, children)

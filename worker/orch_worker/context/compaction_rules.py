@@ -1,4 +1,4 @@
-"""Whether a conversation is to be compacted, and where it may be cut. Data in, data out."""
+"""Decides whether to compact a conversation, and where to cut the conversation. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from ..session.visible_messages import VisibleMessage
 __all__ = [
     "CRITICAL",
     "CompactionCut",
-    "asked_for",
     "is_critical",
     "line_of",
     "max_request_tokens",
     "plan_compaction",
+    "requested_cut",
     "safe_cuts",
     "summary_tokens",
     "turn_cut",
 ]
 
 CRITICAL: Final = 95
-"""At so much of the window a running turn is cut too, if nothing else can go."""
-LEAST_SHARE: Final = 5
-"""A cut that does not free a fifth of the request is not worth a summary: the next one would be due soon."""
+"""Percentage of the context window. Above this percentage, orch may also cut a running turn."""
+MIN_SHARE: Final = 5
+"""A cut must free at least one fifth of the request. Otherwise the next compaction would soon be necessary."""
 KEPT_SHARE: Final = 4
-MOST_KEPT: Final = 20_000
+MAX_KEPT: Final = 20_000
 SUMMARY_SHARE: Final = 10
-LEAST_SUMMARY: Final = 100
-MOST_SUMMARY: Final = 4_000
+MIN_SUMMARY: Final = 100
+MAX_SUMMARY: Final = 4_000
 
 
 WHY: Final[dict[CompactionReason, str]] = {
     "size": "the conversation had grown too long",
     "refused": "the conversation was refused as too long",
-    "asked": "somebody asked for it",
-    "hook": "a hook wanted it shorter",
+    "asked": "it was requested",
+    "hook": "a hook requested the compaction",
 }
 BY: Final[dict[CompactionWriter, str]] = {
     "model": "a model's summary",
@@ -53,53 +53,57 @@ BY: Final[dict[CompactionWriter, str]] = {
 
 
 class CompactionCut(Struct, frozen=True):
-    """The first `stop` messages that are shown give way; `within` says that this is in the middle of a turn."""
+    """A cut that replaces the first `stop` visible messages. `within` is True if the cut lies inside a turn."""
 
     stop: int
     within: bool = False
 
 
-def summary_tokens(at: int) -> int:
-    """Return how long a summary may be where conversations are compacted at `at` tokens."""
-    return max(LEAST_SUMMARY, min(at // SUMMARY_SHARE, MOST_SUMMARY))
+def summary_tokens(threshold: int) -> int:
+    """Return the maximum length of a summary if conversations are compacted at `threshold` tokens."""
+    return max(MIN_SUMMARY, min(threshold // SUMMARY_SHARE, MAX_SUMMARY))
 
 
-def asked_for(
+def requested_cut(
     items: Sequence[VisibleMessage[Any]],
     size: Callable[[Message], int],
     rules: CompactionSpec,
     *,
     tokens: int,
-    told: int = 0,
+    context_messages: int = 0,
 ) -> CompactionCut | None:
-    """Return what of a conversation of `tokens` gives way when somebody wants that, None: that would free nothing.
+    """Return the cut for a requested compaction of a conversation of `tokens` tokens, or None if a cut would free
+    nothing.
 
-    The last turns stay as far as the rules say; where there are no others, the end of the last one.
+    The last turns stay as the rules require. If there are no earlier turns, the cut lies inside the last turn.
     """
-    cuts = safe_cuts(items, told)
+    cuts = safe_cuts(items, context_messages)
     if not cuts:
         return None
     messages = [item.message for item in items]
-    behind, room = _behind(messages, size), summary_tokens(tokens)
+    suffix_sizes, room = _suffix_sizes(messages, size), summary_tokens(tokens)
     stop = turn_cut(messages, rules.keep_turns)
-    if stop in cuts and behind[told] - behind[stop] > room:
+    if stop in cuts and suffix_sizes[context_messages] - suffix_sizes[stop] > room:
         return CompactionCut(stop)
-    most = min(tokens // KEPT_SHARE, MOST_KEPT)
-    stop = next((place for place in cuts if behind[place] <= most), cuts[-1])
+    limit = min(tokens // KEPT_SHARE, MAX_KEPT)
+    stop = next((place for place in cuts if suffix_sizes[place] <= limit), cuts[-1])
     within = not is_answered(messages) and stop not in [turn.start for turn in turns_of(messages)]
-    return CompactionCut(stop, within) if behind[told] - behind[stop] > room else None
+    return CompactionCut(stop, within) if suffix_sizes[context_messages] - suffix_sizes[stop] > room else None
 
 
 def max_request_tokens(rules: CompactionSpec, window: int, tokens: int, *, refused: bool) -> int:
-    """Return how large a request may be, in tokens as they are estimated. Of one that was `refused` and thought to be
-    small enough, that is its own size: estimates run low there."""
-    at = rules.at(window) or tokens
-    return min(at, tokens) if refused else at
+    """Return the maximum estimated tokens of a request.
+
+    For a request that the provider refused (`refused`), the maximum is at most the estimate of that request, because
+    the estimate was too low.
+    """
+    threshold = rules.compaction_threshold(window) or tokens
+    return min(threshold, tokens) if refused else threshold
 
 
 def is_critical(tokens: int, rules: CompactionSpec, window: int) -> bool:
-    """Return whether a request of `tokens` is so large that a running turn may be cut."""
-    return tokens * rules.pct >= rules.at(window) * max(CRITICAL, rules.pct)
+    """Return whether a request of `tokens` tokens is so large that the running turn may be cut."""
+    return tokens * rules.pct >= rules.compaction_threshold(window) * max(CRITICAL, rules.pct)
 
 
 def plan_compaction(
@@ -109,50 +113,50 @@ def plan_compaction(
     *,
     tokens: int,
     window: int,
-    told: int = 0,
+    context_messages: int = 0,
     refused: bool = False,
 ) -> CompactionCut | None:
-    """Return what of a conversation is to give way now, None: nothing that would help.
+    """Return the cut that is necessary now, or None if no cut is necessary or none would help.
 
-    `tokens` is the size of its next request, `window` what the model takes (0: nobody knows). The first `told` messages
-    stay whatever is cut. With `refused` the request was too long for its model, whatever was thought of it.
+    `tokens` is the size of the next request, and `window` the context window of the model (0 means unknown). The first
+    `context_messages` messages always stay. `refused` is True if the provider rejected the request as too long.
     """
-    at = max_request_tokens(rules, window, tokens, refused=refused)
-    pressing = refused or is_critical(tokens, rules, window)
-    if not pressing and (tokens < at or len(items) - told < rules.least):
+    threshold = max_request_tokens(rules, window, tokens, refused=refused)
+    is_urgent = refused or is_critical(tokens, rules, window)
+    if not is_urgent and (tokens < threshold or len(items) - context_messages < rules.min_messages):
         return None
-    cuts = safe_cuts(items, told)
+    cuts = safe_cuts(items, context_messages)
     if not cuts:
         return None
     messages = [item.message for item in items]
-    behind, room = _behind(messages, size), summary_tokens(at)
+    suffix_sizes, room = _suffix_sizes(messages, size), summary_tokens(threshold)
 
     def freed(stop: int) -> int:
-        return behind[told] - behind[stop] - room
+        return suffix_sizes[context_messages] - suffix_sizes[stop] - room
 
     stop = turn_cut(messages, rules.keep_turns)
-    if stop in cuts and _is_worth(freed(stop), tokens) and not (pressing and tokens - freed(stop) >= at):
+    if stop in cuts and _is_worth(freed(stop), tokens) and not (is_urgent and tokens - freed(stop) >= threshold):
         return CompactionCut(stop)
-    if not pressing:
+    if not is_urgent:
         return None
-    most = min(at // KEPT_SHARE, MOST_KEPT)
-    stop = next((place for place in cuts if behind[place] <= most), cuts[-1])
+    limit = min(threshold // KEPT_SHARE, MAX_KEPT)
+    stop = next((place for place in cuts if suffix_sizes[place] <= limit), cuts[-1])
     if _is_worth(freed(stop), tokens) or (refused and freed(stop) > 0):
         return CompactionCut(stop, within=stop not in [turn.start for turn in turns_of(messages)])
     return None
 
 
-def safe_cuts(items: Sequence[VisibleMessage[Any]], told: int = 0) -> list[int]:
-    """Return before which of `items` a conversation may be cut, ascending.
+def safe_cuts(items: Sequence[VisibleMessage[Any]], context_messages: int = 0) -> list[int]:
+    """Return the positions in `items` before which the conversation may be cut, ascending.
 
-    Never between a call and its result, nor between messages that stand for the same entries; and behind the first
-    `told`, and something more.
+    A cut never separates a call from its result, and never separates messages of the same entry. At least one message
+    stays between the first `context_messages` messages and a cut.
     """
     answered = {block.tool_use_id: place for place, block in _blocks(items) if isinstance(block, ToolResult)}
     open_until = 0
     cuts = []
     for place, item in enumerate(items):
-        if place > told and place >= open_until and item.first != items[place - 1].first:
+        if place > context_messages and place >= open_until and item.first != items[place - 1].first:
             cuts.append(place)
         for block in item.message.content:
             if isinstance(block, ToolUse):
@@ -161,24 +165,24 @@ def safe_cuts(items: Sequence[VisibleMessage[Any]], told: int = 0) -> list[int]:
 
 
 def line_of(done: CompactionDone) -> str:
-    """Return what a compaction did, as a line for people."""
+    """Return a one-line description of a compaction."""
     before, after = done.tokens_before, done.tokens_after
     return f"{WHY[done.reason]}: {before:,} tokens are {after:,} now, by {BY[done.writer]}"
 
 
 def turn_cut(messages: Sequence[Message], keep: int) -> int:
-    """Return where the last `keep` turns begin in which something was done, 0 when there are no more than these."""
+    """Return the start of the last `keep` turns that contain a response, or 0 if there are no earlier turns."""
     turns = turns_of(messages)
     done = [turn for turn in turns if turn.body < turn.stop]
     return done[-keep].start if len(done) > keep else 0
 
 
-def _behind(messages: Sequence[Message], size: Callable[[Message], int]) -> list[int]:
-    """Return, for each place in `messages` and their end, how much stands from there on."""
-    behind = [0] * (len(messages) + 1)
+def _suffix_sizes(messages: Sequence[Message], size: Callable[[Message], int]) -> list[int]:
+    """Return a list of sizes. Item `n` is the total size of the messages from position `n` to the end."""
+    suffix_sizes = [0] * (len(messages) + 1)
     for place in range(len(messages) - 1, -1, -1):
-        behind[place] = behind[place + 1] + size(messages[place])
-    return behind
+        suffix_sizes[place] = suffix_sizes[place + 1] + size(messages[place])
+    return suffix_sizes
 
 
 def _blocks(items: Sequence[VisibleMessage[Any]]) -> list[tuple[int, Any]]:
@@ -186,4 +190,4 @@ def _blocks(items: Sequence[VisibleMessage[Any]]) -> list[tuple[int, Any]]:
 
 
 def _is_worth(freed: int, tokens: int) -> bool:
-    return freed * LEAST_SHARE >= tokens
+    return freed * MIN_SHARE >= tokens

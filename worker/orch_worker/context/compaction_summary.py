@@ -1,7 +1,7 @@
-"""What stands in place of the beginning of a conversation: what a model is asked about it, and what is known without.
+"""Builds the text that replaces compacted messages: the prompt for the model, and facts computed without a model.
 
-The same facts are told whoever writes: the task, the question that is still open, and what calls left behind. These
-are computed, and carried from one summary to the next; no model has to remember them.
+The facts are the task, the open question and the receipt of the calls. Each compaction passes the facts on to the next
+compaction, so the facts do not depend on the model.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.core.messages import Message, Text
+from orch_protocol.core.messages import Image, Message, Text
 from orch_protocol.session.entries import CompactionEntry
 
-from ..conversation.framing import is_project, question_in, split_first_prompt
-from ..conversation.prompt_markers import STEERING
+from ..conversation.framing import STEERING, is_project, question_in, split_first_prompt
 from ..conversation.receipt import Receipt, merge, receipt_of, render
 from ..conversation.rendering import turn_pieces
 from ..conversation.stubs import holder_of, is_summary, stubs_in
@@ -31,9 +30,9 @@ __all__ = [
     "details_of",
     "digest_of",
     "extract_summary",
-    "on_record",
+    "in_context_prompt",
     "parts_of",
-    "question_beside",
+    "recorded_digest",
     "split_memory_items",
     "summary_prompt",
     "summary_text",
@@ -45,30 +44,31 @@ Remember: last of all, an item a line beginning with "- ": facts that will be wo
 about this project, such as a convention, a decision and why, or where something is. Each is to be clear by itself. \
 Leave the heading out when there are none; most conversations have none, or one."""
 HINT: Final = "the session file has it all"
-MOST_TASK: Final = 2_000
-MOST_QUESTION: Final = 2_000
+MAX_TASK: Final = 2_000
+MAX_QUESTION: Final = 2_000
 RECEIPT_SHARE: Final = 4
-LEAST_LINE: Final = 120
-MOST_LINE: Final = 1_200
+MIN_LINE: Final = 120
+MAX_LINE: Final = 1_200
 CARRIED_SHARE: Final = 3
 CHARS_A_WORD: Final = 6
 NOT_LISTED: Final = "(What was said before this is not listed.)"
-MOST_ANSWER: Final = 4
-"""So many times what was asked for may an answer be long, and still is cut to size rather than refused."""
+MAX_ANSWER: Final = 4
+"""Maximum length of a model's summary, as a multiple of the requested length. Longer summaries are rejected."""
 
 SYSTEM: Final = """\
-You keep the notes of an agent whose conversation has outgrown what it can read at once. What it said and did first \
-leaves its sight; of that it will know what you write, and nothing else. Write plain notes under these headings, and \
-leave out one that has nothing below it:
+You write notes for an agent whose conversation is too long for its context window. The agent can no longer see the \
+first part. The agent knows only what you write about that part. Write plain notes under these headings, and leave out \
+headings without content:
 
-Goal: what is to be reached, and what was ruled out or demanded, in the words it was said in.
+Goal: the goal, and what was ruled out or required, in the original words.
 Done: what was done and found, with exact names, paths, figures, error texts and ids.
 Decided: what was decided, and why.
-Under way: what was being worked on last, and what comes next.
-Open: what is not known, or waits for somebody.
+Under way: the latest work, and what comes next.
+Open: what is unknown, or what waits for a decision of a person.
 
-Nothing of your own, no address to anybody. What happened last matters most; what is finished for good may be short."""
-_BESIDE: Final = """\
+Write only these notes. Do not add your own opinions, and do not address a reader. The latest events matter most; \
+finished work may be short."""
+_IN_CONTEXT_PROMPT: Final = """\
 [This is not part of the conversation. Call no tools.]
 {system}
 
@@ -81,10 +81,10 @@ _ITEM: Final = re.compile(r"^\s*[-*•]\s+", re.MULTILINE)
 
 
 class CompactionDigest(Struct, frozen=True):
-    """What is known of what left a conversation, without anybody's words for it.
+    """The facts about compacted messages.
 
-    `task` is what the agent is for, `question` what it is still to answer when that left too; `body` what a summary
-    said of it. `archives`: ids of archives stay with it.
+    `task` is the task of the agent. `question` is the open question, if its message was compacted. `body` is the text
+    of the summary. `archives` is True if records of archives were among the messages.
     """
 
     task: str = ""
@@ -94,28 +94,30 @@ class CompactionDigest(Struct, frozen=True):
     archives: bool = False
 
 
-def digest_of(gone: Sequence[Message], before: CompactionDigest, *, within: bool) -> CompactionDigest:
-    """Return what is known of `gone`, messages that follow those that `before` tells of, with the body of that.
+def digest_of(replaced: Sequence[Message], before: CompactionDigest, *, within: bool) -> CompactionDigest:
+    """Return the facts about the messages `replaced`, combined with `before`, the facts of the previous compaction.
 
-    `within` says that they end in the middle of a turn.
+    `within` is True if the messages end inside a turn.
     """
-    prompts = [_words(message) for message in gone if is_prompt(message) and not _is_told(message)]
+    prompts = [_words(message) for message in replaced if is_prompt(message) and not _is_summary_or_context(message)]
     tasks = [task for task, _ in map(split_first_prompt, prompts) if task]
     asked = [before.question]
     for text in map(question_in, prompts):
         asked = [*asked, text] if text.startswith(STEERING) else [text]
     return CompactionDigest(
-        task=clip(tasks[0], MOST_TASK, HINT) if tasks else before.task,
-        question=clip("\n\n".join(filter(None, asked)), MOST_QUESTION, HINT) if within else "",
+        task=clip(tasks[0], MAX_TASK, HINT) if tasks else before.task,
+        question=clip("\n\n".join(filter(None, asked)), MAX_QUESTION, HINT) if within else "",
         body=before.body,
-        receipt=merge([before.receipt, receipt_of(gone)]),
-        archives=any(map(stubs_in, gone)),
+        receipt=merge([before.receipt, receipt_of(replaced)]),
+        archives=any(map(stubs_in, replaced)),
     )
 
 
-def on_record(entry: CompactionEntry | None) -> CompactionDigest:
-    """Return what a compaction that is on record tells; of one that another program made, that is its text. Of one that
-    was deleted for good nothing is left but the task."""
+def recorded_digest(entry: CompactionEntry | None) -> CompactionDigest:
+    """Return the facts that a recorded compaction contains.
+
+    An entry of another program contains only the text. A deleted entry contains only the task.
+    """
     if entry is None:
         return CompactionDigest()
     if entry.writer is None:
@@ -124,13 +126,13 @@ def on_record(entry: CompactionEntry | None) -> CompactionDigest:
 
 
 def details_of(digest: CompactionDigest, body: str) -> Any:
-    """Return what the next compaction goes on from, as JSON data."""
+    """Return the facts as JSON data for the next compaction."""
     return msgspec.to_builtins(msgspec.structs.replace(digest, body=body))
 
 
 def summary_text(digest: CompactionDigest, body: str, chars: int) -> str:
-    """Return the text of a summary: what `body` says, and what is known besides, in about `chars` characters."""
-    done = render(digest.receipt, max(chars // RECEIPT_SHARE, LEAST_LINE)) if digest.receipt.tools else ""
+    """Return the text that replaces the messages: `body` and the facts, in about `chars` characters."""
+    done = render(digest.receipt, max(chars // RECEIPT_SHARE, MIN_LINE)) if digest.receipt.tools else ""
     parts = [
         f"Your task: {digest.task}" if digest.task else "",
         clip(body, chars, HINT),
@@ -141,20 +143,25 @@ def summary_text(digest: CompactionDigest, body: str, chars: int) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-def extract_summary(gone: Sequence[Message], before: str, chars: int) -> str:
-    """Return a body that nobody wrote, in `chars` characters: of the body `before` as much as has room, and what was
-    asked and answered since, the latest first to be told."""
+def extract_summary(replaced: Sequence[Message], before: str, chars: int) -> str:
+    """Return a summary of at most `chars` characters without a model: part of the text `before`, then prompts and
+    answers.
+
+    If not all turns fit, the latest turns are kept.
+    """
     carried = clip(before, chars // CARRIED_SHARE, HINT)
     rows: list[str] = []
     left = chars - len(carried)
-    for turn in reversed(turns_of(gone)):
-        prompts = [_words(message) for message in gone[turn.start : turn.body] if not _is_told(message)]
+    for turn in reversed(turns_of(replaced)):
+        prompts = [
+            _words(message) for message in replaced[turn.start : turn.body] if not _is_summary_or_context(message)
+        ]
         asked = _flat(" ".join(map(question_in, prompts)))
-        told = [_flat(_words(message)) for message in gone[turn.body : turn.stop] if message.role == "assistant"]
-        last = next(filter(None, reversed(told)), "")
-        most = max(LEAST_LINE, min(left // 3, MOST_LINE))
+        replies = [_flat(_words(message)) for message in replaced[turn.body : turn.stop] if message.role == "assistant"]
+        last = next(filter(None, reversed(replies)), "")
+        limit = max(MIN_LINE, min(left // 3, MAX_LINE))
         pairs = (("Asked", asked), ("Said", last))
-        row = "\n".join(f"{who}: {clip(text, most, HINT)}" for who, text in pairs if text)
+        row = "\n".join(f"{who}: {clip(text, limit, HINT)}" for who, text in pairs if text)
         if len(row) > left:
             rows.append(NOT_LISTED)
             break
@@ -164,51 +171,55 @@ def extract_summary(gone: Sequence[Message], before: str, chars: int) -> str:
     return "\n".join(filter(None, [carried, *reversed(rows)]))
 
 
-def parts_of(gone: Sequence[Message], most: int) -> list[str]:
-    """Return `gone` as text for a model to read, in parts of at most `most` characters, without a summary in it."""
-    return turn_pieces([message for message in gone if not _is_told(message)], most)
+def parts_of(replaced: Sequence[Message], limit: int) -> list[str]:
+    """Return `replaced` as text, split into parts of at most `limit` characters. Earlier summaries are left out."""
+    return turn_pieces([message for message in replaced if not _is_summary_or_context(message)], limit)
 
 
 def summary_prompt(part: str, before: str, chars: int, number: int, parts: int) -> str:
-    """Return what a model is asked about the part `number` of `parts`, when `before` is what it has written so far."""
+    """Return the prompt for part `number` of `parts`. `before` is the summary of the earlier parts."""
     which = f" (part {number} of {parts})" if parts > 1 else ""
     words = chars // CHARS_A_WORD
     if not before:
         return f"Write the notes, in at most {words} words, from this conversation{which}:\n\n{part}"
     return (
         f"These are the notes so far:\n\n{before}\n\nThis was said and done after them{which}:\n\n{part}\n\n"
-        f"Write the notes anew, in at most {words} words, so that they hold for all of it."
+        f"Rewrite the notes, in at most {words} words, so that they cover the whole conversation."
     )
 
 
-def question_beside(place: str, chars: int) -> str:
-    """Return what a model is asked that has the conversation before it, about all before the message `place`."""
-    where = f"«{_flat(place)[:LEAST_LINE]}»" if place.strip() else "(the latest steps: they stay as they are)"
-    return _BESIDE.format(system=SYSTEM, words=chars // CHARS_A_WORD, place=where)
+def in_context_prompt(place: str, chars: int) -> str:
+    """Return the prompt for a model that already has the conversation in its context.
+
+    The summary covers all messages before the message `place`.
+    """
+    where = f"«{_flat(place)[:MIN_LINE]}»" if place.strip() else "(the latest steps: they stay as they are)"
+    return _IN_CONTEXT_PROMPT.format(system=SYSTEM, words=chars // CHARS_A_WORD, place=where)
 
 
 def usable_summary(answer: str, chars: int) -> str:
-    """Return `answer` as a body, "" when it is none: nothing, or far more than was asked for."""
+    """Return the model's `answer`, or "" if the answer is empty or far too long."""
     text = answer.strip()
-    return text if len(text) <= MOST_ANSWER * chars else ""
+    return text if len(text) <= MAX_ANSWER * chars else ""
 
 
 def split_memory_items(body: str) -> tuple[str, tuple[str, ...]]:
-    """Return the notes without what is to be remembered, and the items of that."""
+    """Return the summary without its "Remember" section, and the items of that section."""
     if (found := _REMEMBER.search(body)) is None:
         return body, ()
     items = (item.strip() for item in _ITEM.split(body[found.end() :]))
     return body[: found.start()].rstrip(), tuple(filter(None, items))
 
 
-def _is_told(message: Message) -> bool:
-    """Return whether `message` is none of what was said: a summary of it, or what is told of the project."""
+def _is_summary_or_context(message: Message) -> bool:
+    """Return whether `message` is a summary or the project description."""
     return is_project(message) or is_summary(message)
 
 
 def _words(message: Message) -> str:
-    """Return the text of `message` without what stands for archives in it."""
-    return "\n".join(block.text for block in message.content if isinstance(block, Text) and not holder_of(block.text))
+    """Return the text of `message` without the records of archives."""
+    texts = (block.text for block in message.content if isinstance(block, Text | Image))
+    return "\n".join(text for text in texts if not holder_of(text))
 
 
 def _flat(text: str) -> str:

@@ -1,7 +1,7 @@
-"""Lets the beginning of an agent's conversation give way to a summary, between two requests of a turn.
+"""Replaces the beginning of an agent's conversation by a summary, between two requests of a turn.
 
-One line of the session file does it; what was said stays on its lines. Until that line is written nothing has changed,
-and a summary is always to be had: where no model writes one, it is made of what was said.
+A compaction is one entry in the transcript, and the messages stay in the file. Nothing changes before the entry is
+written. If no model writes a summary, the summary is extracted from the messages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from orch_protocol.agent.spec import BackendSpec, CompactionSpec
 from orch_protocol.core.errors import ConfigError, ContextOverflowError, OrchError
-from orch_protocol.core.messages import Message, Text, Usage, text_of
+from orch_protocol.core.messages import INCOMPLETE_STOPS, Message, Text, Usage, text_of
 from orch_protocol.session.entries import CompactionEntry, CompactionReason, CompactionWriter
 from orch_protocol.session.tree import CompactionDone
 
@@ -26,7 +26,7 @@ from ..session.session import SessionState
 from ..session.transcript import Transcript
 from ..session.visible_messages import VisibleMessage
 from ..tools.dispatch.budget_client import BudgetClient, BudgetReservation
-from .compaction_rules import CompactionCut, asked_for, max_request_tokens, plan_compaction, summary_tokens
+from .compaction_rules import CompactionCut, max_request_tokens, plan_compaction, requested_cut, summary_tokens
 from .compaction_summary import (
     REMEMBER,
     SYSTEM,
@@ -34,9 +34,9 @@ from .compaction_summary import (
     details_of,
     digest_of,
     extract_summary,
-    on_record,
+    in_context_prompt,
     parts_of,
-    question_beside,
+    recorded_digest,
     split_memory_items,
     summary_prompt,
     summary_text,
@@ -51,23 +51,25 @@ if TYPE_CHECKING:
 __all__ = ["Compactor"]
 
 CHARS_ASKED: Final = 2
-"""Characters of a conversation that are shown at once, for each token of the window: half of it, at most."""
-LEAST_ASKED: Final = 4_000
-MOST_ASKED: Final = 400_000
-UNFINISHED: Final = frozenset({"max_tokens", "budget", "refusal", "error"})
+"""Maximum number of characters in one summary request, per token of the context window.
+
+With this value, the characters fill about half of the window.
+"""
+MIN_ASKED: Final = 4_000
+MAX_ASKED: Final = 400_000
 
 
-class _DueCompaction(Struct, frozen=True):
-    """A compaction that is due: `gone` is to go of a conversation of `tokens`, and `kept` is the first that stays.
+class _PlannedCompaction(Struct, frozen=True):
+    """A compaction that will be done now. `replaced` are the replaced messages. `kept` is the first message that stays.
 
-    `known` is what is known of what goes, and its summary may have about `chars` characters. There is `room` for so
-    many tokens in the window beside the conversation.
+    `tokens` is the size of the conversation, and `known` contains the facts about the messages. The summary may have
+    about `chars` characters. `room` is the free space in the context window, in tokens.
     """
 
     turn: str
     reason: CompactionReason
     cut: CompactionCut
-    gone: list[Message]
+    replaced: list[Message]
     kept: VisibleMessage[int]
     known: CompactionDigest
     tokens: int
@@ -76,20 +78,22 @@ class _DueCompaction(Struct, frozen=True):
 
 
 class _WrittenSummary(Struct):
-    """What stands there in the end, who wrote it, and the money that was put aside for it, with what it took: for the
-    query `turn`, "" for none."""
+    """The summary and its writer, with the budget reservations for the summary and their usage.
+
+    `turn` is the query, or "" between turns.
+    """
 
     body: str = ""
     writer: CompactionWriter = "extract"
-    holds: list[tuple[BudgetReservation, Usage]] = []
+    reservations: list[tuple[BudgetReservation, Usage]] = []
     turn: str = ""
 
 
 class Compactor:
-    """Compacts one agent's conversation by `rules`.
+    """Compacts the conversation of one agent by `rules`.
 
-    `model` says which model answers the agent now, `make` makes a backend of it, which is paid from `purse`. What that
-    finds worth knowing in other conversations goes to `memory` first.
+    `model` returns the current model of the agent. `make` creates a backend for this model, and `budget` reserves the
+    budget of its requests. `memory` receives facts that the agent should remember.
     """
 
     def __init__(
@@ -97,7 +101,7 @@ class Compactor:
         rules: CompactionSpec,
         transcript: Transcript,
         backend: Backend,
-        purse: BudgetClient,
+        budget: BudgetClient,
         *,
         model: Callable[[], BackendSpec],
         make: Callable[[BackendSpec], Backend],
@@ -106,103 +110,110 @@ class Compactor:
         self._rules = rules
         self._transcript = transcript
         self._backend = backend
-        self._purse = purse
+        self._budget = budget
         self._model = model
         self._make = make
         self._memory = memory
-        self._unclaimed = Usage()
+        self._uncounted_usage = Usage()
 
     async def compact(
         self, turn: str, reason: CompactionReason, hooks: ArchivalHooks | None = None, instructions: str = ""
     ) -> CompactionDone | None:
-        """Compact the conversation in the query `turn`, if that is due and helps; return None if it does not.
+        """Compact the conversation in the query `turn`.
 
-        `hooks` may forbid it, write the summary themselves, or add to it; each compaction asks them, and tells them.
-        A model that writes is told `instructions`. Waits for one as long as the rules say. Raises StoreError when it
-        cannot be recorded: then the conversation is what it was, as it is for who is cancelled. What somebody asked for
-        and cannot be is a ConfigError.
+        Return None if compaction is not necessary, does not help, or is forbidden by a hook. `hooks` may forbid the
+        compaction, write the summary, or add lines. The model gets `instructions`. The rules limit the time that the
+        model has. Raise StoreError if the entry cannot be written. Raise ConfigError if a requested compaction is not
+        possible. After an error or a cancellation, the conversation is unchanged.
         """
-        due = self._due(turn, reason)
+        due = self._plan(turn, reason)
         if due is None:
             if reason == "asked":
-                raise ConfigError(self._nothing())
+                raise ConfigError(self._nothing_to_compact_text())
             return None
-        told = None
+        decision = None
         if hooks is not None:
-            told = await hooks.before_compaction(reason, due.gone, due.tokens, instructions)
-            if told is None and reason == "asked":
+            decision = await hooks.before_compaction(reason, due.replaced, due.tokens, instructions)
+            if decision is None and reason == "asked":
                 raise ConfigError(
-                    "a hook forbids that this conversation is compacted: `orch hooks` shows which there are"
+                    "a hook prevents the compaction of this conversation; `orch hooks list` shows all hooks"
                 )
-            if told is None:
+            if decision is None:
                 return None
-            instructions = told.instructions
-        written = _WrittenSummary(holds=[], turn=turn)
+            instructions = decision.instructions
+        written = _WrittenSummary(reservations=[], turn=turn)
         try:
-            if told is not None and told.summary:
-                written.body, written.writer = told.summary, "hook"
+            if decision is not None and decision.summary:
+                written.body, written.writer = decision.summary, "hook"
             else:
                 await self._ask(written, due, instructions)
                 await self._flush(written)
             if not written.body:
-                written.body, written.writer = extract_summary(due.gone, due.known.body, due.chars), "extract"
-            written.body = "\n".join((written.body, *(told.added if told is not None else ())))
+                written.body, written.writer = extract_summary(due.replaced, due.known.body, due.chars), "extract"
+            written.body = "\n".join((written.body, *(decision.added if decision is not None else ())))
             entry, usage = self._record(due, written)
         except BaseException:
-            self._purse.owe(self._unclaimed)
-            self._unclaimed = Usage()
+            self._budget.losses.add(self._uncounted_usage)
+            self._uncounted_usage = Usage()
             raise
         finally:
-            for hold, took in written.holds:
-                hold.settle(took)
+            for reservation, took in written.reservations:
+                reservation.settle(took)
         after, supplied = self._backend.context_tokens(), written.writer == "hook"
         if hooks is not None:
             hooks.compacted(reason, entry.summary, tokens_before=due.tokens, tokens_after=after, supplied=supplied)
         sizes = (due.tokens, after)
-        return CompactionDone(entry.id, len(due.gone), *sizes, reason, written.writer, entry.summary, usage)
+        return CompactionDone(entry.id, len(due.replaced), *sizes, reason, written.writer, entry.summary, usage)
 
-    def _nothing(self) -> str:
-        """Return why there is nothing to compact."""
+    def _nothing_to_compact_text(self) -> str:
+        """Return the reason why no message can be compacted."""
         return (
             f"there is nothing to compact: of {self._backend.context_tokens():,} tokens in "
-            f"{len(self._transcript.session.view.items)} messages, all that could go is no longer than a summary of it"
+            f"{len(self._transcript.session.view.items)} messages, the part that could be replaced is "
+            "no longer than a summary"
         )
 
-    def _due(self, turn: str, reason: CompactionReason) -> _DueCompaction | None:
+    def _plan(self, turn: str, reason: CompactionReason) -> _PlannedCompaction | None:
         session, backend, rules = self._transcript.session, self._backend, self._rules
         view, window, tokens = session.view, backend.info().context_limit, backend.context_tokens()
         size = (getattr(backend, "estimator", None) or TokenEstimator()).message
         refused = reason == "refused"
         if reason in ("asked", "hook"):
-            cut = asked_for(view.items, size, rules, tokens=tokens, told=view.told)
+            cut = requested_cut(view.items, size, rules, tokens=tokens, context_messages=view.project_items)
         else:
             cut = plan_compaction(
-                view.items, size, rules, tokens=tokens, window=window, told=view.told, refused=refused
+                view.items,
+                size,
+                rules,
+                tokens=tokens,
+                window=window,
+                context_messages=view.project_items,
+                refused=refused,
             )
         if cut is None:
             return None
-        gone = [item.message for item in view.items[view.told : cut.stop]]
-        return _DueCompaction(
+        replaced = [item.message for item in view.items[view.project_items : cut.stop]]
+        return _PlannedCompaction(
             turn=turn,
             reason=reason,
             cut=cut,
-            gone=gone,
+            replaced=replaced,
             kept=view.items[cut.stop],
-            known=digest_of(gone, _before(session, gone), within=cut.within),
+            known=digest_of(replaced, _before(session, replaced), within=cut.within),
             tokens=tokens,
             chars=summary_tokens(max_request_tokens(rules, window, tokens, refused=reason != "size")) * CHARS_PER_TOKEN,
             room=window - tokens if reason != "refused" else 0,
         )
 
     async def _flush(self, written: _WrittenSummary) -> None:
-        """Keep what is to be remembered elsewhere, before it leaves the conversation."""
+        """Save the items to remember in memory before they leave the conversation."""
         written.body, items = split_memory_items(written.body)
         if self._memory is not None and items:
             await self._memory.flush(items)
 
-    def _record(self, due: _DueCompaction, written: _WrittenSummary) -> tuple[CompactionEntry, Usage]:
-        """Record it, and go on with the conversation as it is from now on."""
-        usage = self._unclaimed
+    def _record(self, due: _PlannedCompaction, written: _WrittenSummary) -> tuple[CompactionEntry, Usage]:
+        """Record the compaction and update the conversation."""
+        usage = self._uncounted_usage
         entry = self._transcript.compaction(
             summary=summary_text(due.known, written.body, due.chars),
             first_kept_entry_id=due.kept.first,
@@ -213,28 +224,31 @@ class Compactor:
             usage=usage if usage != Usage() else None,
             details=details_of(due.known, written.body),
         )
-        self._unclaimed = Usage()
+        self._uncounted_usage = Usage()
         session = self._transcript.session
         self._backend.load(session.messages, session.responses)
         return entry, usage
 
-    # The model.
+    # Requests to the model.
 
-    async def _ask(self, written: _WrittenSummary, due: _DueCompaction, more: str) -> None:
-        """Let a model write, which is told `more`; when it does not, or takes too long, nothing is written."""
+    async def _ask(self, written: _WrittenSummary, due: _PlannedCompaction, more: str) -> None:
+        """Let the model write the summary. `more` contains additional instructions.
+
+        On failure or timeout, the summary stays empty.
+        """
         spec = writer_of(self._model())
         if spec is None:
             return
         if self._memory is not None and self._memory.flushes:
             more = f"{more}\n{REMEMBER}".lstrip()
-        asking: Backend | None = None
+        backend: Backend | None = None
         try:
             async with asyncio.timeout(self._rules.seconds):
-                asking = self._make(spec)
+                backend = self._make(spec)
                 if due.room * CHARS_PER_TOKEN > 2 * due.chars and spec is self._model():
-                    written.body = await self._beside(asking, written, due, more)
+                    written.body = await self._summarize_in_context(backend, written, due, more)
                 if not written.body:
-                    written.body = await self._apart(asking, written, due, more)
+                    written.body = await self._summarize_in_parts(backend, written, due, more)
                 written.writer = "model"
         except TimeoutError:
             print(f"compacting: no summary within {self._rules.seconds:g} s", flush=True)
@@ -243,48 +257,58 @@ class Compactor:
         except Exception:
             traceback.print_exc()
         finally:
-            if asking is not None:
-                await asking.close()
+            if backend is not None:
+                await backend.close()
 
-    async def _beside(self, asking: Backend, written: _WrittenSummary, due: _DueCompaction, more: str) -> str:
-        """Return what a model writes that has the conversation before it, which its provider has cached; "": nothing.
+    async def _summarize_in_context(
+        self, backend: Backend, written: _WrittenSummary, due: _PlannedCompaction, more: str
+    ) -> str:
+        """Return a summary by a model. The model gets the whole conversation from the provider's cache.
 
-        It is asked apart when that is too long after all.
+        Return "" if the model gives no usable summary, or if the request is too long.
         """
-        mine = self._backend
-        asking.append_system(getattr(mine, "system", ""), getattr(mine, "tools", ()))
-        asking.load(tuple(mine.transcript()), 0)
-        prompt = f"{question_beside(text_of(due.kept.message), due.chars)}\n{more}".rstrip()
+        own_backend = self._backend
+        backend.append_system(getattr(own_backend, "system", ""), getattr(own_backend, "tools", ()))
+        backend.load(tuple(own_backend.transcript()), 0)
+        prompt = f"{in_context_prompt(text_of(due.kept.message), due.chars)}\n{more}".rstrip()
         try:
-            return await self._answer(asking, written, prompt, due.chars)
+            return await self._answer(backend, written, prompt, due.chars)
         except ContextOverflowError:
             return ""
 
-    async def _apart(self, asking: Backend, written: _WrittenSummary, due: _DueCompaction, more: str) -> str:
-        """Return what a model writes that is shown what goes, in parts if that is too much at once; "": nothing."""
-        window, body = asking.info().context_limit, due.known.body
-        most = max(LEAST_ASKED, min(window * CHARS_ASKED if window else MOST_ASKED, MOST_ASKED))
-        parts = parts_of(due.gone, most)
-        asking.append_system(f"{SYSTEM}\n{more}".rstrip(), ())
+    async def _summarize_in_parts(
+        self, backend: Backend, written: _WrittenSummary, due: _PlannedCompaction, more: str
+    ) -> str:
+        """Return a summary by a model that gets only the replaced messages, in parts if necessary.
+
+        Return "" on failure.
+        """
+        window, body = backend.info().context_limit, due.known.body
+        limit = max(MIN_ASKED, min(window * CHARS_ASKED if window else MAX_ASKED, MAX_ASKED))
+        parts = parts_of(due.replaced, limit)
+        backend.append_system(f"{SYSTEM}\n{more}".rstrip(), ())
         for number, part in enumerate(parts, 1):
-            asking.load((), number - 1)
+            backend.load((), number - 1)
             prompt = summary_prompt(part, body, due.chars, number, len(parts))
-            body = await self._answer(asking, written, prompt, due.chars)
+            body = await self._answer(backend, written, prompt, due.chars)
             if not body:
                 return ""
         return body
 
-    async def _answer(self, asking: Backend, written: _WrittenSummary, prompt: str, chars: int) -> str:
-        asking.append_user((Text(prompt),))
-        hold = await self._purse.reserve(asking, beside=not written.turn)
-        turn = await self._purse.response(asking, hold)
-        usage = turn.usage.of_a_response()
-        written.holds.append((hold, usage))
-        self._unclaimed += usage
-        return "" if turn.stop_reason in UNFINISHED else usable_summary(text_of(turn.message), chars)
+    async def _answer(self, backend: Backend, written: _WrittenSummary, prompt: str, chars: int) -> str:
+        backend.append_user((Text(prompt),))
+        reservation = await self._budget.reserve(backend, outside_turn=not written.turn)
+        turn = await self._budget.response(backend, reservation)
+        usage = turn.usage.with_one_model_call()
+        written.reservations.append((reservation, usage))
+        self._uncounted_usage += usage
+        return "" if turn.stop_reason in INCOMPLETE_STOPS else usable_summary(text_of(turn.message), chars)
 
 
-def _before(session: SessionState, gone: Iterable[Message]) -> CompactionDigest:
-    """Return what the compaction before this one has on record; of one that is not shown any more, what never ends."""
-    known = on_record(session.compacted)
-    return known if any(map(is_summary, gone)) else CompactionDigest(task=known.task)
+def _before(session: SessionState, replaced: Iterable[Message]) -> CompactionDigest:
+    """Return the facts of the previous compaction.
+
+    If the previous summary is not among `replaced`, return only the task.
+    """
+    known = recorded_digest(session.compacted)
+    return known if any(map(is_summary, replaced)) else CompactionDigest(task=known.task)

@@ -1,4 +1,4 @@
-"""Getting archived detail back, cheapest first: search, read, ask the holders."""
+"""The recall tools, cheapest first: search archives, read archives, and ask their holders."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from orch_protocol.core.taint import TaintLabel, inherited_labels
-from orch_protocol.services.recall import (
+from orch_protocol.services.agents.query import ASK_ALL, AskAll
+from orch_protocol.services.archives.recall import (
     LIST_TAINT_LABELS,
     READ_ARCHIVE,
     SEARCH_ARCHIVE,
@@ -15,7 +16,6 @@ from orch_protocol.services.recall import (
     ReadArchive,
     SearchArchive,
 )
-from orch_protocol.services.requests import ASK_ALL, AskAll
 
 from ..conversation.recalled import shown_entries, shown_hits
 from ..conversation.tokens import clip
@@ -31,19 +31,21 @@ def _archives(context: ToolContext) -> bool:
     return context.archives
 
 
-@tool(category="archive", available=_archives)
+@tool(available=_archives)
 async def search_archive(context: ToolContext, query: str, limit: Number = 10) -> ToolOutput:
-    """Find text in archived turns of this conversation: words, paths, figures, errors. Gives id, entry, passage.
+    """Search the archived turns of this conversation for words, paths, numbers or errors.
+
+    Returns id, entry and passage of each match.
 
     Args:
-        query: What to look for, the more exactly the better.
-        limit: The most places to return.
+        query: What to search for. Exact terms work best.
+        limit: Maximum number of matches.
     """
     hits = await context.call_root(SEARCH_ARCHIVE, SearchArchive(query, limit), context.seconds)
     return ToolOutput(shown_hits(hits), marks=await _marks(context, *(hit.id for hit in hits)))
 
 
-@tool(category="archive", available=_archives)
+@tool(available=_archives)
 async def read_archive(context: ToolContext, id: str, first: Number = 1, last: Number | None = None) -> ToolOutput:
     """Show entries of an archived turn exactly as they were. Without first and last, from the beginning.
 
@@ -57,15 +59,15 @@ async def read_archive(context: ToolContext, id: str, first: Number = 1, last: N
     return ToolOutput(shown_entries(first, entries), marks=await _marks(context, id))
 
 
-@tool(category="archive", available=_archives)
+@tool(available=_archives)
 async def map_subagents(context: ToolContext, ids: tuple[str, ...], prompt: str) -> ToolOutput:
     """Ask several holders of archived turns, or other subagents, the same question.
 
     Args:
-        ids: Whom to ask.
+        ids: The ids of the subagents to ask.
         prompt: The question.
     """
-    asked = AskAll(ids, prompt, max(context.seconds - 2.0, context.seconds / 2), context.told)
+    asked = AskAll(ids, prompt, max(context.seconds - 2.0, context.seconds / 2), context.taint_labels)
     answers = await context.call_root(ASK_ALL, asked, context.seconds)
     text = "\n\n".join(
         f"{each.ref}: {clip(each.reply.text, ANSWER_CHARS, 'ask this one alone')}"
@@ -82,6 +84,6 @@ async def map_subagents(context: ToolContext, ids: tuple[str, ...], prompt: str)
 
 
 async def _marks(context: ToolContext, *ids: str) -> tuple[TaintLabel, ...]:
-    """Return what is brought back from these archives."""
+    """Return the taint labels of the archives `ids`."""
     marks = await context.call_root(LIST_TAINT_LABELS, ListTaintLabels(ids), context.seconds) if ids else []
     return tuple(marks)

@@ -1,41 +1,32 @@
-"""Asking a model what an archive is about, in words that the root gives: beside the conversation or apart from it."""
+"""Asks a model to summarize an archive, with a prompt from the root."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
-
-from msgspec import Struct
+from typing import Final
 
 from orch_protocol.agent.spec import BackendSpec, ToolSpec
 from orch_protocol.core.messages import Message, Text, text_of
-from orch_protocol.services.archiving import SUMMARIZE_ARCHIVE, SummarizeArchive, SummaryOrder
+from orch_protocol.services.archives.archiving import SUMMARIZE_ARCHIVE, SummarizeArchive, SummaryOrder
 
 from ..backends.base import Backend, PromptPrefix
 from ..backends.registry import is_remote
 from ..tools.api.root_client import CallRoot
 from ..tools.dispatch.budget_client import BudgetClient
 
-__all__ = ["CallService", "Summarizer", "writer_of"]
+__all__ = ["Summarizer", "writer_of"]
 
 STEP_SECONDS: Final = 60.0
-PATIENCE: Final = 4
-"""So many times the time for one answer may all of them take: a long turn is asked about in parts."""
-
-
-class CallService(Protocol):
-    """Asks the root for a service."""
-
-    async def __call__(self, service: str, params: Struct, seconds: float | None = None) -> Struct:
-        """Return the service's result."""
+TIMEOUT_FACTOR: Final = 4
+"""Total time limit of a summary, as a multiple of the time limit of one answer. A long turn is summarized in parts."""
 
 
 class Summarizer:
-    """Has summaries written for one agent, by the model behind `spec` unless the root names another.
+    """Summarizes archives of one agent with the model of `spec`, unless the root names another model.
 
-    `make` makes a backend of a spec, which is paid from `purse`; `system` and `tools` are what the agent's own requests
-    begin with.
+    `make` creates a backend. `budget` reserves the budget of requests. `system` and `tools` are the same as in the
+    agent's own requests.
     """
 
     def __init__(
@@ -43,7 +34,7 @@ class Summarizer:
         spec: BackendSpec,
         make: Callable[[BackendSpec], Backend],
         call: CallRoot,
-        purse: BudgetClient,
+        budget: BudgetClient,
         *,
         tools: Sequence[ToolSpec],
         seconds: float,
@@ -52,58 +43,60 @@ class Summarizer:
         self.answered_by(spec)
         self._make = make
         self._call = call
-        self._purse = purse
+        self._budget = budget
         self.system, self.prefix = "", PromptPrefix()
-        """What the agent's last request began with, which its provider has cached."""
+        """The beginning of the agent's last request, which its provider has cached."""
         self._tools = tools
         self._seconds = seconds
 
     def answered_by(self, spec: BackendSpec) -> None:
-        """The model behind `spec` is the agent's own from now on."""
+        """Use `spec` as the agent's own model from now on."""
         self._spec = writer_of(spec)
-        self._beside = self._spec is spec
+        self._uses_own_model = self._spec is spec
 
-    def stay(self, spec: BackendSpec) -> None:
-        """Let only models of this machine read what was archived: the one behind `spec`, the agent's own by now."""
-        self._spec, self._beside, self._only_local = writer_of(spec), True, True
+    def restrict_to_local(self, spec: BackendSpec) -> None:
+        """Allow only local models from now on. `spec` is the agent's own model."""
+        self._spec, self._uses_own_model, self._only_local = writer_of(spec), True, True
 
     @property
-    def there(self) -> bool:
-        """Whether there is a model to ask."""
+    def is_available(self) -> bool:
+        """Whether a model is available for summaries."""
         return self._spec is not None
 
     @property
-    def beside(self) -> bool:
-        """Whether the agent's own model is asked, which has the conversation in its cache."""
-        return self._beside
+    def uses_own_model(self) -> bool:
+        """Whether summaries use the agent's own model, whose provider has cached the conversation."""
+        return self._uses_own_model
 
     async def stub(self, order: SummaryOrder, conversation: Sequence[Message]) -> str | None:
-        """Return what is to stand for the archive, None when no summary is to be had in time.
+        """Return the record of the archive with a summary, or None if no summary is ready in time.
 
-        `conversation` is what the agent's was before the archive left it. Raises OrchError.
+        `conversation` is the agent's conversation before the turn was archived. Raise OrchError if the model or the
+        root fails.
         """
         answer, asked = None, 0
         backend: Backend | None = None
         try:
-            async with asyncio.timeout(self._seconds * PATIENCE):
+            async with asyncio.timeout(self._seconds * TIMEOUT_FACTOR):
                 while True:
-                    said = SummarizeArchive(order.holder, answer, order.beside)
-                    step = await self._call(SUMMARIZE_ARCHIVE, said, STEP_SECONDS)
+                    request = SummarizeArchive(order.holder, answer, order.with_conversation)
+                    step = await self._call(SUMMARIZE_ARCHIVE, request, STEP_SECONDS)
                     if step.request is None:
                         return step.stub
                     if backend is None:
                         backend = self._make(self._chosen(step.backend) or BackendSpec("extractive"))
-                    # Nothing of it becomes part of the conversation: calls that the model asks for are not made.
-                    backend.load(conversation if order.beside else (), asked)
-                    if order.beside:
+                    # The summary request and its answer do not become part of the conversation, and tool calls in the
+                    # answer are not run.
+                    backend.load(conversation if order.with_conversation else (), asked)
+                    if order.with_conversation:
                         backend.append_system(self.system, self._tools)
                         backend.prefix = self.prefix
                     else:
                         backend.append_system(step.request.system, ())
                     backend.append_user((Text(step.request.prompt),))
-                    hold = await self._purse.reserve(backend, beside=True)
-                    turn = await self._purse.response(backend, hold)
-                    self._purse.spend(turn.usage.of_a_response(), hold)
+                    reservation = await self._budget.reserve(backend, outside_turn=True)
+                    turn = await self._budget.response(backend, reservation)
+                    self._budget.spend(turn.usage.with_one_model_call(), reservation)
                     answer, asked = text_of(turn.message), asked + 1
         except TimeoutError:
             print(f"archiving: no summary of {order.holder} in time", flush=True)
@@ -117,7 +110,7 @@ class Summarizer:
 
 
 def writer_of(spec: BackendSpec) -> BackendSpec | None:
-    """Return what summaries are asked of; None for a backend that has no words of its own."""
+    """Return the backend that writes summaries, or None if `spec` cannot generate text."""
     if spec.provider == "extractive":
         return None
     if spec.provider == "scripted":

@@ -1,4 +1,4 @@
-"""The block that tells a model which subagents there are. Rendered anew for each request, never stored."""
+"""Renders the live-subagents block. The block is rendered for each request and never stored."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ HEADING: Final = "# Live Subagents"
 
 _WHAT: Final = """\
 They hold archived turns of this conversation, whole. search_archive finds a detail, read_archive shows it exactly."""
-_ASK: Final = "query_subagent asks one of them."
+_ASK: Final = "Your subagents. query_subagent asks one by its id; list_subagents shows their status."
 
 
 class LiveSubagent(Struct, frozen=True):
-    """One line of the block."""
+    """One line of the live-subagents block."""
 
     id: str
     task: str
 
 
 def live_block(live: Sequence[LiveSubagent], limit: int, children: Sequence[LiveSubagent] = ()) -> str:
-    """Return the block for the holders `live`, oldest first: the latest `limit` of them, and how many more there are.
+    """Return the live-subagents block.
 
-    `children` are agents that work for this one, and stand before them. "" when there is nobody, so that a conversation
-    without archives is not changed by a byte.
+    `live` are the archive holders, oldest first. The block lists the latest `limit` holders and gives the number of the
+    others. The subagents `children` are listed before the holders. Return "" if both lists are empty.
     """
     shown = live[-limit:] if limit else live[:0]
     if not shown and not children:

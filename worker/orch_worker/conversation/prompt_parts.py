@@ -1,4 +1,4 @@
-"""Parts of a prompt: what hooks make of them, how they are brought within their bounds, and as text. Pure."""
+"""Parts of a prompt: changes by hooks, token limits, and rendering. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from .tokens import TokenEstimator
 __all__ = ["LIVE", "PromptPartError", "apply_prompt_patch", "fit_parts", "insert_parts", "of_tier", "render_parts"]
 
 LIVE: Final = "live_subagents"
-"""The part that is the last of all."""
+"""The name of the part that is always last."""
 NEEDED: Final = frozenset({"identity", "tool_guidance", "tools_taken", "plan_mode", LIVE})
-"""Parts that are never left out: without them an agent would not know what it is, or may do."""
-LEAST: Final = 20
-"""With less room than so many tokens, a part is left out rather than cut."""
+"""Parts that are never left out, because an agent must know its identity and its permissions."""
+MIN_CUT_TOKENS: Final = 20
+"""Minimum size of a part that is cut. If fewer tokens are free, the part is left out."""
 NAME: Final = re.compile(r"[\w.:/@-][\w.:/@ -]{0,79}")
 CUT: Final = "[{name} is cut: {left} of its {tokens} tokens are left out]"
-LEFT_OUT: Final = "[Left out for want of room: {names}]"
+LEFT_OUT: Final = "[Left out for lack of space: {names}]"
 
 
 class PromptPartError(ValueError):
-    """What a hook wants of the parts of a prompt cannot be had; says why."""
+    """A hook requested a change of prompt parts that is not possible. The message gives the reason."""
 
 
 def of_tier(parts: Iterable[PromptPart], tier: Tier) -> tuple[PromptPart, ...]:
@@ -37,12 +37,12 @@ def of_tier(parts: Iterable[PromptPart], tier: Tier) -> tuple[PromptPart, ...]:
 
 
 def render_parts(parts: Iterable[PromptPart]) -> str:
-    """Return the parts as one text: apart by an empty line, those that say nothing left out."""
-    return "\n\n".join(part.text for part in parts if part.text)
+    """Return the non-empty parts as one text, separated by empty lines."""
+    return "\n\n".join([part.text for part in parts if part.text])
 
 
 def insert_parts(parts: Iterable[PromptPart], more: Iterable[PromptPart]) -> tuple[PromptPart, ...]:
-    """Return `parts` with `more` behind those of their tier; the live subagents stay the last of all."""
+    """Return `parts` with `more` inserted at the end of their tiers. The live-subagents part stays last."""
     all_parts = sorted((*parts, *more), key=lambda part: (TIERS.index(part.tier), part.name == LIVE))
     return tuple(all_parts)
 
@@ -50,30 +50,33 @@ def insert_parts(parts: Iterable[PromptPart], more: Iterable[PromptPart]) -> tup
 def apply_prompt_patch(
     parts: Sequence[PromptPart], patch: PromptPatch, hook: str, *, recorded: bool = False
 ) -> tuple[PromptPart, ...]:
-    """Return `parts` as the hook called `hook` wants them: what it adds or replaces is its own from then on.
+    """Return `parts` as changed by `patch`, a patch of the hook called `hook`.
 
-    With `recorded` the context tier is on record, and stays: only what stands there already can be added again.
-    Raises PromptPartError.
+    The hook becomes the owner of parts that it adds or replaces. If `recorded` is True, the context tier is already in
+    the transcript and cannot change, but an identical part may be added again. Raise PromptPartError for a change that
+    is not possible.
     """
     known = {part.name: part for part in parts}
     for name in () if patch.drop is UNSET else patch.drop:
         if name in known:
             _check_open(known.pop(name).tier, name, recorded)
     for part in () if patch.replace is UNSET else patch.replace:
-        there = known.get(part.name)
-        if there is None:
+        existing = known.get(part.name)
+        if existing is None:
             raise PromptPartError(
                 f"cannot replace part {part.name!r}: unknown part; available: {', '.join(known) or 'none'}"
             )
-        if there.text != part.text:
-            _check_open(there.tier, part.name, recorded)
-            known[part.name] = replace(there, text=part.text, source=part.source, owner=f"hook {hook}")
+        if existing.text != part.text:
+            _check_open(existing.tier, part.name, recorded)
+            known[part.name] = replace(existing, text=part.text, source=part.source, owner=f"hook {hook}")
     added = []
     for part in () if patch.add is UNSET else patch.add:
-        there = known.get(part.name)
-        if there is not None:
-            if (there.text, there.tier) != (part.text, part.tier):
-                raise PromptPartError(f"there is a part {part.name!r} already: replace it, or choose another name")
+        existing = known.get(part.name)
+        if existing is not None:
+            if (existing.text, existing.tier) != (part.text, part.tier):
+                raise PromptPartError(
+                    f"prompt part {part.name!r} already exists: replace the part, or choose another name"
+                )
             continue
         if not NAME.fullmatch(part.name):
             raise PromptPartError(f"invalid part name {part.name!r}: use at most 80 letters, digits and _.:/@-")
@@ -87,7 +90,7 @@ def apply_prompt_patch(
 def _check_open(tier: Tier, name: str, recorded: bool) -> None:
     if recorded and tier == "context":
         raise PromptPartError(
-            f"{name!r} is of the context tier, which is on record and stays as it was when the agent was first asked; "
+            f"cannot change part {name!r}: the context tier was recorded with the first query and is fixed; "
             "stable and volatile parts can be changed"
         )
 
@@ -95,16 +98,16 @@ def _check_open(tier: Tier, name: str, recorded: bool) -> None:
 def fit_parts(
     parts: Iterable[PromptPart], tier: Tier, rules: PromptRules, estimator: TokenEstimator
 ) -> tuple[tuple[PromptPart, ...], tuple[str, ...]]:
-    """Return the parts of `tier` within what `rules` allow it, and what was done to the others, a line each.
+    """Return the parts of `tier` within the limits of `rules`, and a note for each part that was cut or left out.
 
-    Who an agent is, what it may do and who is live is never left out. Of the others those that hooks added go first,
-    the last one before the one before it; then the rest, from the end. The one that some of still fits is cut at the
-    end of a line. Both is said in the text.
+    Parts in `NEEDED` are never left out. Parts added by hooks are removed first, beginning with the last part. Then
+    other parts are removed, from the end. The first part that does not fit is cut at the end of a line. The text
+    mentions the missing parts.
     """
-    chosen, most = of_tier(parts, tier), rules.most(tier)
-    if most is None or sum(map(estimator.text, (part.text for part in chosen))) <= most:
+    chosen, limit = of_tier(parts, tier), rules.token_limit(tier)
+    if limit is None or sum(map(estimator.text, (part.text for part in chosen))) <= limit:
         return chosen, ()
-    room = most - sum(estimator.text(part.text) for part in chosen if part.name in NEEDED)
+    room = limit - sum(estimator.text(part.text) for part in chosen if part.name in NEEDED)
     kept: dict[str, PromptPart] = {part.name: part for part in chosen if part.name in NEEDED}
     left_out: list[str] = []
     notes: list[str] = []
@@ -115,24 +118,27 @@ def fit_parts(
             kept[part.name] = part
             room -= tokens
             continue
-        text = "" if left_out else cut_lines(part.text, room - LEAST, estimator)
+        text = "" if left_out else cut_lines(part.text, room - MIN_CUT_TOKENS, estimator)
         left_out.append(part.name)
         if not text:
-            notes.append(f"{part.name} is left out: {tier}_tokens = {most} leave no room for its {tokens} tokens")
+            notes.append(f"{part.name} is left out: {tier}_tokens = {limit} leave no room for its {tokens} tokens")
             continue
-        said = CUT.format(name=part.name, left=tokens - estimator.text(text), tokens=tokens)
-        notes.append(f"{said.strip('[]')}: {tier}_tokens = {most}")
-        kept[part.name] = replace(part, text=f"{text}\n{said}")
+        notice = CUT.format(name=part.name, left=tokens - estimator.text(text), tokens=tokens)
+        notes.append(f"{notice.strip('[]')}: {tier}_tokens = {limit}")
+        kept[part.name] = replace(part, text=f"{text}\n{notice}")
     gone = [name for name in left_out if name not in kept]
     result = [kept[part.name] for part in chosen if part.name in kept]
     if gone:
-        said = LEFT_OUT.format(names=", ".join(gone))
-        result = list(insert_parts(result, [PromptPart("left_out", said, tier, "built-in", "orch")]))
+        notice = LEFT_OUT.format(names=", ".join(gone))
+        result = list(insert_parts(result, [PromptPart("left_out", notice, tier, "built-in", "orch")]))
     return tuple(result), tuple(notes)
 
 
 def cut_lines(text: str, tokens: int, estimator: TokenEstimator) -> str:
-    """Return as many whole lines of `text` as `tokens` hold, of a first line that is too long its beginning."""
+    """Return as many whole lines of `text` as fit into `tokens` tokens.
+
+    If the first line is too long, return its beginning.
+    """
     if tokens <= 0:
         return ""
     shown = text

@@ -1,4 +1,4 @@
-"""What a model reads of what was archived: places found, entries shown. Bounded, and says how to get at the rest."""
+"""Renders search hits and archived entries for a model. The text has a limited size and explains how to read more."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from orch_protocol.core.messages import Message
-from orch_protocol.services.recall import SearchHit
+from orch_protocol.services.archives.recall import SearchHit
 
 from .rendering import render_message
 from .tokens import clip
@@ -29,7 +29,7 @@ def shown_hits(hits: Sequence[SearchHit]) -> str:
     for hit in hits:
         part = f"{hit.id} entry {hit.entry} ({hit.task}){'' if hit.exact else ', similar'}:\n{hit.text}"
         if parts and len(part) > left:
-            parts.append(f"{len(hits) - len(parts)} more: ask for something more particular")
+            parts.append(f"{len(hits) - len(parts)} more: use a more specific query")
             break
         parts.append(part)
         left -= len(part) + 2
@@ -37,24 +37,24 @@ def shown_hits(hits: Sequence[SearchHit]) -> str:
 
 
 def with_hits(question: str, hits: Sequence[SearchHit]) -> str:
-    """Return `question` for whoever holds an era, with what a search in that found for it."""
+    """Return `question` for the holder of an era, with the passages that a search in the era found."""
     return f"{question}\n\n{FOUND}\n\n{shown_hits(hits)}" if hits else question
 
 
 def split_hits(question: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """Return what `with_hits` put together: the question, and the passages, each with where it is from."""
+    """Return the question and the passages in a text made by `with_hits`. Each passage comes with its source."""
     asked, _, found = question.partition(f"\n\n{FOUND}\n\n")
     return asked, hits_in(found)
 
 
 def hits_in(shown: str) -> tuple[tuple[str, str], ...]:
-    """Return the passages that `shown_hits` showed, each with where it is from: `<id> entry <number>`."""
+    """Return the passages in a text made by `shown_hits`. Each passage comes with its source: `<id> entry <number>`."""
     parts = [part.partition(":\n") for part in shown.split("\n\n") if _WHERE.match(part)]
     return tuple((_WHERE.match(head)[1], text) for head, _, text in parts)  # type: ignore[index]
 
 
 def shown_entries(first: int, messages: Sequence[Message]) -> str:
-    """Return `messages`, the first of which is entry `first`, as text of at most 12,000 characters."""
+    """Return `messages` as text of at most 12,000 characters. The first message is entry number `first`."""
     parts: list[str] = []
     left = READ_CHARS
     for number, message in enumerate(messages, first):

@@ -1,4 +1,4 @@
-"""What a stretch of work left behind, computed from its calls and results: no model is asked."""
+"""Receipts: the effects of a range of messages, computed from calls and results without a model."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .turns import CallWithResult, calls_of
 
 __all__ = ["NUMBER", "CommandOutcome", "Receipt", "merge", "receipt_of", "render", "with_summary"]
 
-MOST: Final = 40
+MAX_ITEMS: Final = 40
 LINE: Final = 160
 KEPT_CHARS: Final = 600
-"""So much of a receipt stays at most when a model's summary takes its place."""
+"""If a model's summary replaces the receipt, at most this number of the receipt's characters stay in the record."""
 RESULT_EDGE: Final = 20_000
 
 _PATH_KEYS: Final = (
@@ -47,7 +47,7 @@ NUMBER: Final = re.compile(
     r"(?<![\w.,/-])[-+]?\d[\d,]*(?:\.\d+)?\s?(?:%|(?:ms|µs|us|ns|s|min|h|[kKMGT]i?B|bytes?|tokens?|px|x|USD|°C|bar)\b|€)"
     r"|(?<![\w.,/-])\$?(?:\d{1,3}(?:,\d{3})+|\d{3,})(?:\.\d+)?(?![\w/-])"
 )
-"""A number of three digits or more, or with a unit."""
+"""A number that has at least three digits or a unit."""
 
 _BACKGROUND: Final = re.compile(r"\bnohup\b|(?<!&)&\s*$|\bdisown\b|\bdocker (?:run|compose up)\b.*\s-d\b", re.M)
 _MOVES: Final = re.compile(r"^\s*(?:cd|pushd)\s+([^\s;&|]+)\s*$", re.M)
@@ -59,7 +59,7 @@ _GIT: Final = re.compile(r"\bgit\s+(?:commit|push|merge|rebase|checkout|switch|r
 
 
 class CommandOutcome(Struct, frozen=True, omit_defaults=True):
-    """A command that ran, and how it ended: its exit code where the result tells, else whether it failed."""
+    """A command that ran, and its result: the exit code if known. Otherwise `failed` is True if the command failed."""
 
     line: str
     exit_code: int | None = None
@@ -67,7 +67,7 @@ class CommandOutcome(Struct, frozen=True, omit_defaults=True):
 
     @property
     def has_failed(self) -> bool:
-        """Whether it ended with an error."""
+        """Whether the command ended with an error."""
         return self.failed or bool(self.exit_code)
 
     def __str__(self) -> str:
@@ -77,7 +77,10 @@ class CommandOutcome(Struct, frozen=True, omit_defaults=True):
 
 
 class Receipt(Struct, frozen=True, omit_defaults=True):
-    """What was done. Each list holds at most 40 entries, without repeats, in order; `more` counts what is left out."""
+    """The effects of a range of messages. Each list contains at most 40 distinct items, in order.
+
+    `more` is the number of items that were left out.
+    """
 
     read: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
@@ -92,7 +95,10 @@ class Receipt(Struct, frozen=True, omit_defaults=True):
 
 
 def receipt_of(messages: Sequence[Message], task: str = "") -> Receipt:
-    """Return the receipt of `messages`, which were asked for by `task`. Never raises on odd input."""
+    """Return the receipt of `messages`. `task` is the prompt before these messages.
+
+    Malformed input never raises an error.
+    """
     calls = calls_of(messages)
     tools: dict[str, int] = {}
     read: list[str] = []
@@ -107,14 +113,14 @@ def receipt_of(messages: Sequence[Message], task: str = "") -> Receipt:
             commands.append(_command(line, call))
             effects += _effects(line, call)
         errors += _errors(call)
-    said = "\n".join(
+    texts = "\n".join(
         block.text
         for message in messages
         if message.role == "assistant"
         for block in message.content
         if isinstance(block, Text)
     )
-    numbers = [match[0].strip() for match in NUMBER.finditer(said)]
+    numbers = [match[0].strip() for match in NUMBER.finditer(texts)]
     return _bounded(
         read=[path for path in read if path not in changed],
         changed=changed,
@@ -129,7 +135,7 @@ def receipt_of(messages: Sequence[Message], task: str = "") -> Receipt:
 
 
 def merge(receipts: Sequence[Receipt]) -> Receipt:
-    """Return one receipt for several, the latest entries kept where there are too many."""
+    """Return one receipt for several receipts. If a list becomes too long, the latest items are kept."""
     tools: dict[str, int] = {}
     lists: dict[str, list[Any]] = {name: [] for name in _LISTS}
     more = 0
@@ -145,9 +151,10 @@ def merge(receipts: Sequence[Receipt]) -> Receipt:
 
 
 def render(receipt: Receipt, chars: int) -> str:
-    """Return `receipt` in at most `chars` characters: what changed and what failed first, what was looked at last.
+    """Return `receipt` in at most `chars` characters, changes and failures first, files read last.
 
-    If that is too much, changes, failures, errors and lasting effects get most of the room, the latest of each first.
+    If not everything fits, changes, failures, errors and lasting effects get most of the space, and the latest items of
+    each list are kept.
     """
     counted = ", ".join(f"{name} x{times}" if times > 1 else name for name, times in receipt.tools.items())
     commands = sorted(receipt.commands, key=lambda command: command.has_failed)
@@ -166,30 +173,32 @@ def render(receipt: Receipt, chars: int) -> str:
 
 
 def with_summary(receipt: Receipt, summary: str, chars: int = KEPT_CHARS) -> str:
-    """Return the record of an archive that a model has summarized: `summary` behind what must not be lost.
+    """Return the record of a summarized archive: essential facts of the receipt, then `summary`.
 
-    That is changed files, failed commands, errors and lasting effects in at most `chars` characters, the latest first,
-    without what `summary` says itself.
+    The facts are changed files, failed commands, errors and lasting effects, in at most `chars` characters. The latest
+    facts are kept. Facts mentioned in `summary` are left out.
     """
 
-    def unsaid(items: Sequence[str]) -> tuple[str, ...]:
-        return tuple(item for item in items if _flat(item) not in said)
+    def not_in_summary(items: Sequence[str]) -> tuple[str, ...]:
+        return tuple(item for item in items if _flat(item) not in flat_summary)
 
-    said = _flat(summary)
-    failed = unsaid([str(command) for command in receipt.commands if command.has_failed])
-    errors = [error for error in unsaid(receipt.errors) if not any(_flat(error) in _flat(line) for line in failed)]
+    flat_summary = _flat(summary)
+    failed = not_in_summary([str(command) for command in receipt.commands if command.has_failed])
+    errors = [
+        error for error in not_in_summary(receipt.errors) if not any(_flat(error) in _flat(line) for line in failed)
+    ]
     lines = [
-        _ReceiptLine("Changed", unsaid(receipt.changed), ", ", lasting=True),
+        _ReceiptLine("Changed", not_in_summary(receipt.changed), ", ", lasting=True),
         _ReceiptLine("Failed", failed, lasting=True),
         _ReceiptLine("Errors", tuple(errors), lasting=True),
-        _ReceiptLine("Lasting", unsaid(receipt.effects), lasting=True),
+        _ReceiptLine("Lasting", not_in_summary(receipt.effects), lasting=True),
     ]
     kept = _laid_out([line for line in lines if line.items], chars)
     return f"{kept}\n{summary}" if kept else summary
 
 
 class _ReceiptLine(Struct, frozen=True):
-    """One line of a record. One that is `lasting` gets its room before the others."""
+    """One line of a receipt. A line whose `lasting` is True gets space before other lines."""
 
     label: str
     items: tuple[str, ...]
@@ -201,7 +210,7 @@ class _ReceiptLine(Struct, frozen=True):
         return len(self.label) + 3 + len(self.separator.join(map(_flat, self.items)))
 
     def fitted(self, chars: int) -> str:
-        """Return the line in at most `chars` characters: the latest items, and how many earlier ones are left out."""
+        """Return the line in at most `chars` characters: the latest items, and the number of omitted earlier items."""
         items, left = list(map(_flat, self.items)), 0
         text = self.separator.join(items)
         while len(items) > 1 and len(self.label) + 2 + len(text) > chars:
@@ -211,15 +220,18 @@ class _ReceiptLine(Struct, frozen=True):
 
 
 def _laid_out(lines: Sequence[_ReceiptLine], chars: int) -> str:
-    """Return `lines` in at most `chars` characters. Lasting ones get up to three quarters before the others."""
+    """Return `lines` in at most `chars` characters.
+
+    Lasting lines get space first, up to three quarters of the total space.
+    """
     first, rest = ([line for line in lines if line.lasting is lasting] for lasting in (True, False))
     wanted = sum(line.size for line in rest)
     room = min(sum(line.size for line in first), max(chars - wanted, chars * 3 // 4))
     shares: dict[str, int] = {}
     for part, total in ((first, room), (rest, chars - room)):
         shares |= zip((line.label for line in part), _shares([line.size for line in part], total), strict=True)
-    told = [line.fitted(shares[line.label] - 1) for line in lines if shares[line.label] > 12]
-    return "\n".join(told)[: max(chars, 0)]
+    fitted = [line.fitted(shares[line.label] - 1) for line in lines if shares[line.label] > 12]
+    return "\n".join(fitted)[: max(chars, 0)]
 
 
 _LISTS: Final = ("read", "changed", "commands", "errors", "numbers", "effects", "tasks")
@@ -229,21 +241,21 @@ def _bounded(*, tools: dict[str, int], asked: tuple[AskedAgent, ...], more: int 
     kept: dict[str, Any] = {}
     for name, values in lists.items():
         distinct = list(dict.fromkeys(values))
-        if len(distinct) > MOST:
-            more += len(distinct) - MOST
+        if len(distinct) > MAX_ITEMS:
+            more += len(distinct) - MAX_ITEMS
             distinct = _latest(values)
         kept[name] = tuple(distinct)
-    more += max(0, len(asked) - MOST)
-    kept["asked"] = asked[-MOST:]
-    return Receipt(tools=dict(sorted(tools.items(), key=lambda item: -item[1])[:MOST]), more=more, **kept)
+    more += max(0, len(asked) - MAX_ITEMS)
+    kept["asked"] = asked[-MAX_ITEMS:]
+    return Receipt(tools=dict(sorted(tools.items(), key=lambda item: -item[1])[:MAX_ITEMS]), more=more, **kept)
 
 
 def _latest(values: Sequence[Any]) -> list[Any]:
-    """Return the last `MOST` of `values` without repeats, in order; commands that failed count as later than others."""
+    """Return the last `MAX_ITEMS` distinct items of `values`, in order. Failed commands are kept before other items."""
     distinct = list(dict.fromkeys(reversed(values)))[::-1]
-    failed = [value for value in distinct if isinstance(value, CommandOutcome) and value.has_failed][-MOST:]
+    failed = [value for value in distinct if isinstance(value, CommandOutcome) and value.has_failed][-MAX_ITEMS:]
     others = [value for value in distinct if value not in failed]
-    kept = {*failed, *others[max(0, len(others) - (MOST - len(failed))) :]}
+    kept = {*failed, *others[max(0, len(others) - (MAX_ITEMS - len(failed))) :]}
     return [value for value in distinct if value in kept]
 
 
@@ -260,7 +272,8 @@ def _values(input: Any, keys: Sequence[str]) -> Iterator[str]:
 def _command(line: str, call: CallWithResult) -> CommandOutcome:
     flat = _cut(" ".join(line.split()), LINE)
     result = call.result or ""
-    # The code stands at the edge of what a tool returns; in the middle it may be anybody's words.
+    # Tools print the exit code at the beginning or end of a result. Elsewhere, a similar text may be part of the
+    # output.
     edge = result if len(result) <= 800 else f"{result[:400]}\n{result[-400:]}"
     codes = [int(match[1] or match[2]) for match in _EXIT.finditer(edge)]
     return CommandOutcome(flat, codes[-1] if codes else None, call.is_error)
@@ -268,7 +281,7 @@ def _command(line: str, call: CallWithResult) -> CommandOutcome:
 
 def _errors(call: CallWithResult) -> list[str]:
     result = (call.result or "")[-RESULT_EDGE:]
-    # Most results have none of the words in them, and to look for these is a hundred times as fast as matching.
+    # Most results contain none of the words. Searching for words is a hundred times faster than the regular expression.
     lines = (line for line in result.split("\n") if _names_error(line)) if _names_error(result) else ()
     found = [line.strip()[:LINE] for line in lines if _ERROR.fullmatch(line)]
     if call.is_error and not found:
@@ -295,7 +308,7 @@ def _effects(line: str, call: CallWithResult) -> list[str]:
 
 
 def _shares(sizes: Sequence[int], total: int) -> list[int]:
-    """Return how much of `total` each gets: the small what they need, the large equal parts of the rest."""
+    """Divide `total` among `sizes`. Small sizes get what they need, and large sizes get equal parts of the rest."""
     shares = [0] * len(sizes)
     left = total
     for number, place in enumerate(sorted(range(len(sizes)), key=lambda place: sizes[place])):

@@ -1,4 +1,4 @@
-"""Messages as text: for readers, and for models that have no tools to go with the calls in them."""
+"""Renders messages as text, for people and for models without tools."""
 
 from __future__ import annotations
 
@@ -11,59 +11,52 @@ from orch_protocol.core.messages import Block, Image, Message, Opaque, Text, Thi
 from .tokens import clip
 from .turns import calls_of
 
-__all__ = ["fit_texts", "render_block", "render_message", "render_turn", "split_text", "turn_pieces"]
+__all__ = ["fit_texts", "render_block", "render_message", "split_text", "turn_pieces"]
 
 RESULT_CHARS: Final = 4_000
-LEAST_CHARS: Final = 200
-MOST_PIECES: Final = 16
+MIN_CHARS: Final = 200
+MAX_PIECES: Final = 16
 SEPARATOR: Final = "\n\n"
 HINT: Final = "it is on record whole"
 
 
 def render_message(message: Message) -> str:
-    """Return all of one message for a reader, results in their place and whole."""
+    """Return a whole message as text, with complete results."""
     return "\n".join([f"## {message.role}", *map(render_block, message.content)])
 
 
 def render_block(block: Block) -> str:
-    """Return one block for a reader: a call as its name and arguments, a result as its text."""
+    """Return one block as text. A call becomes its name and arguments, and a result becomes its text."""
     match block:
         case Text(text) | Thinking(text):
             return text
+        case Image():
+            return block.text
         case ToolUse(name=name, input=input):
             return f"[tool_use: {name}({json.dumps(input, ensure_ascii=False, default=str)})]"
         case ToolResult(content=content):
             text = "\n".join(map(render_block, content))
             return f"[tool_result: {text}]"
-        case Image():
-            return "[image]"
         case Opaque(raw=raw):
             return f"[{raw.get('type', 'block') if isinstance(raw, dict) else 'block'}]"
 
 
-def render_turn(messages: Sequence[Message]) -> str:
-    """Return `messages` for a reader: a heading for each, calls with their results below them, long results cut.
+def turn_pieces(messages: Sequence[Message], limit: int) -> list[str]:
+    """Return `messages` as text for a model, in at most 16 pieces of at most `limit` characters.
 
-    A result stands once, at its call. Messages without any text of their own are left out.
+    Each message has a heading; messages without text are left out. A result follows its call and is cut if it is long.
+    Each message is at most as long as one piece. If the total is too long, the longest messages are cut first. So the
+    number of requests per conversation is limited.
     """
-    return SEPARATOR.join(_rendered(messages))
-
-
-def turn_pieces(messages: Sequence[Message], most: int) -> list[str]:
-    """Return `messages` for a model to read, in at most 16 pieces of at most `most` characters.
-
-    One message is at most one piece. What does not fit is cut, the longest messages first: the number of requests
-    about a conversation is bounded.
-    """
-    room = most * MOST_PIECES // 2  # a cut between messages leaves a piece at least half full
-    parts = [clip(part, most, HINT) for part in _rendered(messages)]
+    room = limit * MAX_PIECES // 2  # Pieces are split between messages, so each piece is at least half full.
+    parts = [clip(part, limit, HINT) for part in _rendered(messages)]
     return split_text(
-        clip(SEPARATOR.join(fit_texts(parts, room - len(SEPARATOR) * len(parts), HINT)), room, HINT), most
+        clip(SEPARATOR.join(fit_texts(parts, room - len(SEPARATOR) * len(parts), HINT)), room, HINT), limit
     )
 
 
 def _rendered(messages: Sequence[Message]) -> list[str]:
-    """Return each message that has a text of its own."""
+    """Return the texts of the messages that contain text."""
     results = {call.id: call.result for call in calls_of(messages)}
     parts = []
     for message in messages:
@@ -82,14 +75,16 @@ def _rendered(messages: Sequence[Message]) -> list[str]:
 
 
 def fit_texts(texts: Sequence[str], room: int, hint: str) -> list[str]:
-    """Return `texts` within `room` characters together, but each with at least 200: the longest are cut first.
+    """Return `texts` within `room` characters in total, each with at least 200 characters.
 
-    `hint` says in each cut text where the rest is.
+    The longest texts are cut first.
+
+    Each cut text contains `hint`, which explains where to find the rest.
     """
     if sum(map(len, texts)) <= room:
         return list(texts)
-    # The largest size for one text at which all of them fit.
-    low, high = LEAST_CHARS, max(map(len, texts))
+    # Find the largest limit per text with which all texts fit.
+    low, high = MIN_CHARS, max(map(len, texts))
     while low < high:
         middle = (low + high + 1) // 2
         if sum(min(len(text), middle) for text in texts) <= room:
@@ -99,12 +94,12 @@ def fit_texts(texts: Sequence[str], room: int, hint: str) -> list[str]:
     return [clip(text, low, hint) for text in texts]
 
 
-def split_text(text: str, most: int) -> list[str]:
-    """Return what `render_turn` made in pieces of at most `most` characters, cut between messages where that can be."""
+def split_text(text: str, limit: int) -> list[str]:
+    """Split the text of rendered messages into pieces of at most `limit` characters, between messages if possible."""
     found: list[str] = []
-    while len(text) > most:
-        cut = text.rfind("\n\n## ", most // 2, most)
-        cut = cut if cut > 0 else most
+    while len(text) > limit:
+        cut = text.rfind("\n\n## ", limit // 2, limit)
+        cut = cut if cut > 0 else limit
         found.append(text[:cut])
         text = text[cut:].lstrip("\n")
     return [*found, text] if text else found

@@ -1,4 +1,4 @@
-"""What stays in a conversation in place of what was archived, and how it is known again."""
+"""Records of archives in a conversation: their text, and functions that recognize them."""
 
 from __future__ import annotations
 
@@ -40,46 +40,49 @@ _STUB: Final = re.compile(r"\[archived (?:turn|phase|turns)\]\nsubagent_id: ([a-
 
 
 def stub_text(kind: ArchiveKind, id: str, record: str, answer: str = "") -> str:
-    """Return what the conversation keeps of the archive `id`: `record`, and the final `answer` if there was one."""
+    """Return the text that stays in the conversation for the archive `id`.
+
+    The text consists of `record` and of the final answer `answer`, if there is one.
+    """
     ending = f"\n\nFinal answer:\n{answer}" if answer else ""
     return f"{HEADS[kind]}\nsubagent_id: {id}\n\n{record}{ending}"
 
 
 def deletion_marker(when: str) -> str:
-    """Return what stands where something was deleted for good; `when` is ISO 8601, of which the day is told."""
+    """Return the text that replaces deleted content. `when` is an ISO 8601 time. The text contains only the date."""
     return f"{DELETED}{when[:10]}]"
 
 
 def body_of(stub: str) -> str:
-    """Return what a stub says below its head."""
+    """Return the text of a record below its heading."""
     return stub[match.end() :].lstrip("\n") if (match := _STUB.match(stub)) else stub
 
 
 def with_body(stub: str, body: str) -> str:
-    """Return `stub` with `body` below its head."""
+    """Return `stub` with the text `body` below its heading."""
     return f"{match[0]}\n{body}" if (match := _STUB.match(stub)) else body
 
 
 def era_prompt(turns: int) -> str:
-    """Return the user message that stands before the stub of `turns` merged turns."""
+    """Return the user message before the record of `turns` merged turns."""
     return f"[{turns} earlier turns of this conversation]"
 
 
 def summary_message(text: str, stubs: Iterable[str] = ()) -> Message:
-    """Return the message that stands in place of what was compacted, with the `stubs` that stood there."""
-    said = f"{SUMMARY}\n\n{text}" if text else ""
-    return Message("user", tuple(map(Text, filter(None, (said, *stubs)))))
+    """Return the message that replaces compacted messages. `stubs` are the records of archives among these messages."""
+    body = f"{SUMMARY}\n\n{text}" if text else ""
+    return Message("user", tuple(map(Text, filter(None, (body, *stubs)))))
 
 
 def is_summary(message: Message) -> bool:
-    """Return whether `message` stands in place of what was compacted."""
+    """Return whether `message` replaces compacted messages."""
     return message.role == "user" and text_of(message).startswith(SUMMARY)
 
 
 def shorten_record(stub: str, task: str) -> str:
-    """Return what is left of `stub` where a summary tells the rest: the archive's id, and its `task`.
+    """Return a short form of the record `stub` for use next to a summary: the archive's id and its `task`.
 
-    One that says that its archive was deleted, and of which no task is known, still says that.
+    The record of a deleted archive is not changed if the task is unknown.
     """
     if not task and body_of(stub).startswith(DELETED):
         return stub
@@ -87,30 +90,30 @@ def shorten_record(stub: str, task: str) -> str:
 
 
 def is_brief(stub: str) -> bool:
-    """Return whether a summary tells the rest of `stub`: no better text is to take its place."""
+    """Return whether `stub` is a short form. A longer record must not replace a short form."""
     return body_of(stub).startswith(BRIEF)
 
 
 def holder_of(text: str) -> str | None:
-    """Return the id of the archive that `text` stands for, None when it is no stub."""
+    """Return the archive id in the record `text`. Return None if `text` is not a record."""
     match = _STUB.match(text)
     return match[1] if match else None
 
 
 def holders_in(message: Message) -> list[str]:
-    """Return the ids of the archives that the text blocks of `message` stand for, in order."""
+    """Return the archive ids of the records in `message`, in order."""
     found = (holder_of(block.text) for block in message.content if isinstance(block, Text))
     return [id for id in found if id]
 
 
 def stubs_in(message: Message) -> dict[str, str]:
-    """Return the text blocks of `message` that stand for archives, by the archive's id."""
+    """Return the records in `message`. Keys are archive ids."""
     texts = (block.text for block in message.content if isinstance(block, Text))
     return {holder: text for text in texts if (holder := holder_of(text))}
 
 
 def replace_record(message: Message, stub: str) -> Message:
-    """Return `message` with `stub` in place of the one of the same holder."""
+    """Return `message`. `stub` replaces the record with the same archive id."""
     holder = holder_of(stub)
     blocks = (
         Text(stub) if isinstance(block, Text) and holder_of(block.text) == holder else block

@@ -1,6 +1,6 @@
-"""Which agents were spawned and asked in a stretch of work, and what came of that: by calls and results alone.
+"""Finds the subagents that were spawned, queried or ended in a range of calls, with their states.
 
-Whoever forgets that spawns another one for work that is under way, or pays for it again.
+A record keeps this list, so that the model does not spawn a second subagent for the same work.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from .turns import CallWithResult
 
 __all__ = ["AskedAgent", "agents_line", "asked_in", "latest_states"]
 
-MOST_TASK: Final = 80
-MOST_SAID: Final = 200
+MAX_TASK: Final = 80
+MAX_ANSWER_CHARS: Final = 200
 TOOLS: Final = frozenset({"spawn_subagent", "query_subagent", "collect_subagent"})
 AT_WORK: Final = "at work, its answer is not taken yet"
 ENDED: Final = "ended"
@@ -30,7 +30,10 @@ _KILLED: Final = re.compile(r"Killed: ([0-9a-f, ]+)\.")
 
 
 class AskedAgent(Struct, frozen=True, omit_defaults=True):
-    """An agent by its id, or what else it was asked by; its `task` where that is known, and its latest `state`."""
+    """An agent, given by its id or by the name used in the call.
+
+    `task` is the agent's task, if known. `state` is the agent's latest state.
+    """
 
     id: str
     task: str = ""
@@ -48,7 +51,7 @@ class _SpawnResult(Struct):
 
 
 def asked_in(calls: Sequence[CallWithResult]) -> tuple[AskedAgent, ...]:
-    """Return the agents that `calls` spawned, asked or ended, each once, who was dealt with last at the end."""
+    """Return the agents spawned, queried or ended by `calls`. Each agent occurs once, ordered by its last call."""
     found: list[AskedAgent] = []
     names: dict[str, str] = {}
     for call in calls:
@@ -57,7 +60,7 @@ def asked_in(calls: Sequence[CallWithResult]) -> tuple[AskedAgent, ...]:
             found += [AskedAgent(id, state=ENDED) for id in killed[1].split(", ")]
         if call.name not in TOOLS or call.is_error:
             continue
-        # Of a result that is labelled as another's words, the answer is not repeated without that label.
+        # An answer that has a taint label must not be repeated without this label.
         label = _LABEL.match(result)
         result = result[label.end() :] if label else result
         if call.name == "spawn_subagent":
@@ -67,10 +70,10 @@ def asked_in(calls: Sequence[CallWithResult]) -> tuple[AskedAgent, ...]:
             except msgspec.MsgspecError:
                 continue
             names |= {spawned.name: spawned.id, str(spawned.seq): spawned.id}
-            found.append(AskedAgent(spawned.id, _line(str(call.input.get("task", "")), MOST_TASK)))
+            found.append(AskedAgent(spawned.id, _line(str(call.input.get("task", "")), MAX_TASK)))
         if answer := _ANSWER.match(result):
             names[str(call.input.get("id", answer[1]))] = answer[1]
-            state = "answered" if label else f"answered «{_line(answer[2], MOST_SAID)}»"
+            state = "answered" if label else f"answered «{_line(answer[2], MAX_ANSWER_CHARS)}»"
             found.append(AskedAgent(answer[1], state=state))
         elif busy := _BUSY.match(result):
             found.append(AskedAgent(busy[1] or busy[2], state=AT_WORK))
@@ -78,7 +81,7 @@ def asked_in(calls: Sequence[CallWithResult]) -> tuple[AskedAgent, ...]:
 
 
 def latest_states(found: Iterable[AskedAgent]) -> tuple[AskedAgent, ...]:
-    """Return each of `found` once, as it was at last; a task that was known stays."""
+    """Return each agent in `found` once, with its latest state and its known task."""
     by_id: dict[str, AskedAgent] = {}
     for each in found:
         before = by_id.pop(each.id, each)
@@ -87,17 +90,19 @@ def latest_states(found: Iterable[AskedAgent]) -> tuple[AskedAgent, ...]:
 
 
 def agents_line(asked: Sequence[AskedAgent], chars: int) -> str:
-    """Return `asked` in a line, those at work first: with what they said where that has room in `chars` characters,
-    else with less and less of it, in the end by their ids alone."""
+    """Return one line about the agents `asked`. Running agents come first.
+
+    If the line exceeds `chars` characters, answers are left out first, then tasks and states.
+    """
     ordered = sorted(asked, key=lambda each: each.state != AT_WORK)
-    said = "; ".join(map(str, ordered))
+    listed = "; ".join(map(str, ordered))
     for less in (lambda each: replace(each, state=each.state.partition(" «")[0]), lambda each: AskedAgent(each.id)):
-        if len(said) <= chars:
+        if len(listed) <= chars:
             break
-        said = "; ".join(str(less(each)) for each in ordered)
-    return said
+        listed = "; ".join(str(less(each)) for each in ordered)
+    return listed
 
 
-def _line(text: str, most: int) -> str:
+def _line(text: str, limit: int) -> str:
     flat = " ".join(text.split())
-    return flat if len(flat) <= most else f"{flat[: most - 3]}..."
+    return flat if len(flat) <= limit else f"{flat[: limit - 3]}..."

@@ -1,7 +1,11 @@
-"""How many tokens something is, without a tokenizer: by its length and kind, corrected by what providers report."""
+"""Estimates token counts without a tokenizer, from the length and kind of text.
+
+Token counts that the provider reports correct the estimate.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from string import digits, punctuation
@@ -12,25 +16,38 @@ from msgspec import Struct
 from orch_protocol.core.messages import Block, Image, Message, Opaque, Text, Thinking, ToolResult, ToolUse, Usage
 from orch_protocol.session.entries import Custom, Label, MessageEntry, SessionInfo, TurnEndEntry, TurnStartEntry
 
-__all__ = ["CHARS_PER_TOKEN", "PLAIN", "CharsPerToken", "TokenEstimator", "clip", "input_tokens", "strings"]
+__all__ = [
+    "CHARS_PER_TOKEN",
+    "PLAIN",
+    "CharsPerToken",
+    "TokenEstimator",
+    "clip",
+    "image_tokens",
+    "input_tokens",
+    "strings",
+]
 
 
 SAMPLE: Final = 600
 IMAGE_TOKENS: Final = 1600
-LEAST_FACTOR: Final = 0.25
-MOST_FACTOR: Final = 4.0
+"""Tokens of an image of unknown size, and of the largest image after providers reduced its size."""
+IMAGE_EDGE: Final = 1568
+"""Maximum width and height of an image in pixels; a larger image is reduced in size."""
+PIXELS_PER_TOKEN: Final = 750
+MIN_FACTOR: Final = 0.25
+MAX_FACTOR: Final = 4.0
 PRIOR: Final = 2_000
-"""So many tokens of growth speak for the ratios before any is observed: a few lines do not overrule them."""
+"""Weight of the initial ratios, in tokens. This weight prevents a few observations from overriding the ratios."""
 
-MOST_LEARNED: Final = 400
+MAX_LEARNED: Final = 400
 DOUBT: Final = 1.5
-UNSEEN: Final = 500
-"""About the tokens in which a provider tells its model how to call tools."""
+PROVIDER_OVERHEAD_TOKENS: Final = 500
+"""Approximate number of tokens that a provider adds to a request to explain tool calls."""
 
 _WIDE: Final = re.compile("[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]")
 _FIGURES: Final = re.compile(r"\d|\b[0-9a-f]{6,}\b")
 _ANY_SYMBOLS: Final = re.compile(r"[^\w\s]")
-# What is to be counted, as what `str.translate` takes out: ten times as fast as looking for it.
+# Tables for counting with `str.translate`, which is ten times faster than a regex.
 _DIGITS: Final = dict.fromkeys(map(ord, digits))
 _MARKS: Final = dict.fromkeys(map(ord, "{}[]\"':,"))
 _SYMBOLS: Final = dict.fromkeys(map(ord, punctuation.replace("_", "")))
@@ -38,9 +55,9 @@ _NOT_IN_CONTEXT: Final = (TurnStartEntry, TurnEndEntry, Custom, Label, SessionIn
 
 
 class CharsPerToken(Struct, frozen=True):
-    """Characters a token, by what the text is: sentences, source code, JSON and its kin, figures and logs, CJK.
+    """Characters per token for prose, source code, data such as JSON, figures such as logs, and CJK text (`wide`).
 
-    And the tokens that a message, a call and a result take besides what is in them.
+    `message`, `call` and `result` are the additional tokens of each message, call and result.
     """
 
     prose: float
@@ -54,67 +71,64 @@ class CharsPerToken(Struct, frozen=True):
 
 
 PLAIN: Final = CharsPerToken(4.0, 4.0, 4.0, 4.0, 4.0)
-"""Four characters a token, whatever they are: the seed's rule."""
+"""Four characters per token for all text."""
 
 
 class TokenEstimator:
-    """Estimates tokens for one model, of the family that `ratios` are of; what its provider reports corrects it.
+    """Estimates tokens for one model. The estimates use the `ratios` of the model family, and reported token counts.
 
-    `factor` is where the correction begins: what another estimator of the same model has learned.
+    `factor` is the initial correction, for example the correction of another estimator of the same model.
     """
 
     def __init__(self, ratios: CharsPerToken = PLAIN, factor: float = 1.0) -> None:
         self._ratios = ratios
         self._begin = factor
+        self.factor = min(max(factor, MIN_FACTOR), MAX_FACTOR)
+        """The ratio of reported to estimated tokens over all observed growth."""
         self._last: tuple[float, int] | None = None
         self._grows = False
         self._estimated = 0.0
         self._reported = 0
 
-    @property
-    def factor(self) -> float:
-        """Tokens reported for each one estimated, over all growth observed."""
-        found = (self._reported + PRIOR * self._begin) / (self._estimated + PRIOR)
-        return min(max(found, LEAST_FACTOR), MOST_FACTOR)
-
     def text(self, text: str) -> int:
-        """Return about how many tokens `text` is."""
-        return _rounded(self.raw_text(text) * self.factor)
+        """Return the estimated tokens of `text`."""
+        return math.ceil(self.raw_text(text) * self.factor)
 
     def message(self, message: Message) -> int:
-        """Return about how many tokens `message` is; every kind of block counts."""
-        return _rounded(self.raw(message) * self.factor)
+        """Return the estimated tokens of `message`, with all kinds of blocks."""
+        return math.ceil(self.raw(message) * self.factor)
 
     def messages(self, messages: Iterable[Message]) -> int:
-        """Return about how many tokens `messages` are together."""
-        return _rounded(sum(map(self.raw, messages)) * self.factor)
+        """Return the estimated tokens of `messages` together."""
+        return math.ceil(sum(map(self.raw, messages)) * self.factor)
 
     def request(self, raw: float) -> int:
-        """Return about how many tokens a request is whose parts are `raw` before correction.
+        """Return the corrected estimate of a request's size, in tokens. `raw` is the uncorrected estimate.
 
-        That is what the last one was reported to be, and what it has grown by: what is never seen of a request, such as
-        how a provider explains tools to its model, is in the report.
+        The estimate is the reported size of the last request plus the estimated growth since then. The reported size
+        includes parts that are not visible here, such as the provider's tool instructions.
         """
         if self._last is None:
-            return _rounded(raw * self.factor)
-        return max(0, _rounded(self._last[1] + (raw - self._last[0]) * self.factor))
+            return math.ceil(raw * self.factor)
+        return max(0, math.ceil(self._last[1] + (raw - self._last[0]) * self.factor))
 
-    def most_of_request(self, raw: float) -> int:
-        """Return how many tokens such a request is at most, or nearly so.
+    def max_request_tokens(self, raw: float) -> int:
+        """Return an approximate upper bound for the tokens of a request. `raw` is the uncorrected estimate.
 
-        What was not reported may be half as much again; where nothing was, there is what a provider adds of its own.
+        The growth since the last report is multiplied by 1.5. Before the first report, the estimate includes an
+        allowance for text that the provider adds.
         """
         if self._last is None:
-            return _rounded(raw * self.factor * DOUBT) + UNSEEN
+            return math.ceil(raw * self.factor * DOUBT) + PROVIDER_OVERHEAD_TOKENS
         grown = (raw - self._last[0]) * self.factor
-        return max(0, _rounded(self._last[1] + (grown * DOUBT if grown > 0 else grown / DOUBT)))
+        return max(0, math.ceil(self._last[1] + (grown * DOUBT if grown > 0 else grown / DOUBT)))
 
     def raw(self, message: Message) -> float:
-        """Return the estimate for `message` before correction."""
+        """Return the uncorrected estimate for `message`."""
         return self._ratios.message + sum(map(self._block, message.content))
 
     def raw_text(self, text: str) -> float:
-        """Return the estimate for `text` before correction."""
+        """Return the uncorrected estimate for `text`."""
         if not text:
             return 0.0
         ratios = self._ratios
@@ -127,31 +141,33 @@ class TokenEstimator:
         return tokens * len(text) / len(sample)
 
     def observe(self, raw: float, reported: int) -> None:
-        """Learn that a request whose parts are `raw` by estimate was `reported` input tokens in all.
+        """Record that a request with the uncorrected estimate `raw` had `reported` input tokens.
 
-        The growth since the request before is what counts: what is not seen of a request falls out of it. A growth that
-        no ratio explains is not believed: part of it was something else.
+        Only the growth since the previous request is evaluated, because a request also has parts that are not visible
+        here. Implausible growth is ignored.
         """
         if reported <= 0:
             return
         if self._last is not None and self._grows:
-            grown, told = raw - self._last[0], reported - self._last[1]
-            if grown > 0 and LEAST_FACTOR <= told / grown <= MOST_FACTOR:
+            grown, counted = raw - self._last[0], reported - self._last[1]
+            if grown > 0 and MIN_FACTOR <= counted / grown <= MAX_FACTOR:
                 self._estimated += grown
-                self._reported += told
+                self._reported += counted
+                found = (self._reported + PRIOR * self._begin) / (self._estimated + PRIOR)
+                self.factor = min(max(found, MIN_FACTOR), MAX_FACTOR)
         self._last, self._grows = (raw, reported), True
 
     def changed(self) -> None:
-        """Learn that the next request is not the last one and more: its growth tells nothing."""
+        """Mark the next request as unrelated to the last request. The growth between the two requests is ignored."""
         self._grows = False
 
     def learn(self, entries: Sequence[object]) -> None:
-        """Learn what the last entries of a transcript tell: responses tell what their requests were.
+        """Learn from the last entries of a transcript. The usage of a response contains the size of its request.
 
-        Where a conversation branched off, or lost something, nothing can be told from growth.
+        Where the conversation branched or entries are missing, growth is ignored.
         """
         raw, before = 0.0, None
-        for entry in entries[-MOST_LEARNED:]:
+        for entry in entries[-MAX_LEARNED:]:
             follows = getattr(entry, "parent_id", None) == before
             before = getattr(entry, "id", None)
             if not follows or not isinstance(entry, (MessageEntry, *_NOT_IN_CONTEXT)):
@@ -170,7 +186,7 @@ class TokenEstimator:
             case Thinking(thinking):
                 return self.raw_text(thinking)
             case Image():
-                return IMAGE_TOKENS
+                return image_tokens(*block.size)
             case ToolUse(name=name, input=input):
                 inner = sum(self.raw_text(text) + 1 for text in strings(input))
                 return self._ratios.call + self.raw_text(name) + inner
@@ -181,7 +197,8 @@ class TokenEstimator:
 
     def _ratio(self, sample: str) -> float:
         size = len(sample)
-        # Of hex words half are digits: where there are few of these, nobody need look for words.
+        # About half of the characters of a hex number are digits, so a text with few digits needs no search for hex
+        # numbers.
         if _count(sample, _DIGITS) > 0.1 * size and sum(map(len, _FIGURES.findall(sample))) > 0.3 * size:
             return self._ratios.figures
         if _count(sample, _MARKS) > 0.18 * size:
@@ -194,13 +211,25 @@ def _count(text: str, table: dict[int, None]) -> int:
     return len(text) - len(text.translate(table))
 
 
+def image_tokens(width: int, height: int) -> float:
+    """Return the tokens of an image of this size in pixels; a size of 0 is unknown.
+
+    Providers reduce a large image and count its pixels, or tiles of 512x512 pixels. This function counts pixels, which
+    gives more tokens than tiles for most images.
+    """
+    if not width or not height:
+        return IMAGE_TOKENS
+    scale = min(1.0, IMAGE_EDGE / max(width, height))
+    return min(IMAGE_TOKENS, max(1.0, width * scale * height * scale / PIXELS_PER_TOKEN))
+
+
 def input_tokens(usage: Usage) -> int:
-    """Return how many tokens the request was, cached ones included."""
+    """Return the number of input tokens of a request, including cached tokens."""
     return usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
 
 
 def strings(value: Any) -> Iterator[str]:
-    """Yield every name and value in `value` (JSON-like data) as text, in order."""
+    """Yield all keys and values in `value` (JSON-like data) as text, in order."""
     waiting = [value]
     while waiting:
         item = waiting.pop()
@@ -220,21 +249,18 @@ def _three_pieces(text: str) -> str:
     return text[:SAMPLE] + text[middle : middle + SAMPLE] + text[-SAMPLE:]
 
 
-def _rounded(tokens: float) -> int:
-    return -int(-tokens // 1)
-
-
-# --- Cutting text down to size ---
+# --- Shortening text ---
 
 CHARS_PER_TOKEN: Final = 4
-"""Where tokens are a bound for text and nothing more exact is asked for."""
+"""Number of characters per token, for limits in tokens that need no exact estimate."""
 ROOM_FOR_NOTE: Final = 120
 
 
 def clip(text: str, limit: int, hint: str) -> str:
-    """Return `text` in at most `limit` characters: head and tail, and between them how much was left out and `hint`.
+    """Return `text` in at most `limit` characters.
 
-    A limit too small for head, tail and note keeps the head alone.
+    A longer text is reduced to its beginning and end. Between these stand the number of omitted characters and `hint`.
+    If the limit is too small for this, return only the beginning.
     """
     if len(text) <= limit:
         return text

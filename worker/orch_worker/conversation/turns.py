@@ -1,4 +1,4 @@
-"""A conversation taken apart: turns, calls with their results, groups that must stay together. No I/O."""
+"""Splits a conversation into turns, calls with results, and groups that must stay together. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, text_of, tool_uses
+from orch_protocol.core.messages import Message, ToolResult, ToolUse, text_of, tool_uses
 
 from .framing import is_project, question_in
 
@@ -29,7 +29,7 @@ TASK_CHARS = 80
 
 
 class CallWithResult(Struct, frozen=True):
-    """A tool call and its result; `result` is None while there is none."""
+    """A tool call and its result. `result` is None if there is no result yet."""
 
     id: str
     name: str
@@ -39,12 +39,15 @@ class CallWithResult(Struct, frozen=True):
 
     @property
     def completed(self) -> bool:
-        """Whether a result is there."""
+        """Whether the call has a result."""
         return self.result is not None
 
 
 class TurnSpan(Struct, frozen=True):
-    """One turn: messages `start` to `body` are what was asked, `body` to `stop` what was done about it."""
+    """One turn. The prompts are the messages from `start` to `body`.
+
+    The responses are the messages from `body` to `stop`.
+    """
 
     start: int
     body: int
@@ -52,15 +55,15 @@ class TurnSpan(Struct, frozen=True):
 
 
 def is_prompt(message: Message) -> bool:
-    """Return whether `message` asks something, rather than answering calls."""
+    """Return whether `message` is a user message without tool results."""
     return message.role == "user" and not any(isinstance(block, ToolResult) for block in message.content)
 
 
 def turns_of(messages: Sequence[Message]) -> list[TurnSpan]:
-    """Return the turns of `messages`, in order. System messages before the first belong to none, nor does what is
-    told of the project there: it stays.
+    """Return the turns of `messages`, in order.
 
-    A turn begins with a prompt, or several in a row; a conversation that begins otherwise has a first turn without.
+    A turn starts with one or more prompts. If a conversation does not start with a prompt, its first turn has no
+    prompt. System messages and the project description at the beginning belong to no turn.
     """
     starts: list[tuple[int, int]] = []
     acted = True
@@ -82,7 +85,7 @@ def turns_of(messages: Sequence[Message]) -> list[TurnSpan]:
 
 
 def calls_of(messages: Sequence[Message]) -> list[CallWithResult]:
-    """Return the calls in `messages`, in order, each with its result if one is there."""
+    """Return the calls in `messages`, in order, each with its result if there is one."""
     results: dict[str, ToolResult] = {}
     for message in messages:
         for block in message.content:
@@ -94,27 +97,28 @@ def calls_of(messages: Sequence[Message]) -> list[CallWithResult]:
         if result is None:
             found.append(CallWithResult(use.id, use.name, use.input))
         else:
-            text = "\n".join(part.text if isinstance(part, Text) else "[image]" for part in result.content)
+            text = "\n".join(part.text for part in result.content)
             found.append(CallWithResult(use.id, use.name, use.input, text, result.is_error))
     return found
 
 
 def is_unfinished(messages: Sequence[Message]) -> bool:
-    """Return whether `messages` end with an assistant message while a call of theirs has no result."""
+    """Return whether `messages` end with an assistant message that has a call without a result."""
     if not messages or messages[-1].role != "assistant":
         return False
     return any(not call.completed for call in calls_of(messages))
 
 
 def is_answered(messages: Sequence[Message]) -> bool:
-    """Return whether `messages` end with an answer: an assistant message that asks for nothing more."""
+    """Return whether `messages` end with an answer: an assistant message without calls."""
     return bool(messages) and messages[-1].role == "assistant" and not tool_uses(messages[-1])
 
 
 def groups_of(messages: Sequence[Message], start: int, stop: int) -> list[int]:
-    """Return where the complete groups of `messages[start:stop]` end: after a response with all results of its calls.
+    """Return the end positions of complete groups in `messages[start:stop]`.
 
-    A cut at such a place parts no call from its result.
+    A group is a response with the results of all its calls. A cut at the end of a group never separates a call from its
+    result.
     """
     ends = []
     waiting: set[str] = set()
@@ -132,7 +136,7 @@ def groups_of(messages: Sequence[Message], start: int, stop: int) -> list[int]:
 
 
 def responses(messages: Sequence[Message]) -> int:
-    """Return how many model responses are in `messages`: assistant messages in a row are one."""
+    """Return the number of model responses in `messages`. Adjacent assistant messages count as one response."""
     return sum(
         message.role == "assistant" and (not place or messages[place - 1].role != "assistant")
         for place, message in enumerate(messages)
@@ -140,7 +144,7 @@ def responses(messages: Sequence[Message]) -> int:
 
 
 def first_line(text: str) -> str:
-    """Return the first line of `text` in at most 80 characters; "(no prompt)" when it says nothing."""
+    """Return the first line of `text` in at most 80 characters. Return "(no prompt)" if `text` is empty."""
     line = text.strip().partition("\n")[0].strip()
     if not line:
         return "(no prompt)"
@@ -148,6 +152,6 @@ def first_line(text: str) -> str:
 
 
 def task_of(messages: Sequence[Message]) -> str:
-    """Return what the prompts `messages` ask, as one line; of an agent's first, the query alone."""
-    said = "\n".join(text_of(message) for message in messages if message.role == "user")
-    return first_line(question_in(said))
+    """Return the questions in `messages` as one line, without the task of the agent."""
+    text = "\n".join(text_of(message) for message in messages if message.role == "user")
+    return first_line(question_in(text))

@@ -1,4 +1,4 @@
-"""Prompt permissions of extensions: hooks may change only the tiers that `permissions.tiers` lists."""
+"""Prompt permissions of extensions: hooks may change only the tiers in `permissions.tiers`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ PROMPT_STAGES: Final = frozenset({"before_system_prompt", "after_system_prompt",
 def check_tiers(function: Handler, manifest: Manifest) -> Handler:
     """Return `function` with a check of its result.
 
-    A patch that changes a tier missing from `permissions.tiers` raises PermissionError.
+    A patch that changes a tier outside `permissions.tiers` raises PermissionError.
     """
     tiers = manifest.permissions.tiers
 
-    def checked(event: Any, result: Any) -> Any:
+    def check_result(event: Any, result: Any) -> Any:
         patch = event.patch(**result) if isinstance(result, dict) and event.stage in PROMPT_STAGES else result
         if isinstance(patch, Patch):
             for tier in _changed_tiers(event, patch):
@@ -39,19 +39,19 @@ def check_tiers(function: Handler, manifest: Manifest) -> Handler:
 
         @functools.wraps(function)
         async def async_hook(event: Any, ctx: Any) -> Any:
-            return checked(event, await function(event, ctx))
+            return check_result(event, await function(event, ctx))
 
         return async_hook
 
     @functools.wraps(function)
     def hook(event: Any, ctx: Any) -> Any:
-        return checked(event, function(event, ctx))
+        return check_result(event, function(event, ctx))
 
     return hook
 
 
 def _changed_tiers(event: Any, patch: Patch) -> Iterator[str]:
-    """Yield the tier of each part of the prompt that `patch` changes. The system text is the stable tier."""
+    """Yield the tier of each prompt part changed by `patch`. The system text is the stable tier."""
     if isinstance(patch, SystemPatch):
         if patch.text not in (UNSET, event.text):
             yield "stable"

@@ -1,4 +1,4 @@
-"""Commands that extensions bring to the sessions of agents: made of functions, called in the agent's process."""
+"""Slash commands of extensions. A command is a function that is called in the agent's process."""
 
 from __future__ import annotations
 
@@ -18,26 +18,34 @@ from orch_protocol.core.messages import Message
 from orch_protocol.core.text import scrub
 from orch_protocol.resources.slash_commands import Argument, CommandRow, Effect, UserActionResult, usage
 
-from ..hooks.hook import HookContext
-from ..system.threads import DeadlineExceeded, ThreadPool, describe_exception
+from ..hooks.hook import HookContext, call_async
+from ..system.threads import DeadlineExceeded, ThreadPool, describe_exception, run_coroutine
 from ..tools.api.base import ToolContext
 
-__all__ = ["CommandContext", "ExtensionCommands", "Function", "SlashCommand", "argument_of", "make_command"]
+__all__ = [
+    "CommandContext",
+    "CommandRunner",
+    "ExtensionCommands",
+    "Function",
+    "SlashCommand",
+    "argument_of",
+    "make_command",
+]
 
 Function: TypeAlias = Callable[..., Any]
-"""Called with the arguments by name, and a context; may be async."""
-NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,63}")
-WORD: Final = re.compile(
+"""The function of a command, which takes the arguments by name and a context. The function may be async."""
+NAME_PATTERN: Final = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+ARGUMENT_PATTERN: Final = re.compile(
     r"(?P<open>\[)?(?P<option>--)?(?P<name>[a-z][a-z0-9_-]*)(?P<value>=)?(?P<rest>\.\.\.)?(?P<close>\])?"
 )
 SECONDS: Final = 30.0
-MOST_SECONDS: Final = 600.0
-MOST_CHARACTERS: Final = 1 << 20
-TEXT: Final = Argument("text", rest=True)
+MAX_SECONDS: Final = 600.0
+MAX_CHARACTERS: Final = 1 << 20
+TEXT_ARGUMENT: Final = Argument("text", rest=True)
 
 
 class SlashCommand(Struct, frozen=True):
-    """A command of an extension, and what it calls."""
+    """A command of an extension, and the function of the command."""
 
     row: CommandRow
     function: Function
@@ -45,16 +53,16 @@ class SlashCommand(Struct, frozen=True):
 
 
 class CommandContext(Protocol):
-    """The agent as far as its commands are concerned."""
+    """The interface of the agent that commands use."""
 
     spec: AgentSpec
 
     @property
     def backend(self) -> Any:
-        """What answers for it, which has its conversation."""
+        """The backend of the agent, which contains the agent's conversation."""
 
-    def say_to_itself(self, text: str, follow_up: bool) -> None:
-        """Let the agent hear `text` while it works, or with its next query."""
+    def queue_own_message(self, text: str, follow_up: bool) -> None:
+        """Send `text` to the agent, as a steering message or with its next query."""
 
 
 def make_command(
@@ -67,80 +75,97 @@ def make_command(
     timeout: float = SECONDS,
     source: str = "",
 ) -> SlashCommand:
-    """Make the command `/name` of `function(args, ctx)`; `args` are its arguments by name, those that were said.
+    """Return the command `/name`, which calls `function(args, ctx)`. `args` contains the given arguments by name.
 
-    `arguments` say which there are: `path`, `[path]` for one that may be missing, `text...` for the remainder of the
-    line, `--to=` for an option and `--dry` for one without a value; None means `[text...]`. `summary` is the first line
-    of the function's docstring unless said. It has `timeout` seconds. Raises ConfigError, saying what is wrong.
+    `arguments` lists the arguments: `path`, `[path]` if optional, `text...` for the rest of the line, `--to=` for an
+    option, and `--dry` for an option without a value. None means `[text...]`. The default of `summary` is the first
+    line of the function's docstring. `timeout` is in seconds. Raise ConfigError for invalid values.
     """
-    if NAME.fullmatch(name) is None:
-        raise ConfigError(f"command {name!r}: a name is small letters, digits, - and _, beginning with a letter")
+    if NAME_PATTERN.fullmatch(name) is None:
+        raise ConfigError(
+            f"invalid command name {name!r}: use lower-case letters, digits, '-' and '_', beginning with a letter"
+        )
     if not callable(function):
         raise ConfigError(f"command /{name}: the handler must be a function; got {function!r}")
     try:
         inspect.signature(function).bind({}, None)
     except TypeError as error:
+        raise ConfigError(f"command /{name}: the handler must take the parameters (args, ctx): {error}") from error
+    if not (isinstance(timeout, (int, float)) and 0 < timeout <= MAX_SECONDS and math.isfinite(timeout)):
         raise ConfigError(
-            f"command /{name}: it is called with (args, ctx), and takes something else: {error}"
-        ) from error
-    if not (isinstance(timeout, (int, float)) and 0 < timeout <= MOST_SECONDS and math.isfinite(timeout)):
-        raise ConfigError(f"command /{name}: timeout is a number of seconds up to {MOST_SECONDS:g}, not {timeout!r}")
-    others = tuple(aliases)
-    if wrong := [each for each in others if not isinstance(each, str) or NAME.fullmatch(each) is None]:
-        raise ConfigError(f"command /{name}: invalid alias {wrong[0]!r}: it must be a valid command name")
-    takes = (TEXT,) if arguments is None else tuple(argument_of(name, each) for each in arguments)
-    if any(each.rest for each in [each for each in takes if not each.option][:-1]):
+            f"command /{name}: timeout must be a number of seconds, at most {MAX_SECONDS:g}; got {timeout!r}"
+        )
+    alias_names = tuple(aliases)
+    if invalid := [each for each in alias_names if not isinstance(each, str) or NAME_PATTERN.fullmatch(each) is None]:
+        raise ConfigError(f"command /{name}: invalid alias {invalid[0]!r}: it must be a valid command name")
+    parsed_arguments = (TEXT_ARGUMENT,) if arguments is None else tuple(argument_of(name, each) for each in arguments)
+    if any(each.rest for each in [each for each in parsed_arguments if not each.option][:-1]):
         raise ConfigError(f"command /{name}: only the last argument can be the remainder of the line")
-    said = summary or (inspect.getdoc(function) or "").partition("\n")[0] or f"a command of {source}"
-    row = CommandRow(name, scrub(said), usage(name, takes), source.removeprefix("extension "), others, takes, source)
+    description = summary or (inspect.getdoc(function) or "").partition("\n")[0] or f"a command of {source}"
+    row = CommandRow(
+        name,
+        scrub(description),
+        usage(name, parsed_arguments),
+        source.removeprefix("extension "),
+        alias_names,
+        parsed_arguments,
+        source,
+    )
     return SlashCommand(row, function, float(timeout))
 
 
-def argument_of(name: str, said: str) -> Argument:
-    """Return the argument of the command `name` that `said` describes. Raises ConfigError."""
-    match = WORD.fullmatch(said) if isinstance(said, str) else None
+def argument_of(name: str, pattern: str) -> Argument:
+    """Return the argument of the command `name` described by `pattern`. Raise ConfigError if `pattern` is invalid."""
+    match = ARGUMENT_PATTERN.fullmatch(pattern) if isinstance(pattern, str) else None
     if match is None or bool(match["open"]) != bool(match["close"]) or (match["value"] and not match["option"]):
         raise ConfigError(
-            f"command /{name}: argument {said!r} is none: path, [path], text..., [text...], --to= or --dry"
+            f"command /{name}: invalid argument {pattern!r}: use path, [path], text..., [text...], --to= or --dry"
         )
     if match["option"]:
         return Argument(match["name"], "text" if match["value"] else "choice", option=True)
     return Argument(match["name"], required=not match["open"], rest=bool(match["rest"]))
 
 
-class ExtensionCommands:
-    """Runs the commands of one agent's extensions, each with a context that stays while the process lives."""
+class CommandRunner:
+    """Runs commands: sync functions in threads, async functions on the event loop. Each command has a deadline."""
 
-    def __init__(self, context: ToolContext) -> None:
-        self._call_root = context.call_root
+    def __init__(self) -> None:
         self._threads = ThreadPool()
-        self._contexts: dict[str, HookContext] = {}
 
     def close(self) -> None:
-        """End the threads that do nothing."""
+        """End the idle threads."""
         self._threads.close()
 
-    async def run(self, command: SlashCommand, said: dict[str, str], agent: CommandContext) -> UserActionResult:
-        """Call the command and return what it says. What it raises, or that it is late, is an error in words."""
-        name, seconds, context = command.row.name, command.seconds, self._context(command, agent)
+    async def run(self, command: SlashCommand, arguments: dict[str, str], context: HookContext) -> UserActionResult:
+        """Call the command and return its result. An exception or a timeout becomes an error result."""
+        name, seconds = command.row.name, command.seconds
         if self._threads.overdue[name]:
             return UserActionResult(
                 f"/{name} of {command.row.source} is still at work on an earlier line", is_error=True
             )
         try:
             if inspect.iscoroutinefunction(command.function):
-                async with asyncio.timeout(seconds):
-                    value = await command.function(dict(said), context)
+                value = await run_coroutine(call_async(command.function, dict(arguments), context), seconds)
             else:
-                value = await self._threads.run(name, lambda: command.function(dict(said), context), seconds)
-            return _did(value)
-        except (DeadlineExceeded, TimeoutError):
-            why = f"it did not answer within {seconds:g} s"
+                value = await self._threads.run(name, lambda: command.function(dict(arguments), context), seconds)
+            return _result_of(value)
+        except DeadlineExceeded:
+            reason = f"it did not answer within {seconds:g} s"
         except Exception as error:
-            why = describe_exception(error)
-        return UserActionResult(f"/{name} of {command.row.source} failed: {why}", is_error=True)
+            reason = describe_exception(error)
+        return UserActionResult(f"/{name} of {command.row.source} failed: {reason}", is_error=True)
 
-    def _context(self, command: SlashCommand, agent: CommandContext) -> HookContext:
+
+class ExtensionCommands(CommandRunner):
+    """Runs the commands of one agent's extensions. Each command keeps its context as long as the process runs."""
+
+    def __init__(self, context: ToolContext) -> None:
+        super().__init__()
+        self._call_root = context.call_root
+        self._contexts: dict[str, HookContext] = {}
+
+    def context(self, command: SlashCommand, agent: CommandContext) -> HookContext:
+        """Return the context of `command`."""
         name = command.row.name
         if name not in self._contexts:
 
@@ -150,23 +175,28 @@ class ExtensionCommands:
 
             loop = asyncio.get_running_loop()
 
-            def say(text: str, follow_up: bool) -> None:
-                loop.call_soon_threadsafe(agent.say_to_itself, text, follow_up)
+            def send_message(text: str, follow_up: bool) -> None:
+                loop.call_soon_threadsafe(agent.queue_own_message, text, follow_up)
 
             self._contexts[name] = HookContext(
-                f"/{name}", agent.spec, say=say, call=self._call_root, tell=lambda _: None, messages=messages
+                f"/{name}",
+                agent.spec,
+                send_message=send_message,
+                call_root=self._call_root,
+                emit=lambda _: None,
+                messages=messages,
             )
         return self._contexts[name]
 
 
-def _did(value: Any) -> UserActionResult:
-    """Return what a command returned: text, an Effect, or JSON data, which is text then, too."""
+def _result_of(value: Any) -> UserActionResult:
+    """Return the result of a command, which may be text, an Effect or JSON data."""
     if value is None:
         return UserActionResult()
     if isinstance(value, str):
         text = scrub(value)
-        cut = text[:MOST_CHARACTERS]
-        return UserActionResult(cut, {"text": cut})
+        clipped = text[:MAX_CHARACTERS]
+        return UserActionResult(clipped, {"text": clipped})
     if isinstance(value, Effect):
         return UserActionResult(effect=value)
     data = scrub(msgspec.to_builtins(value))

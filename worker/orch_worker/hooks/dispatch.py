@@ -1,4 +1,7 @@
-"""Calling the hooks of one stage, one after the other, and what comes of it. Who calls a function is passed in."""
+"""Runs the hooks of one stage in order and combines their results.
+
+A parameter supplies the function that calls a hook.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from orch_protocol.hooks.events import BeforeSystemPrompt, Event
-from orch_protocol.hooks.patches import Abort, Approve, Block, Decision, Patch, PromptPatch, name_of, sound
+from orch_protocol.hooks.patches import Abort, Approve, Block, Decision, Patch, PromptPatch, name_of, with_valid_text
 from orch_protocol.hooks.stages import STAGES, Stage, check_value
 
 from ..conversation.prompt_parts import PromptPartError, apply_prompt_patch
@@ -22,19 +25,19 @@ __all__ = [
     "HookCallResult",
     "HookEffects",
     "HookMisuseError",
+    "NotifyObservers",
     "StageResult",
-    "Told",
+    "error_text_of",
+    "observer_effects",
     "run_chain",
-    "said_of",
-    "watched",
 ]
 
-DECIDED: Final = "after a decision"
-OBSERVES: Final = "returned something, but it is there to observe"
+SKIPPED_AFTER_DECISION: Final = "after a decision"
+OBSERVER_RETURNED: Final = "returned a value, but it may only observe"
 
 
 class HookCallResult(NamedTuple):
-    """What came of calling a hook: what it returned, or why it did not, and how long that took."""
+    """The result of one call of a hook: its return value or its error, and the duration of the call in seconds."""
 
     value: Any = None
     error: Exception | None = None
@@ -42,19 +45,23 @@ class HookCallResult(NamedTuple):
 
 
 Call = Callable[[Hook, Event], Awaitable[HookCallResult]]
-"""Calls the function of a hook with an event and returns what it said or raised: Late when it did neither in time."""
-Told = Callable[[Sequence[Hook], Event], None]
-"""Lets hooks that only observe be told of an event. Nobody waits for that."""
+"""A function that calls a hook with an event.
+
+If the hook exceeds its timeout, the error of the result is DeadlineExceeded.
+"""
+NotifyObservers = Callable[[Sequence[Hook], Event], None]
+"""A function that notifies observing hooks of an event without waiting for them."""
 
 
 class HookMisuseError(Exception):
-    """A hook said something that its stage, or its kind, does not allow."""
+    """A hook returned a result that its stage or its kind does not allow."""
 
 
 class HookEffects(Struct, frozen=True):
-    """What one hook did: the `actions` it took, how long that was, and for each field whose change it undid.
+    """The effects of one call of a hook: its actions, and the duration of the call.
 
-    `error` says why nothing came of it; `skipped` that it was not called.
+    `overrode` lists the fields that the hook changed after another hook had changed them, each with the other hook.
+    `error` is the reason why the result was not used. `skipped` is the reason why the hook was not called.
     """
 
     hook: str
@@ -63,173 +70,192 @@ class HookEffects(Struct, frozen=True):
     seconds: float = 0.0
     overrode: tuple[tuple[str, str], ...] = ()
     error: str = ""
-    late: bool = False
+    timed_out: bool = False
     skipped: str = ""
 
 
 class StageResult(Struct, frozen=True):
-    """What came of a stage: the event as it is now, what is to be added, and a decision with the hook that took it.
+    """The result of a stage: the changed event, texts to add, and a decision with the name of the hook that decided.
 
-    `approved` names the hook that let the call run, "" when none did.
+    `approved_by` is the name of the hook that approved the call, or "".
     """
 
     event: Event
     inject: tuple[str, ...] = ()
     decision: Abort | Block | None = None
-    by: str = ""
-    approved: str = ""
-    done: tuple[HookEffects, ...] = ()
+    decided_by: str = ""
+    approved_by: str = ""
+    effects: tuple[HookEffects, ...] = ()
 
 
-async def run_chain(steps: Iterable[Sequence[Hook]], event: Event, call: Call, tell: Told) -> StageResult:
-    """Call the hooks of `steps` (see `Registry.steps`) with `event`, each with what those before it have made of it.
+async def run_chain(steps: Iterable[Sequence[Hook]], event: Event, call: Call, notify: NotifyObservers) -> StageResult:
+    """Call the hooks of `steps` in order. Each hook gets the event as changed by earlier hooks.
 
-    Changes are laid over each other field by field. The first decision against stands, and whoever only observes is
-    told after it all the same; nobody else is called. An approval holds for the arguments that its hook saw: it is void
-    when they are changed later. Raises nothing but CancelledError.
+    See `HookRegistry.steps`. Changes are merged field by field. The first block or abort is final: later hooks are
+    skipped, but observers are still notified. An approval is valid for the arguments that the approving hook received.
+    A later change of the arguments revokes the approval. Raise only CancelledError.
     """
     stage = STAGES[event.stage]
     state = _StageState(event)
     for step in steps:
         if step[0].row.kind == "observe":
-            tell(step, state.event)
+            notify(step, state.event)
         elif state.decision is not None:
-            state.done.append(HookEffects(step[0].row.name, stage.name, skipped=DECIDED))
+            state.effects.append(HookEffects(step[0].row.name, stage.name, skipped=SKIPPED_AFTER_DECISION))
         else:
-            state.done.append(_came(state, step[0], stage, await call(step[0], state.event)))
-    return StageResult(state.event, tuple(state.inject), state.decision, state.by, state.approved, tuple(state.done))
+            state.effects.append(_record_result(state, step[0], stage, await call(step[0], state.event)))
+    return StageResult(
+        state.event, tuple(state.inject), state.decision, state.decided_by, state.approved_by, tuple(state.effects)
+    )
 
 
-def watched(hook: str, stage: str, came: HookCallResult) -> HookEffects:
-    """Return what is noted of a hook that only observes: whatever it returned is a mistake."""
-    error = came.error or (HookMisuseError(OBSERVES) if came.value is not None else None)
-    why = said_of(error) if error is not None else ""
-    return HookEffects(hook, stage, (), came.seconds, error=why, late=isinstance(error, DeadlineExceeded))
+def observer_effects(hook: str, stage: str, result: HookCallResult) -> HookEffects:
+    """Return the effects of an observing hook. A return value other than None is an error."""
+    error = result.error or (HookMisuseError(OBSERVER_RETURNED) if result.value is not None else None)
+    error_text = error_text_of(error) if error is not None else ""
+    return HookEffects(hook, stage, (), result.seconds, error=error_text, timed_out=isinstance(error, DeadlineExceeded))
 
 
-def _came(state: _StageState, hook: Hook, stage: Stage, came: HookCallResult) -> HookEffects:
-    """Let what came of calling `hook` have its effect, and return what that was."""
-    if came.value is None and came.error is None:
-        return HookEffects(hook.row.name, stage.name, (), came.seconds)
+def _record_result(state: _StageState, hook: Hook, stage: Stage, result: HookCallResult) -> HookEffects:
+    """Apply `result`, the result of a call of `hook`, to `state`. Return the effects."""
+    if result.value is None and result.error is None:
+        return HookEffects(hook.row.name, stage.name, (), result.seconds)
     try:
-        if came.error is not None:
-            raise came.error
-        actions, overrode = state.take(hook, _understood(hook, stage, came.value))
-        return HookEffects(hook.row.name, stage.name, actions, came.seconds, overrode)
+        if result.error is not None:
+            raise result.error
+        actions, overrode = state.apply_result(hook, _validate_result(hook, stage, result.value))
+        return HookEffects(hook.row.name, stage.name, actions, result.seconds, overrode)
     except Exception as error:
-        why = said_of(error)
-        decided = state.fail(hook, stage, why, error)
+        error_text = error_text_of(error)
+        decided = state.apply_failure(hook, stage, error_text, error)
         return HookEffects(
-            hook.row.name, stage.name, decided, came.seconds, error=why, late=isinstance(error, DeadlineExceeded)
+            hook.row.name,
+            stage.name,
+            decided,
+            result.seconds,
+            error=error_text,
+            timed_out=isinstance(error, DeadlineExceeded),
         )
 
 
 class _StageState:
-    """What has come of a stage so far."""
+    """The state of a stage while its hooks run."""
 
     def __init__(self, event: Event) -> None:
         self.event = event
         self.inject: list[str] = []
         self.decision: Abort | Block | None = None
-        self.by = ""
-        self.approved = ""
-        self.done: list[HookEffects] = []
-        self._changed: dict[str, str] = {}
+        self.decided_by = ""
+        self.approved_by = ""
+        self.effects: list[HookEffects] = []
+        self._changed_by: dict[str, str] = {}
 
-    def take(self, hook: Hook, said: Patch | Decision | None) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-        """Let `said` have its effect; return the actions that it was, and whose it undid."""
-        if said is None:
+    def apply_result(
+        self, hook: Hook, returned: Patch | Decision | None
+    ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+        """Apply `returned`.
+
+        Return the actions, and the changes that were replaced, each with the hook that had made the change.
+        """
+        if returned is None:
             return (), ()
-        if isinstance(said, Approve):
-            self.approved = hook.row.name
+        if isinstance(returned, Approve):
+            self.approved_by = hook.row.name
             return (name_of(Approve),), ()
-        if isinstance(said, (Abort, Block)):
-            undone = (("approve", self.approved),) if self.approved else ()
-            self.decision, self.by, self.approved = said, hook.row.name, ""
-            return (name_of(type(said)),), undone
-        if isinstance(said, PromptPatch):
-            return self._take_parts(hook, said)
-        changes = _changes(said)
-        added = changes.pop("inject", ())
-        self.inject += added
-        if "tools" in changes:  # taken away alone: what one hook has left out no other brings back
+        if isinstance(returned, (Abort, Block)):
+            revoked = (("approve", self.approved_by),) if self.approved_by else ()
+            self.decision, self.decided_by, self.approved_by = returned, hook.row.name, ""
+            return (name_of(type(returned)),), revoked
+        if isinstance(returned, PromptPatch):
+            return self._apply_prompt_patch(hook, returned)
+        changes = _changes(returned)
+        added_texts = changes.pop("inject", ())
+        self.inject += added_texts
+        if "tools" in changes:  # Hooks can only remove tools. No hook can restore a tool that another hook removed.
             changes["tools"] = tuple(name for name in getattr(self.event, "tools") if name in changes["tools"])  # noqa: B009
-        given = {name: value for name, value in changes.items() if getattr(self.event, name) != value}
-        overrode = [(name, self._changed[name]) for name in given if name in self._changed]
-        if given:
-            self.event = replace(self.event, **given)
-            self._changed |= dict.fromkeys(given, hook.row.name)
-            if self.approved:
-                overrode.append(("approve", self.approved))
-                self.approved = ""
-        return (*given, *(("inject",) if added else ())), tuple(overrode)
+        changed = {name: value for name, value in changes.items() if getattr(self.event, name) != value}
+        overrode = [(name, self._changed_by[name]) for name in changed if name in self._changed_by]
+        if changed:
+            self.event = replace(self.event, **changed)
+            self._changed_by |= dict.fromkeys(changed, hook.row.name)
+            if self.approved_by:
+                overrode.append(("approve", self.approved_by))
+                self.approved_by = ""
+        return (*changed, *(("inject",) if added_texts else ())), tuple(overrode)
 
-    def _take_parts(self, hook: Hook, said: PromptPatch) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-        """Let a hook change the parts of a prompt; one that a hook before it changed too is told of by its name."""
+    def _apply_prompt_patch(
+        self, hook: Hook, returned: PromptPatch
+    ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+        """Apply changes to prompt parts. Return the changed parts that another hook had changed before."""
         assert isinstance(self.event, BeforeSystemPrompt)
         before = {part.name: part for part in self.event.parts}
         try:
-            parts = apply_prompt_patch(self.event.parts, said, hook.row.name, recorded=self.event.recorded)
+            parts = apply_prompt_patch(self.event.parts, returned, hook.row.name, recorded=self.event.recorded)
         except PromptPartError as error:
             raise HookMisuseError(str(error)) from error
         after = {part.name: part for part in parts}
         names = [name for name in before | after if before.get(name) != after.get(name)]
-        overrode = tuple((name, self._changed[name]) for name in names if name in self._changed)
-        dropped = dict.fromkeys((*self.event.dropped, *(() if said.drop is UNSET else said.drop)))
+        overrode = tuple((name, self._changed_by[name]) for name in names if name in self._changed_by)
+        dropped = dict.fromkeys((*self.event.dropped, *(() if returned.drop is UNSET else returned.drop)))
         self.event = replace(self.event, parts=parts, dropped=tuple(name for name in dropped if name not in after))
-        self._changed |= dict.fromkeys(names, hook.row.name)
-        return tuple(_changes(said)) if names else (), overrode
+        self._changed_by |= dict.fromkeys(names, hook.row.name)
+        return tuple(_changes(returned)) if names else (), overrode
 
-    def fail(self, hook: Hook, stage: Stage, why: str, error: Exception) -> tuple[str, ...]:
-        """Apply the fail mode of `hook`. A decision that it was not to take stops things all the same."""
+    def apply_failure(self, hook: Hook, stage: Stage, error_text: str, error: Exception) -> tuple[str, ...]:
+        """Apply the failure mode of `hook`. A decision that the hook was not allowed to make blocks in every mode."""
         forced = isinstance(error, HookMisuseError) and error.args[1:] == ("decision",)
         if (hook.row.on_error != "closed" and not forced) or stage.closed is None:
             return ()
-        text = f"hook {hook.row.name!r} {why}"
-        self.decision, self.by, self.approved = stage.closed(text), hook.row.name, ""
+        reason = f"hook {hook.row.name!r} {error_text}"
+        self.decision, self.decided_by, self.approved_by = stage.closed(reason), hook.row.name, ""
         return (name_of(stage.closed),)
 
 
-def _understood(hook: Hook, stage: Stage, said: Any) -> Patch | Decision | None:
-    """Return what `said` means. Raises Misuse."""
-    if said is None:
+def _validate_result(hook: Hook, stage: Stage, returned: Any) -> Patch | Decision | None:
+    """Return `returned` as a valid patch or decision, or None if the hook returned None.
+
+    Raise HookMisuseError for a result that is not allowed.
+    """
+    if returned is None:
         return None
     allowed = set(stage.actions(hook.row.kind)) & set(hook.row.does)
-    if isinstance(said, (Abort, Block, Approve)):
-        decision, name = sound(said), name_of(type(said))
+    if isinstance(returned, (Abort, Block, Approve)):
+        decision, name = with_valid_text(returned), name_of(type(returned))
         if name not in allowed:
-            what = f"decided {name!r}, which it cannot at {stage.name}: {getattr(decision, 'reason', '')}"
-            raise HookMisuseError(what.rstrip(": "), *(("decision",) if not isinstance(said, Approve) else ()))
+            message = f"returned {name!r}, which it may not do at {stage.name}: {getattr(decision, 'reason', '')}"
+            raise HookMisuseError(message.rstrip(": "), *(("decision",) if not isinstance(returned, Approve) else ()))
         return decision
     if stage.patch is None:
-        raise HookMisuseError(f"returned {_shown(said)}, but nothing can be changed at {stage.name}")
-    if isinstance(said, Mapping):
-        if unknown := set(said) - set(stage.fields):
+        raise HookMisuseError(f"returned {_type_of(returned)}, but nothing can be changed at {stage.name}")
+    if isinstance(returned, Mapping):
+        if unknown := set(returned) - set(stage.fields):
             raise HookMisuseError(
                 f"returned {min(map(str, unknown))!r}, which is not a field of {stage.name}: {stage.fields}"
             )
-        said = stage.patch(**said)
-    if type(said) is not stage.patch:
-        raise HookMisuseError(f"returned {_shown(said)}, not a {stage.patch.__name__}: event.patch(...) makes one")
+        returned = stage.patch(**returned)
+    if type(returned) is not stage.patch:
+        raise HookMisuseError(
+            f"returned {_type_of(returned)}, not a {stage.patch.__name__}: create one with event.patch(...)"
+        )
     checked = {}
-    for name, value in _changes(said).items():
+    for name, value in _changes(returned).items():
         if name not in allowed:
-            raise HookMisuseError(f"changed {name!r}, which its `does` does not list: {', '.join(sorted(allowed))}")
+            raise HookMisuseError(f"changed {name!r}, but its option `does` lists only {', '.join(sorted(allowed))}")
         try:
             checked[name] = check_value(stage.patch, name, value)
         except msgspec.ValidationError as error:
-            raise HookMisuseError(f"changed {name!r} to something else: {error}") from error
+            raise HookMisuseError(f"changed {name!r} to an invalid value: {error}") from error
     patch: Patch = stage.patch(**checked)
     return patch
 
 
 def _changes(patch: Patch) -> dict[str, Any]:
-    given = {name: getattr(patch, name) for name in patch.__struct_fields__}
-    return {name: value for name, value in given.items() if value is not UNSET}
+    values = {name: getattr(patch, name) for name in patch.__struct_fields__}
+    return {name: value for name, value in values.items() if value is not UNSET}
 
 
-def said_of(error: Exception) -> str:
-    """Return what is said of a hook that failed with `error`."""
+def error_text_of(error: Exception) -> str:
+    """Return a text that describes `error`, the failure of a hook."""
     if isinstance(error, HookMisuseError):
         return str(error.args[0])
     if isinstance(error, DeadlineExceeded):
@@ -237,5 +263,5 @@ def said_of(error: Exception) -> str:
     return f"failed: {describe_exception(error)}"
 
 
-def _shown(said: Any) -> str:
-    return f"a {type(said).__name__}"
+def _type_of(value: Any) -> str:
+    return f"a {type(value).__name__}"

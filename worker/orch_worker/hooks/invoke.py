@@ -1,9 +1,9 @@
-"""Calling hooks, in whichever process their functions are: plain ones in a thread, async ones on the event loop."""
+"""Calls the functions of hooks with a time limit: sync functions in a thread, async functions on the event loop."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from time import perf_counter
 from typing import Any, Final
 
@@ -11,85 +11,100 @@ from msgspec.structs import replace
 
 from orch_protocol.hooks.events import Event, ToolCall, ToolReturn
 
-from ..system.threads import DeadlineExceeded, Task, ThreadPool
+from ..system.threads import DeadlineExceeded, Task, ThreadPool, run_coroutine
 from .dispatch import HookCallResult
-from .hook import Hook, HookContext
+from .hook import Hook, HookContext, call_async
 
-__all__ = ["STILL", "Calling", "await_hook", "copy_event", "in_thread", "task_of"]
+__all__ = ["STILL_RUNNING", "HookInvoker", "PreparedCall", "copy_event", "task_of"]
 
-STILL: Final = "is still at work on an earlier event"
+STILL_RUNNING: Final = "is still at work on an earlier event"
 
-Calling = tuple[Hook, Event, HookContext]
-"""A hook, and what it is called with."""
+PreparedCall = tuple[Hook, Event, HookContext]
+"""A hook and its arguments."""
 
 
-async def in_thread(threads: ThreadPool, callings: Sequence[Calling]) -> list[HookCallResult]:
-    """Return what plain hooks say, called in order in one thread. One whose earlier call hangs is late at once."""
-    late = frozenset(threads.overdue)
-    called = [calling for calling in callings if calling[0].row.name not in late]
-    tasks = [task_of(hook, context) for hook, _, context in called]
-    ran = await threads.run_all(tasks, [copy_event(event) for _, event, _ in called])
-    came = (HookCallResult(*ran.said.get(place, (None, None)), seconds) for place, seconds in enumerate(ran.seconds))
-    return [
-        HookCallResult(error=DeadlineExceeded(STILL)) if hook.row.name in late else next(came)
-        for hook, _, _ in callings
-    ]
+class HookInvoker:
+    """Calls hooks, and runs async observing hooks in the background. Agents and the root use this class."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPool()
+        self._background: set[asyncio.Task[None]] = set()
+
+    @property
+    def overdue(self) -> Iterable[str]:
+        """Names of the sync hooks that exceeded their timeout and still occupy a thread."""
+        return self._threads.overdue
+
+    async def call(self, calls: Sequence[PreparedCall]) -> list[HookCallResult]:
+        """Call hooks and return their results.
+
+        The sync hooks are called first, in order and in one thread, then the async hooks.
+
+        A sync hook that has not finished an earlier call is not called again. The result of this hook is a
+        DeadlineExceeded error.
+        """
+        sync_calls = [call for call in calls if not call[0].row.aside]
+        thread_results = iter(await self._call_in_thread(sync_calls)) if sync_calls else iter(())
+        return [await _await_hook(*call) if call[0].row.aside else next(thread_results) for call in calls]
+
+    def watch(self, call: PreparedCall, on_result: Callable[[Hook, Event, HookCallResult], None]) -> None:
+        """Call an async hook in the background, and pass its result to `on_result`."""
+
+        async def watch() -> None:
+            on_result(call[0], call[1], await _await_hook(*call))
+
+        self.start(watch())
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` in the background until `close`."""
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def close(self) -> None:
+        """Cancel the background tasks, and end the idle threads."""
+        for task in self._background:
+            task.cancel()
+        self._threads.close()
+
+    async def _call_in_thread(self, calls: Sequence[PreparedCall]) -> list[HookCallResult]:
+        overdue = frozenset(self._threads.overdue)
+        allowed_calls = [call for call in calls if call[0].row.name not in overdue]
+        tasks = [task_of(hook, context) for hook, _, context in allowed_calls]
+        thread_run = await self._threads.run_all(tasks, [copy_event(event) for _, event, _ in allowed_calls])
+        results = (
+            HookCallResult(*thread_run.results.get(index, (None, None)), seconds)
+            for index, seconds in enumerate(thread_run.seconds)
+        )
+        return [
+            HookCallResult(error=DeadlineExceeded(STILL_RUNNING)) if hook.row.name in overdue else next(results)
+            for hook, _, _ in calls
+        ]
 
 
 def task_of(hook: Hook, context: HookContext) -> Task:
-    """Return the call of a plain hook in a thread; its first argument is an event."""
+    """Return the task for a thread that calls a sync hook. The argument of the task is the event."""
     return hook.row.name, hook.row.seconds, hook.handler, context
 
 
 def copy_event(event: Event) -> Event:
-    """Return `event` for one hook alone: whatever that does to it in place, nobody else is given."""
+    """Return a copy of `event` for one hook, so that changes in place do not reach other hooks."""
     if isinstance(event, (ToolCall, ToolReturn)):
-        return replace(event, input=_copied(event.input))
+        return replace(event, input=_copy_json(event.input))
     return event
 
 
-async def await_hook(hook: Hook, event: Event, context: HookContext) -> HookCallResult:
-    """Return what an async hook says, Late at its deadline; one that ignores that is left behind."""
+async def _await_hook(hook: Hook, event: Event, context: HookContext) -> HookCallResult:
     began = perf_counter()
-    task: asyncio.Task[Any] = asyncio.create_task(_leaving(hook, copy_event(event), context))
     try:
-        done, _ = await asyncio.wait({task}, timeout=hook.row.seconds)
-    except asyncio.CancelledError:
-        task.cancel()
-        raise
-    seconds = perf_counter() - began
-    if not done:
-        task.cancel()
-        task.add_done_callback(_retrieve)
-        return HookCallResult(error=DeadlineExceeded(f"did not answer within {hook.row.seconds:g} s"), seconds=seconds)
-    if task.cancelled():
-        return HookCallResult(error=RuntimeError("cancelled itself"), seconds=seconds)
-    error = task.exception()
-    return (
-        HookCallResult(None, error, seconds)
-        if isinstance(error, Exception)
-        else HookCallResult(task.result(), None, seconds)
-    )
+        value = await run_coroutine(call_async(hook.handler, copy_event(event), context), hook.row.seconds)
+    except Exception as error:
+        return HookCallResult(None, error, perf_counter() - began)
+    return HookCallResult(value, None, perf_counter() - began)
 
 
-def _copied(data: Any) -> Any:
-    """Return a copy of JSON data; a fifth of what `deepcopy` takes."""
+def _copy_json(data: Any) -> Any:
+    """Return a copy of JSON data. This function needs a fifth of the time of `deepcopy`."""
     if isinstance(data, dict):
-        return {key: _copied(value) for key, value in data.items()}
-    return [_copied(value) for value in data] if isinstance(data, list) else data
-
-
-async def _leaving(hook: Hook, event: Event, context: HookContext) -> Any:
-    try:
-        return await hook.handler(event, context)
-    except (asyncio.CancelledError, GeneratorExit):
-        raise
-    except BaseException as error:
-        if isinstance(error, Exception) and not isinstance(error, StopIteration):
-            raise
-        raise RuntimeError(f"{type(error).__name__}: {error}") from error
-
-
-def _retrieve(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled():
-        task.exception()
+        return {key: _copy_json(value) for key, value in data.items()}
+    return [_copy_json(value) for value in data] if isinstance(data, list) else data

@@ -1,4 +1,4 @@
-"""Plain hooks that only observe: one thread calls them, event after event, and nobody comes back for each of them."""
+"""Runs sync observing hooks in one thread, in order. The agent does not wait for observing hooks after each event."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from operator import add, sub
 from time import perf_counter
@@ -14,20 +14,24 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from orch_protocol.hooks.events import Event, ToolCall, ToolReturn
 
-from ..system.threads import DeadlineExceeded, Task, transferable_error
-from .invoke import STILL, copy_event
+from ..system.threads import DeadlineExceeded, OverdueTasks, Task, TaskBatch, transferable_error
+from .invoke import STILL_RUNNING, copy_event
 
 __all__ = ["NotificationQueue", "ObserverGroup", "ObserverReport", "ObserverThreads"]
 
 
-BRIEF: Final = 0.001
-"""Seconds that the event loop itself waits for the thread once somebody waits for it, before it goes on elsewhere."""
-MOST_WAKES: Final = 1 << 16
+BLOCKING_SECONDS: Final = 0.001
+"""Maximum time in seconds that `wait_until_delivered` blocks the event loop before other tasks run."""
+MAX_WAKES: Final = 1 << 16
 
 
 class ObserverReport(NamedTuple):
-    """What came of telling the hook `name` of `event`, when it was more than nothing. `seconds` are to be counted for
-    it, with a call, None when they are already."""
+    """The result of calling the hook `name` with `event`.
+
+    There is a report only if the hook returned a value or failed.
+
+    `seconds` is the duration to count for this call, or None if the group has already counted the call.
+    """
 
     name: str
     event: Event
@@ -37,113 +41,118 @@ class ObserverReport(NamedTuple):
 
 
 class ObserverGroup:
-    """Hooks that are told of an event together, in order, and how long that took each of them.
+    """Hooks that are called together, in order, with one event. The group counts their calls and durations.
 
-    The thread alone adds to `_total`: how often all were called, and for each the seconds that they took in all.
+    Only the observer thread changes `_total`, which contains the number of calls of the group and the total seconds of
+    each hook.
     """
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self.tasks = tuple(tasks)
         self.calls = [(function, second) for _, _, function, second in tasks]
-        self.shortest = min((seconds for _, seconds, _, _ in tasks), default=0.0)
+        self.shortest_timeout = min((seconds for _, seconds, _, _ in tasks), default=0.0)
         self._total: tuple[int, list[float]] = (0, [0.0] * len(tasks))
-        self._taken = self._total
+        self._reported_total = self._total
 
-    def count(self, began: float, ended: Sequence[float]) -> None:
-        """All were called, the first one from `began` on, and each until its one of `ended`."""
+    def count(self, began: float, end_times: Sequence[float]) -> None:
+        """Count a call of the whole group, which started at `began`. `end_times` contains the end time of each hook."""
         calls, seconds = self._total
-        self._total = (calls + 1, list(map(add, seconds, map(sub, ended, (began, *ended)))))
+        self._total = (calls + 1, list(map(add, seconds, map(sub, end_times, (began, *end_times)))))
 
     def take(self) -> Iterator[tuple[str, int, float]]:
-        """Return of each hook how often it was called since this was asked last, and the seconds that this took."""
-        (before, spent), (now, seconds) = self._taken, self._total
-        self._taken = (now, seconds)
-        if now > before:
-            for (name, *_), old, new in zip(self.tasks, spent, seconds, strict=True):
-                yield name, now - before, new - old
+        """Yield the name, number of calls and total seconds of each hook since the previous call of `take`."""
+        (calls_before, seconds_before), (calls, seconds) = self._reported_total, self._total
+        self._reported_total = (calls, seconds)
+        if calls > calls_before:
+            for (name, *_), old, new in zip(self.tasks, seconds_before, seconds, strict=True):
+                yield name, calls - calls_before, new - old
 
 
 class ObserverThreads:
-    """Tells hooks of events: all in one thread, in order, without anybody waiting for it unless they ask to.
+    """Calls observing hooks in one thread, in the order of events. Only `wait_until_delivered` waits for the hooks.
 
-    One that does not return in time is left behind with its thread, counted in `overdue` until it returns, and another
-    thread goes on. `note` is told of what they said, on the thread of the event loop.
+    A hook that exceeds its timeout is abandoned together with its thread, and a new thread continues. `overdue` counts
+    the hook until it returns. `on_report` receives the reports on the thread of the event loop.
     """
 
-    def __init__(self, note: Callable[[ObserverReport], None]) -> None:
-        self.overdue: Counter[str] = Counter()
-        self._note = note
+    def __init__(self, on_report: Callable[[ObserverReport], None]) -> None:
+        self.overdue = OverdueTasks()
+        self._on_report = on_report
         self._loop = asyncio.get_running_loop()
         self._queue: deque[tuple[ObserverGroup, Event]] = deque()
         self._thread: _ObserverThread | None = None
-        self._wakes = self._wake = -1
-        """A pipe that wakes the thread. Unlike a lock it lets go of the interpreter: who wakes need not wait again."""
-        self._ended = self._closed = False
-        self._added = self._done = 0
-        self._said: deque[ObserverReport] = deque()
-        self._bell = threading.Lock()
-        self._bell.acquire()
-        self._awaited = -1
-        """After how many events the bell is to be rung."""
+        self._wake_reader = self._wake_writer = -1
+        """A pipe that wakes the thread.
+
+        Writing to a pipe releases the GIL, so the writer does not wait for the woken thread.
+        """
+        self._pipe_closed = self._closed = False
+        self._added_count = self._done_count = 0
+        self._reports: deque[ObserverReport] = deque()
+        self._done_lock = threading.Lock()
+        self._done_lock.acquire()
+        self._awaited_count = -1
+        """The number of finished events at which the thread releases `_done_lock`."""
         self._waiters: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._shortest = 0.0
+        self._shortest_timeout = 0.0
 
-    def add(self, crowd: ObserverGroup, event: Event) -> None:
-        """Let `crowd` be told of `event` once everything before it is told; nobody is, once this is closed."""
+    def add(self, group: ObserverGroup, event: Event) -> None:
+        """Queue `event` for the hooks of `group`. After `close`, this method does nothing."""
         if self._closed:
-            return  # the number of the pipe may be another file's by now
-        self._added += 1
-        self._queue.append((crowd, event))
+            return  # The descriptor of the closed pipe may now belong to another file.
+        self._added_count += 1
+        self._queue.append((group, event))
         if self._thread is None:
-            self._wakes, self._wake = os.pipe()
-            os.set_blocking(self._wake, False)
+            self._wake_reader, self._wake_writer = os.pipe()
+            os.set_blocking(self._wake_writer, False)
             self._thread = _ObserverThread(self)
-        with contextlib.suppress(BlockingIOError):  # so many wait for it that it is awake, or hangs
-            os.write(self._wake, b"\0")
+        # The pipe is full: the thread is already awake, or a hook blocks the thread.
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_writer, b"\0")
         if self._timer is None:
-            self._shortest = crowd.shortest
-            self._timer = self._loop.call_later(crowd.shortest, self._look)
-        elif crowd.shortest < self._shortest:
-            self._shortest = crowd.shortest
-            self._look_within(crowd.shortest)
+            self._shortest_timeout = group.shortest_timeout
+            self._timer = self._loop.call_later(group.shortest_timeout, self._check_timeout)
+        elif group.shortest_timeout < self._shortest_timeout:
+            self._shortest_timeout = group.shortest_timeout
+            self._schedule_check(group.shortest_timeout)
 
     @property
     def idle(self) -> bool:
-        """Whether everything is told."""
-        return self._done >= self._added
+        """Whether all queued events were delivered."""
+        return self._done_count >= self._added_count
 
-    async def told(self) -> None:
-        """Return when everything so far is told."""
-        target = self._added
-        if self._done < target:
-            self._awaited = target
-            until = perf_counter() + BRIEF
-            while self._done < target and (left := until - perf_counter()) > 0:
-                self._bell.acquire(timeout=left)
-            self._awaited = -1
-        while self._done < target:
+    async def wait_until_delivered(self) -> None:
+        """Wait until all events queued so far are delivered."""
+        target = self._added_count
+        if self._done_count < target:
+            self._awaited_count = target
+            deadline = perf_counter() + BLOCKING_SECONDS
+            while self._done_count < target and (remaining := deadline - perf_counter()) > 0:
+                self._done_lock.acquire(timeout=remaining)
+            self._awaited_count = -1
+        while self._done_count < target:
             waiter: asyncio.Future[None] = self._loop.create_future()
             self._waiters.append(waiter)
-            if self._done < target:
+            if self._done_count < target:
                 await waiter
 
     def collect(self) -> None:
-        """Note what hooks have said so far."""
-        while self._said:
-            self._note(self._said.popleft())
+        """Pass the reports so far to `on_report`."""
+        while self._reports:
+            self._on_report(self._reports.popleft())
 
     def close(self) -> None:
-        """End the thread once it has told everything; closing twice does nothing."""
+        """End the thread after all queued events are delivered. Calling this method twice is allowed."""
         if self._timer is not None:
             self._timer.cancel()
         if self._thread is not None and not self._closed:
-            os.close(self._wake)
+            os.close(self._wake_writer)
         self._closed = True
 
-    # On the thread of the event loop.
+    # The following methods run on the thread of the event loop.
 
-    def _woken(self) -> None:
+    def _on_wake(self) -> None:
         try:
             self.collect()
         finally:
@@ -152,180 +161,168 @@ class ObserverThreads:
                 if not waiter.done():
                     waiter.set_result(None)
 
-    def _look_within(self, seconds: float) -> None:
+    def _schedule_check(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(seconds, self._look)
+        self._timer = self._loop.call_later(seconds, self._check_timeout)
 
-    def _look(self) -> None:
-        """Leave one behind that is late; look again when the next one may be."""
+    def _check_timeout(self) -> None:
+        """Abandon a hook that has exceeded its timeout, and schedule the next check."""
         self._timer = None
-        if self._done >= self._added or self._thread is None:
+        if self._done_count >= self._added_count or self._thread is None:
             return
-        round_ = self._thread.round
-        left = round_.left() if round_ is not None else self._shortest
-        if left <= 0 and round_ is not None:
-            self._leave(round_)
-            left = self._shortest
-        self._look_within(min(left, self._shortest))
+        notification = self._thread.notification
+        remaining = notification.remaining_seconds() if notification is not None else self._shortest_timeout
+        if remaining <= 0 and notification is not None:
+            self._abandon(notification)
+            remaining = self._shortest_timeout
+        self._schedule_check(min(remaining, self._shortest_timeout))
 
-    def _leave(self, round_: _Notification) -> None:
-        if next(round_.ends, None) is None:
-            return  # it has just ended
-        stop = len(round_.crowd.tasks) - len(list(round_.turns))
-        said = round_.said(whole=False)
-        self._said.extend(said)
-        # The next one is late, also where it returns just now: what it says is not among what was taken down.
-        place = round_.first + len(said)
-        if place < stop:
-            name, most, _, _ = round_.crowd.tasks[place]
-            round_.hangs = name
+    def _abandon(self, notification: _Notification) -> None:
+        if next(notification.end_token, None) is None:
+            return  # The round has just ended.
+        notification.abandon()
+        reports = notification.reports(complete=False)
+        self._reports.extend(reports)
+        if notification.hanging_task:
+            name, seconds, _, _ = notification.tasks[notification.first + len(reports)]
             self.overdue[name] += 1
-            self._said.append(
-                ObserverReport(name, round_.event, None, DeadlineExceeded(f"did not answer within {most:g} s"), most)
-            )
-        self._thread = _ObserverThread(self, _Notification(round_.crowd, round_.event, stop))
+            self._reports.append(ObserverReport(name, notification.event, None, notification.timeout_error(), seconds))
+        self._thread = _ObserverThread(self, _Notification(notification.group, notification.event, notification.stop))
         self.collect()
 
-    def _returned(self, round_: _Notification) -> None:
-        if round_.hangs:
-            self.overdue[round_.hangs] -= 1
-            if not self.overdue[round_.hangs]:
-                del self.overdue[round_.hangs]
+    def _on_late_return(self, notification: _Notification) -> None:
+        if notification.hanging_task:
+            self.overdue.returned(notification.hanging_task)
 
-    # On the thread that tells.
+    # The following method runs on the observer thread.
 
-    def serve(self, ear: _ObserverThread, round_: _Notification | None) -> None:
-        """Tell what there is to tell, the rest of `round_` first, until `ear` is left behind or nothing more comes."""
+    def serve(self, thread: _ObserverThread, notification: _Notification | None) -> None:
+        """Deliver the rest of `notification`, and then queued events.
+
+        Return when `thread` is abandoned or the queue is closed.
+        """
         while True:
-            if round_ is None:
+            if notification is None:
                 while not self._queue:
-                    if self._ended:
-                        os.close(self._wakes)
+                    if self._pipe_closed:
+                        os.close(self._wake_reader)
                         return
-                    self._ended = not os.read(self._wakes, MOST_WAKES)
-                round_ = _Notification(*self._queue.popleft())
-            ear.round = round_
-            whole = round_.work(frozenset(self.overdue))
-            if next(round_.ends, None) is None:
-                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody counts any more
-                    self._loop.call_soon_threadsafe(self._returned, round_)
+                    self._pipe_closed = not os.read(self._wake_reader, MAX_WAKES)
+                notification = _Notification(*self._queue.popleft())
+            thread.notification = notification
+            complete = notification.run_tasks(frozenset(self.overdue))
+            if next(notification.end_token, None) is None:
+                with contextlib.suppress(RuntimeError):  # The loop is closed, so the result no longer matters.
+                    self._loop.call_soon_threadsafe(self._on_late_return, notification)
                 return
-            if whole:
-                round_.crowd.count(round_.began, round_.ended)
-            said = round_.said(whole=whole)
-            self._said.extend(said)
-            self._done += 1
-            if self._done == self._awaited:
-                with contextlib.suppress(RuntimeError):  # rung already
-                    self._bell.release()
-            if said or self._waiters:
+            if complete:
+                notification.group.count(notification.began, notification.end_times)
+            reports = notification.reports(complete=complete)
+            self._reports.extend(reports)
+            self._done_count += 1
+            if self._done_count == self._awaited_count:
+                with contextlib.suppress(RuntimeError):  # The lock is already released.
+                    self._done_lock.release()
+            if reports or self._waiters:
                 try:
-                    self._loop.call_soon_threadsafe(self._woken)
+                    self._loop.call_soon_threadsafe(self._on_wake)
                 except RuntimeError:
-                    return  # the loop is closed
-            ear.round = round_ = None
+                    return  # The loop is closed.
+            thread.notification = notification = None
 
 
 class _ObserverThread:
-    """A thread that tells, and what it is at."""
+    """A thread that runs observing hooks. `notification` is the event that the thread currently delivers."""
 
-    def __init__(self, listeners: ObserverThreads, round_: _Notification | None = None) -> None:
-        self.round: _Notification | None = None
-        work = threading.Thread(target=listeners.serve, args=(self, round_), name="orch observers", daemon=True)
-        work.start()
+    def __init__(self, observers: ObserverThreads, notification: _Notification | None = None) -> None:
+        self.notification: _Notification | None = None
+        thread = threading.Thread(target=observers.serve, args=(self, notification), name="orch observers", daemon=True)
+        thread.start()
 
 
-class _Notification:
-    """A crowd that is told of an event, from its hook at the place `first` on.
+class _Notification(TaskBatch):
+    """The delivery of one event to a group, starting with the hook at position `first`.
 
-    Whose turn it is to call a hook is who takes the next one of `turns`: the thread, or whoever leaves it behind, who
-    takes all there are. Likewise the one number of `ends`: whether the thread ended it, or was left. No lock is needed.
+    `end_token` is an iterator with one item. The thread takes the item when it has finished, or the caller takes it
+    when it abandons the thread.
     """
 
-    def __init__(self, crowd: ObserverGroup, event: Event, first: int = 0) -> None:
-        self.crowd, self.event, self.first = crowd, event, first
-        self.turns = enumerate(crowd.calls[first:] if first else crowd.calls, first)
-        self.ends = iter(range(1))
-        self.began = perf_counter()
-        self.ended: list[float] = []
-        """When each of those ended that are done."""
-        self.came: dict[int, tuple[Any, Exception | None]] = {}
-        """What they returned that was not None, and what they raised, by place."""
-        self.hangs = ""
-        """Who the thread was left behind with."""
+    def __init__(self, group: ObserverGroup, event: Event, first: int = 0) -> None:
+        super().__init__(group.tasks, enumerate(group.calls[first:] if first else group.calls, first), first)
+        self.group, self.event = group, event
+        self.end_token = iter(range(1))
 
-    def left(self) -> float:
-        """Return for how many seconds the call under way may go on."""
-        done = len(self.ended)
-        place = min(self.first + done, len(self.crowd.tasks) - 1)
-        return (self.ended[done - 1] if done else self.began) + self.crowd.tasks[place][1] - perf_counter()
-
-    def work(self, late: frozenset[str]) -> bool:
-        """Call the hooks, but for those who are `late` with an earlier event; return whether it was all of a crowd."""
-        event, came, alone = self.event, self.came, isinstance(self.event, (ToolCall, ToolReturn))
-        clock, note = perf_counter, self.ended.append
+    def run_tasks(self, overdue: frozenset[str]) -> bool:
+        """Call the hooks, except the hooks in `overdue`. Return whether the whole group was called."""
+        event, results, copies_event = self.event, self.results, isinstance(self.event, (ToolCall, ToolReturn))
+        clock, add_end_time = perf_counter, self.end_times.append
         self.began = clock()
-        for place, (function, second) in self.turns:
+        for index, (function, second) in self.turns:
             try:
-                if late and self.crowd.tasks[place][0] in late:
-                    raise DeadlineExceeded(STILL)
-                value = function(copy_event(event) if alone else event, second)
+                if overdue and self.tasks[index][0] in overdue:
+                    raise DeadlineExceeded(STILL_RUNNING)
+                value = function(copy_event(event) if copies_event else event, second)
                 if value is not None:
-                    came[place] = value, None
+                    results[index] = value, None
             except Exception as raised:
-                came[place] = None, raised
+                results[index] = None, raised
             except BaseException as raised:
-                came[place] = None, transferable_error(raised)
-            note(clock())
-        return not (late or self.first)
+                results[index] = None, transferable_error(raised)
+            add_end_time(clock())
+        return not (overdue or self.first)
 
-    def said(self, *, whole: bool) -> list[ObserverReport]:
-        """Return what was said so far; with what each call took, unless that is counted for the `whole` crowd."""
-        tasks, event, ended = self.crowd.tasks, self.event, tuple(self.ended)
-        if whole:
-            return [ObserverReport(tasks[place][0], event, *came) for place, came in self.came.items()]
-        took = enumerate(map(sub, ended, (self.began, *ended)), self.first)
-        nothing = (None, None)
-        return [ObserverReport(tasks[at][0], event, *self.came.get(at, nothing), seconds) for at, seconds in took]
+    def reports(self, *, complete: bool) -> list[ObserverReport]:
+        """Return the reports so far.
+
+        If `complete` is True, the reports contain no durations, because the group counts them at once.
+        """
+        tasks, event, results = self.tasks, self.event, self.results
+        if complete:
+            return [ObserverReport(tasks[index][0], event, *result) for index, result in results.items()]
+        durations, no_result = enumerate(self.durations(), self.first), (None, None)
+        return [ObserverReport(tasks[at][0], event, *results.get(at, no_result), seconds) for at, seconds in durations]
 
 
-# --- Hooks that only observe ---
+# --- Batches for hooks that run elsewhere ---
 
 T = TypeVar("T")
 
 
 class NotificationQueue(Generic[T]):
-    """Hands `tell` what there is to tell, in order and never twice at a time: all that came while it was at work."""
+    """Passes items to `send_batch` in order, in batches.
 
-    def __init__(self, tell: Callable[[Sequence[T]], Awaitable[None]]) -> None:
-        self._tell = tell
-        self._waiting: list[T] = []
-        self._work: asyncio.Task[None] | None = None
+    A batch contains all items that arrived during the previous batch.
+    """
+
+    def __init__(self, send_batch: Callable[[Sequence[T]], Awaitable[None]]) -> None:
+        self._send_batch = send_batch
+        self._queued: list[T] = []
+        self._delivery: asyncio.Task[None] | None = None
 
     @property
     def idle(self) -> bool:
-        """Whether everything is told."""
-        return self._work is None or self._work.done()
+        """Whether all items were passed on."""
+        return self._delivery is None or self._delivery.done()
 
     def add(self, item: T) -> None:
-        """Let `item` be told as soon as everything before it is."""
-        self._waiting.append(item)
+        """Queue `item`."""
+        self._queued.append(item)
         if self.idle:
-            self._work = asyncio.create_task(self._until_told())
+            self._delivery = asyncio.create_task(self._deliver())
 
-    async def told(self) -> None:
-        """Return when everything is told."""
-        if self._work is not None and not self.idle:
-            await asyncio.wait([self._work])
+    async def wait_until_delivered(self) -> None:
+        """Wait until all items were passed on."""
+        if self._delivery is not None and not self.idle:
+            await asyncio.wait([self._delivery])
 
     def stop(self) -> None:
-        """Tell nothing more."""
-        self._waiting.clear()
-        if self._work is not None:
-            self._work.cancel()
+        """Discard the queued items and cancel the running call."""
+        self._queued.clear()
+        if self._delivery is not None:
+            self._delivery.cancel()
 
-    async def _until_told(self) -> None:
-        while self._waiting:
-            items, self._waiting = self._waiting, []
-            await self._tell(items)
+    async def _deliver(self) -> None:
+        while self._queued:
+            items, self._queued = self._queued, []
+            await self._send_batch(items)

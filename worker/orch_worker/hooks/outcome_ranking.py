@@ -1,6 +1,6 @@
-"""What was tried, how it went, and what is best tried next: measured outcomes, and a ranking that they change.
+"""Measured outcomes of choices, such as models or tools, and a ranking that is computed from the outcomes.
 
-The ranking is a function of data. `OutcomeLog` is the file behind it, which all agents of a user add to.
+`rank` is a pure function. `OutcomeLog` is the file of outcomes, which all agents of a user share.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from ..system.atomic_json import file_lock
 __all__ = ["OutcomeLog", "RankedChoice", "RecordedOutcome", "question_terms", "rank"]
 
 HALF_LIFE: Final = 30 * 86400.0
-UNLIKE: Final = 0.1
-"""What an outcome weighs that has no word in common with the question."""
-CURIOSITY: Final = 0.15
-"""What something that was never tried is worth, over what it is known for."""
-MOST_BYTES: Final = 1 << 20
-KEPT: Final = 1000
+BASE_WEIGHT: Final = 0.1
+"""The weight of an outcome if its question and the current question have no word in common."""
+UNTRIED_BONUS: Final = 0.15
+"""The bonus of a choice without outcomes. The bonus decreases with the number of outcomes."""
+MAX_BYTES: Final = 1 << 20
+MAX_OUTCOMES: Final = 1000
 
 
 class RecordedOutcome(Struct, frozen=True, omit_defaults=True):
-    """One turn: the terms of its question, what was `tried` in it, which of that did well, and what each took.
+    """The outcome of one turn: the terms of its question, the choices `tried`, the successful choices, and their costs.
 
-    `cost` is in whatever unit its file has throughout; `at` is Unix time in seconds.
+    The unit of `cost` is the same throughout a file. `at` is the Unix time in seconds.
     """
 
     at: float
@@ -41,9 +41,9 @@ class RecordedOutcome(Struct, frozen=True, omit_defaults=True):
 
 
 class RankedChoice(Struct, frozen=True):
-    """One choice: its score, the chance that it does well, the cost to be expected (None: never tried).
+    """A choice with its score, its chance of success, and its expected cost (None if the choice has no outcomes).
 
-    `tried` is how many outcomes speak for that, likeness and age taken into account.
+    `tried` is the number of outcomes, weighted by similarity and age.
     """
 
     choice: str
@@ -54,27 +54,29 @@ class RankedChoice(Struct, frozen=True):
 
 
 def question_terms(text: str) -> tuple[str, ...]:
-    """Return what a question is about, as terms."""
+    """Return the search terms of a question."""
     return tuple(term.text for term in terms_of(text))
 
 
 def rank(
     choices: Iterable[str],
     outcomes: Sequence[RecordedOutcome],
-    about: Iterable[str],
+    terms: Iterable[str],
     now: float,
     *,
-    thrift: float = 0.0,
+    cost_weight: float = 0.0,
 ) -> list[RankedChoice]:
-    """Return `choices`, the best one first; equal ones stay in order.
+    """Return `choices`, best first. Choices with equal scores keep their order.
 
-    Outcomes of questions like this one weigh most, and half as much after each thirty days. What was never tried is
-    given the benefit of the doubt. `thrift` is how much chance of doing well the dearest choice has to make up for.
+    Outcomes of similar questions have the largest weight, and the weight halves every thirty days. A choice without
+    outcomes gets a bonus. `cost_weight` is the amount by which cost reduces the score of the most expensive choice.
     """
-    given, wanted = tuple(dict.fromkeys(choices)), frozenset(about)
-    weights = [0.5 ** (max(0.0, now - each.at) / HALF_LIFE) * _likeness(wanted, each.terms) for each in outcomes]
+    unique_choices, wanted_terms = tuple(dict.fromkeys(choices)), frozenset(terms)
+    weights = [
+        0.5 ** (max(0.0, now - each.at) / HALF_LIFE) * _similarity(wanted_terms, each.terms) for each in outcomes
+    ]
     found: list[tuple[str, float, float, float | None]] = []
-    for choice in given:
+    for choice in unique_choices:
         tried = good = spent = 0.0
         for weight, each in zip(weights, outcomes, strict=True):
             if choice in each.tried:
@@ -82,11 +84,13 @@ def rank(
                 good += weight * (choice in each.good)
                 spent += weight * each.cost.get(choice, 0.0)
         found.append((choice, tried, (good + 1) / (tried + 2), spent / tried if tried else None))
-    dearest = max((cost for *_, cost in found if cost), default=0.0)
+    highest_cost = max((cost for *_, cost in found if cost), default=0.0)
     ranked = [
         RankedChoice(
             choice,
-            chance + CURIOSITY / (1 + tried) - (thrift * cost / dearest if cost and dearest else 0.0),
+            chance
+            + UNTRIED_BONUS / (1 + tried)
+            - (cost_weight * cost / highest_cost if cost and highest_cost else 0.0),
             chance,
             cost,
             tried,
@@ -96,46 +100,51 @@ def rank(
     return sorted(ranked, key=lambda each: -each.score)
 
 
-def _likeness(wanted: frozenset[str], terms: tuple[str, ...]) -> float:
-    union = wanted.union(terms)
-    return UNLIKE + (1 - UNLIKE) * (len(wanted.intersection(terms)) / len(union) if union else 1.0)
+def _similarity(wanted_terms: frozenset[str], terms: tuple[str, ...]) -> float:
+    union = wanted_terms.union(terms)
+    return BASE_WEIGHT + (1 - BASE_WEIGHT) * (len(wanted_terms.intersection(terms)) / len(union) if union else 1.0)
 
 
 class OutcomeLog:
-    """The outcomes in the file at `path`, a line of JSON each. It is made when there is something to keep.
+    """The outcomes in the JSON Lines file at `path`. The first write creates the file.
 
-    It holds at most 1 MiB: then the oldest leave it. A line that cannot be read is left out.
+    The file contains at most 1 MiB. Older outcomes are removed first. Lines that cannot be read are skipped.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._mark: tuple[int, ...] = ()
+        self._file_state: tuple[int, ...] = ()
         self._outcomes: tuple[RecordedOutcome, ...] = ()
 
     def outcomes(self) -> tuple[RecordedOutcome, ...]:
-        """Return what is known, the oldest first; the file is read when it has changed. Raises OSError."""
+        """Return the outcomes, oldest first. The file is read only if it has changed.
+
+        Raise OSError if reading fails.
+        """
         try:
-            found = os.stat(self._path)
+            status = os.stat(self._path)
         except FileNotFoundError:
             return ()
-        mark = (found.st_ino, found.st_size, found.st_mtime_ns)
-        if mark != self._mark:
-            self._outcomes, self._mark = tuple(_decoded(self._path.read_bytes())), mark
+        file_state = (status.st_ino, status.st_size, status.st_mtime_ns)
+        if file_state != self._file_state:
+            self._outcomes, self._file_state = tuple(_decode_lines(self._path.read_bytes())), file_state
         return self._outcomes
 
     def add(self, outcome: RecordedOutcome) -> None:
-        """Keep `outcome`. Raises OSError, StoreError."""
+        """Append `outcome` to the file. Raise OSError or StoreError if writing fails."""
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with file_lock(self._path) as descriptor:
             line = msgspec.json.encode(outcome) + b"\n"
-            if os.fstat(descriptor).st_size + len(line) > MOST_BYTES:
-                kept = [msgspec.json.encode(each) for each in _decoded(self._path.read_bytes())][1 - KEPT :]
-                line = b"\n".join([*kept, line])
+            if os.fstat(descriptor).st_size + len(line) > MAX_BYTES:
+                lines = [msgspec.json.encode(each) for each in _decode_lines(self._path.read_bytes())][
+                    1 - MAX_OUTCOMES :
+                ]
+                line = b"\n".join([*lines, line])
                 os.ftruncate(descriptor, 0)
             os.write(descriptor, line)
 
 
-def _decoded(data: bytes) -> Iterator[RecordedOutcome]:
+def _decode_lines(data: bytes) -> Iterator[RecordedOutcome]:
     for line in data.splitlines():
         try:
             yield msgspec.json.decode(line, type=RecordedOutcome)

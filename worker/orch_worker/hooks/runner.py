@@ -1,4 +1,4 @@
-"""Calls the hooks of one agent: which there are just now, where each one runs, how long it may take, what it did."""
+"""Runs the hooks of one agent in the right process and thread, with timeouts, and counts their calls and effects."""
 
 from __future__ import annotations
 
@@ -19,44 +19,47 @@ from orch_protocol.core.errors import ConfigError, OrchError, QueryTimeoutError
 from orch_protocol.core.messages import Message
 from orch_protocol.core.text import scrub
 from orch_protocol.hooks.events import Event
-from orch_protocol.hooks.stages import (
-    STAGES,
-    HookAction,
-    HookActions,
+from orch_protocol.hooks.stages import STAGES, HookAction, HookActions, HookRow, HookTally
+from orch_protocol.services.resources.hooks import (
+    RECORD_HOOK_RUNS,
+    RUN_HOOKS,
     HookReply,
-    HookRow,
-    HookTally,
     ReportHooks,
     RunHook,
     RunHooks,
 )
-from orch_protocol.services.hooks import RECORD_HOOK_RUNS, RUN_HOOKS
 
-from ..system.threads import DeadlineExceeded, ThreadPool
+from ..system.threads import DeadlineExceeded
 from ..tools.api.root_client import CallRoot
-from .dispatch import HookCallResult, HookEffects, HookMisuseError, StageResult, run_chain, watched
-from .hook import Hook, HookContext, HookRegistry
-from .invoke import await_hook, in_thread, task_of
-from .loader import read_switches
+from .dispatch import HookCallResult, HookEffects, HookMisuseError, StageResult, observer_effects, run_chain
+from .hook import Hook, HookContext, HookRegistry, end_turn, take_metrics
+from .invoke import HookInvoker, task_of
+from .loader import read_disabled_hooks
 from .observers import NotificationQueue, ObserverGroup, ObserverReport, ObserverThreads
 
-__all__ = ["HookCalls", "HookCounter", "Tell"]
+__all__ = ["EmitEvent", "HookCalls", "HookCounter"]
 
 ROOT_SECONDS: Final = 2.0
-"""What a call to the root may take beyond the time that the hook has there."""
+"""Additional seconds for a call to the root, beyond the timeouts of the hooks in the root."""
 REPORT_SECONDS: Final = 2.0
 REPORT_EVERY: Final = 1.0
-"""Seconds between two reports of what hooks did: with hundreds of them they cost more than short turns."""
-MOST_SHOWN: Final = 400
-MOST_ACTS: Final = 200
-"""Things that hooks did in one turn, of those that are on record one by one."""
+"""Minimum number of seconds between two reports to the root.
 
-Tell = Callable[[str, str, str, bool], None]
-"""Told of what a hook did: `hook`, what, which, whether that was an error."""
+With hundreds of hooks, a report takes longer than a short turn.
+"""
+MAX_SHOWN: Final = 400
+MAX_ACTS: Final = 200
+"""Maximum number of hook actions of one turn that are recorded individually."""
+
+EmitEvent = Callable[[str, str, str, bool], None]
+"""A function that reports an action of a hook, or the result of a phase.
+
+Arguments: kind ("hook", or the name of the phase), text, name of the hook or source, whether it is an error.
+"""
 
 
 class RootHookCall:
-    """Stands for the functions of hooks that run in the root."""
+    """The handler of hooks that run in the root."""
 
     def __init__(self, call_root: CallRoot) -> None:
         self._call_root = call_root
@@ -64,72 +67,74 @@ class RootHookCall:
     def __call__(self, *_: object) -> None:
         raise TypeError("this hook runs in the root")
 
-    async def ask(self, callings: Sequence[tuple[Hook, Event]]) -> list[HookCallResult]:
-        """Let the root call each of these hooks with its event, and return what they say."""
-        asked: list[RunHook] = []
-        for event, part in groupby(callings, key=lambda calling: calling[1]):
-            names = tuple(hook.row.name for hook, _ in part)
-            asked.append(RunHook(names, event.stage, msgspec.Raw(msgspec.msgpack.encode(event))))
-        # Plain ones are called one after the other; for those that are async and observe nobody waits there either.
-        seconds = ROOT_SECONDS + sum(hook.row.seconds for hook, _ in callings if hook.waited)
+    async def call_hooks(self, calls: Sequence[tuple[Hook, Event]]) -> list[HookCallResult]:
+        """Call these hooks in the root with their events, and return the results."""
+        runs: list[RunHook] = []
+        for event, same_event in groupby(calls, key=lambda call: call[1]):
+            names = tuple(hook.row.name for hook, _ in same_event)
+            runs.append(RunHook(names, event.stage, msgspec.Raw(msgspec.msgpack.encode(event))))
+        # The root calls sync hooks one after the other. The root does not wait for async observing hooks.
+        seconds = ROOT_SECONDS + sum(hook.row.seconds for hook, _ in calls if hook.is_awaited)
         try:
-            said = await self._call_root(RUN_HOOKS, RunHooks(tuple(asked)), seconds)
+            answers = await self._call_root(RUN_HOOKS, RunHooks(tuple(runs)), seconds)
         except QueryTimeoutError:
-            late = DeadlineExceeded(f"was not heard of from the root within {seconds:g} s")
-            return [HookCallResult(None, late, seconds)] * len(callings)
+            timeout = DeadlineExceeded(f"got no answer from the root within {seconds:g} s")
+            return [HookCallResult(None, timeout, seconds)] * len(calls)
         except OrchError as error:
-            return [HookCallResult(error=error)] * len(callings)
-        return [_came(row) for row in said.rows]
+            return [HookCallResult(error=error)] * len(calls)
+        return [_result_of(row) for row in answers.rows]
 
 
 class HookCounter:
-    """Counts what one hook does. `calls` and `seconds` may be added to."""
+    """Counts the calls, errors and seconds of one hook. Callers may add to `calls` and `seconds`."""
 
     def __init__(self, row: HookRow, context: HookContext | None = None) -> None:
         self._context = context
         self.calls = 0
         self.seconds = 0.0
         self._row = row
-        self._errors = self._late = 0
+        self._errors = self._timeouts = 0
         self._last_error = ""
 
-    def add(self, done: HookEffects, *, counted: bool = True) -> None:
-        """Count `done`, its call and time too if that is not `counted` yet."""
+    def add(self, effects: HookEffects, *, counted: bool = True) -> None:
+        """Count the errors in `effects`. If `counted` is True, also count the call and its duration."""
         if counted:
             self.calls += 1
-            self.seconds += done.seconds
-        if done.error:
+            self.seconds += effects.seconds
+        if effects.error:
             self._errors += 1
-            self._late += done.late
-            self._last_error = done.error
+            self._timeouts += effects.timed_out
+            self._last_error = effects.error
 
     @property
-    def ran(self) -> bool:
-        """Whether it did anything since `take` was asked last."""
+    def was_called(self) -> bool:
+        """Whether the hook was called since the last `take`."""
         return bool(self.calls or self._errors)
 
     def take(self) -> HookTally:
-        """Return what it did since this was asked last."""
-        metrics = self._context.measured() if self._context is not None else {}
-        taken = HookTally(self._row, self.calls, self.seconds, self._errors, self._late, self._last_error, metrics)
-        self.calls = self._errors = self._late = 0
+        """Return the counts since the previous call of `take`."""
+        metrics = take_metrics(self._context) if self._context is not None else {}
+        tally = HookTally(self._row, self.calls, self.seconds, self._errors, self._timeouts, self._last_error, metrics)
+        self.calls = self._errors = self._timeouts = 0
         self.seconds, self._last_error = 0.0, ""
-        return taken
+        return tally
 
 
 class HookGroup(NamedTuple):
-    """Hooks that are told of an event together, by where they run: in a thread here, in the root, aside."""
+    """The observing hooks of one step, grouped by where they run: in the observer thread, in the root, or as a task."""
 
-    here: ObserverGroup
-    there: Sequence[Hook]
-    aside: Sequence[Hook]
+    local: ObserverGroup
+    in_root: Sequence[Hook]
+    in_background: Sequence[Hook]
 
 
 class HookCalls:
-    """The hooks of the agent `spec`: `own` ones run here, those of the root's program are told with each query.
+    """The hooks of the agent `spec`. The hooks in `own` run in this process.
 
-    `on` names the stages for which there are any. `say(text, follow_up)` says something to the agent; `messages` is its
-    conversation.
+    Each query lists the hooks that run in the root.
+
+    `active_stages` contains the stages that have hooks. `send_message(text, follow_up)` sends a message to the agent.
+    `messages` returns the conversation of the agent.
     """
 
     def __init__(
@@ -138,112 +143,122 @@ class HookCalls:
         spec: AgentSpec,
         call_root: CallRoot,
         *,
-        say: Callable[[str, bool], None],
+        send_message: Callable[[str, bool], None],
         messages: Callable[[], Sequence[Message]],
     ) -> None:
-        self.on: frozenset[str] = frozenset()
-        self.deciding: frozenset[str] = frozenset()
-        """Stages at which some hook does not only look on."""
+        self.active_stages: frozenset[str] = frozenset()
+        self.deciding_stages: frozenset[str] = frozenset()
+        """Stages with at least one hook that does more than observe."""
         self.step = 0
-        self._own = own
+        self._own_hooks = own
         self._spec = spec
         self._call_root = call_root
         self._root = RootHookCall(call_root)
         self._loop = asyncio.get_running_loop()
-        self._say = say
+        self._send_message = send_message
         self._messages = messages
         self._registry = HookRegistry()
-        self._arranged: tuple[Sequence[HookRow], frozenset[str]] | None = None
-        """The hooks of the root, and the names of those switched off, that the registry was made for."""
-        self._switched: tuple[tuple[int, ...], frozenset[str]] = ((), frozenset())
+        self._registry_inputs: tuple[Sequence[HookRow], frozenset[str]] | None = None
+        """The registry was built with these hooks of the root and these names of disabled hooks."""
+        self._disabled_cache: tuple[tuple[int, ...], frozenset[str]] = ((), frozenset())
         self._contexts: dict[str, HookContext] = {}
-        self._opened: list[HookContext] = []
-        """Those that keep something for this turn."""
-        self._threads = ThreadPool()
-        self._here = ObserverThreads(self._heard_of)
-        self._there = NotificationQueue(self._tell_there)
-        self._aside: set[asyncio.Task[None]] = set()
-        self._tallies: dict[str, HookCounter] = {}
-        self._crews: dict[int, HookGroup] = {}
-        """Those that are told together, by the identity of the step of the registry that they are."""
-        self._crowds: list[ObserverGroup] = []
-        """Those of them that are told here, and those of former registries that may still be."""
-        self._errands: deque[Callable[[], object]] = deque()
-        """What hooks in threads want to be done here."""
-        self._report: asyncio.TimerHandle | None = None
-        self._reported = -REPORT_EVERY
+        self._open_contexts: list[HookContext] = []
+        """Contexts whose `turn_state` must be cleared at the end of the turn."""
+        self._invoker = HookInvoker()
+        self._local_observers = ObserverThreads(self._on_report)
+        self._root_observers = NotificationQueue(self._notify_root_hooks)
+        self._counters: dict[str, HookCounter] = {}
+        self._groups: dict[int, HookGroup] = {}
+        """Groups of observing hooks. The key is the id of the registry step that contains the hooks."""
+        self._local_groups: list[ObserverGroup] = []
+        """Groups of the observer thread, including groups of earlier registries that may still run."""
+        self._loop_calls: deque[Callable[[], object]] = deque()
+        """Functions that hooks in threads schedule to run on the event loop."""
+        self._report_timer: asyncio.TimerHandle | None = None
+        self._reported_at = -REPORT_EVERY
         self._events = 0
-        self._acts: dict[str, list[HookAction]] = {}
-        self._more: Counter[str] = Counter()
-        """What hooks did by turn, and how often something that is not among that: some are done when theirs is over."""
+        self._actions: dict[str, list[HookAction]] = {}
+        self._omitted_actions: Counter[str] = Counter()
+        """The number of actions of each turn that were not recorded individually.
+
+        An action can arrive after its turn has ended.
+        """
         self._turn = ""
-        self._tell: Tell | None = None
+        self._emit: EmitEvent | None = None
 
     @property
-    def archives(self) -> bool:
-        """Whether what the agent has finished can go to archives."""
+    def archival_enabled(self) -> bool:
+        """Whether archival is enabled for the agent."""
         return self._spec.archival is not None
 
+    def has_hook(self, stage: str, rows: Sequence[HookRow]) -> bool:
+        """Return whether this process or the root (`rows`) has a hook for `stage`, including disabled hooks."""
+        return bool(self._own_hooks.chain(stage)) or any(stage in row.stages for row in rows)
+
     @property
-    def stuck(self) -> tuple[str, ...]:
-        """Names of the hooks that were given up and still hold a thread."""
-        return (*self._threads.overdue, *self._here.overdue)
+    def stuck_hooks(self) -> tuple[str, ...]:
+        """Names of the hooks that exceeded their timeout and still occupy a thread."""
+        return (*self._invoker.overdue, *self._local_observers.overdue)
 
-    def turn_began(self, turn: str, rows: Sequence[HookRow], tell: Tell | None) -> None:
-        """Arrange the hooks for a turn: those of this process and those of the root, without what is switched off.
+    def turn_began(self, turn: str, rows: Sequence[HookRow], emit: EmitEvent | None) -> None:
+        """Build the registry for a turn from the hooks of this process and of the root, without disabled hooks.
 
-        Raises ConfigError when it cannot be told what is switched off, or two hooks have one name.
+        Raise ConfigError if the file of disabled hooks cannot be read, or if two hooks have the same name.
         """
-        self._turn, self.step, self._tell = turn, 0, tell
-        self._forget()
-        arranged = (rows, self._switches())
-        if arranged == self._arranged:
+        self._turn, self.step, self._emit = turn, 0, emit
+        self._clear_turn_states()
+        inputs = (rows, self._disabled_hooks())
+        if inputs == self._registry_inputs:
             return
-        registry = HookRegistry((*self._own, *(Hook(row, self._root) for row in rows)))
-        self._registry = registry.without(arranged[1])
-        self._crews.clear()
-        self.on = frozenset(stage for stage in STAGES if self._registry.chain(stage))
-        self.deciding = frozenset(
-            stage for stage in self.on if any(each.row.kind != "observe" for each in self._registry.chain(stage))
+        registry = HookRegistry((*self._own_hooks, *(Hook(row, self._root) for row in rows)))
+        self._registry = registry.without(inputs[1])
+        self._groups.clear()
+        self.active_stages = frozenset(stage for stage in STAGES if self._registry.chain(stage))
+        self.deciding_stages = frozenset(
+            stage
+            for stage in self.active_stages
+            if any(each.row.kind != "observe" for each in self._registry.chain(stage))
         )
-        self._arranged = arranged
+        self._registry_inputs = inputs
 
     async def run(self, event: Event) -> StageResult:
-        """Call the hooks of the event's stage and return what comes of them. Raises nothing but CancelledError."""
-        event = self._stamped(event)
-        followed = await run_chain(self._registry.steps(event.stage), event, self._call, self._let_know)
-        for done in followed.done:
-            if not done.skipped and (hook := self._registry.find(done.hook)) is not None:
-                self._noted(self._tally(hook), done, event.turn)
-        return followed
+        """Call the hooks of the event's stage, and return the result. Raise only CancelledError."""
+        event = self._stamp_event(event)
+        stage_result = await run_chain(self._registry.steps(event.stage), event, self._call, self._notify_observers)
+        for effects in stage_result.effects:
+            if not effects.skipped and (hook := self._registry.find(effects.hook)) is not None:
+                self._record_effects(self._counter(hook), effects, event.turn)
+        return stage_result
 
-    async def sift(self, event: Event) -> StageResult:
-        """Return what comes of an event that is none of a turn's: those that only look on are not told of it, and of
-        others nothing counts but what went wrong."""
-        event = self._stamped(event)
-        followed = await run_chain(self._registry.steps(event.stage), event, self._call, lambda *_: None)
-        for done in followed.done:
-            if done.error and (hook := self._registry.find(done.hook)) is not None:
-                self._tally(hook).add(done, counted=False)
-                print(f"hook {done.hook} at {done.stage}: {done.error}", flush=True)
-        return followed
+    async def run_filters(self, event: Event) -> StageResult:
+        """Call the hooks that may change `event`, an event outside turns.
 
-    def note(self, event: Event) -> None:
-        """Let the hooks of the event's stage be told, at which there is nothing to be done but to observe."""
-        event = self._stamped(event)
+        Observers are not called, and only errors are counted.
+        """
+        event = self._stamp_event(event)
+        stage_result = await run_chain(self._registry.steps(event.stage), event, self._call, lambda *_: None)
+        for effects in stage_result.effects:
+            if effects.error and (hook := self._registry.find(effects.hook)) is not None:
+                self._counter(hook).add(effects, counted=False)
+                print(f"hook {effects.hook} at {effects.stage}: {effects.error}", flush=True)
+        return stage_result
+
+    def notify_event(self, event: Event) -> None:
+        """Notify the hooks of a stage at which hooks can only observe."""
+        event = self._stamp_event(event)
         for step in self._registry.steps(event.stage):
-            self._let_know(step, event)
+            self._notify_observers(step, event)
 
-    async def ask(self, stage: str, **fields: Any) -> StageResult | None:
-        """Return what comes of the event of `stage` with `fields`, None when there is no hook for it."""
-        return await self.run(STAGES[stage].event(**fields)) if stage in self.on else None
+    async def run_stage(self, stage: str, **fields: Any) -> StageResult | None:
+        """Run the hooks of `stage` on an event with `fields`. Return None if the stage has no hooks."""
+        return await self.run(STAGES[stage].event(**fields)) if stage in self.active_stages else None
 
-    def tell(self, stage: str, **fields: Any) -> None:
-        """Let the hooks of `stage`, if there are any, be told of its event with `fields`."""
-        if stage in self.on:
-            self.note(STAGES[stage].event(**fields))
+    def notify(self, stage: str, **fields: Any) -> None:
+        """If `stage` has hooks, notify them of an event with `fields`."""
+        if stage in self.active_stages:
+            self.notify_event(STAGES[stage].event(**fields))
 
-    def _stamped(self, event: Event) -> Event:
+    def _stamp_event(self, event: Event) -> Event:
         self._events += 1
         return replace(
             event,
@@ -256,111 +271,107 @@ class HookCalls:
         )
 
     def turn_ended(self) -> None:
-        """Let the root be told soon what the hooks of the turn did, for it keeps count. No turn waits for that."""
-        self._forget()
-        if self._report is None:
-            seconds = max(0.0, self._reported + REPORT_EVERY - self._loop.time())
-            self._report = self._loop.call_later(seconds, self._begin_report)
+        """Clear the state of the turn, and schedule a report to the root. The turn does not wait for the report."""
+        self._clear_turn_states()
+        if self._report_timer is None:
+            seconds = max(0.0, self._reported_at + REPORT_EVERY - self._loop.time())
+            self._report_timer = self._loop.call_later(seconds, self._start_report)
 
-    def _begin_report(self) -> None:
-        self._report, self._reported = None, self._loop.time()
-        task = asyncio.create_task(self.report())
-        self._aside.add(task)
-        task.add_done_callback(self._aside.discard)
+    def _start_report(self) -> None:
+        self._report_timer, self._reported_at = None, self._loop.time()
+        self._invoker.start(self.report())
 
     async def report(self) -> None:
-        """Tell the root what hooks did since it was told last. One that does not take it is left alone."""
-        self._count()
-        ran = tuple(tally.take() for tally in self._tallies.values() if tally.ran)
-        if ran:
+        """Send the counts since the last report to the root. An error of the root is logged."""
+        self._count_observers()
+        tallies = tuple(counter.take() for counter in self._counters.values() if counter.was_called)
+        if tallies:
             try:
-                await self._call_root(RECORD_HOOK_RUNS, ReportHooks(ran), REPORT_SECONDS)
+                await self._call_root(RECORD_HOOK_RUNS, ReportHooks(tallies), REPORT_SECONDS)
             except OrchError as error:
-                print(f"hooks: what they did could not be told: {error}", flush=True)
+                print(f"hooks: their last actions could not be reported: {error}", flush=True)
 
     async def close(self) -> None:
-        """The process ends: say so to those who asked for it, and give up what still runs aside."""
+        """Run the hooks of the stage "session_end", send the last report, and cancel background tasks."""
         try:
-            if "session_end" in self.on:
+            if "session_end" in self.active_stages:
                 await self.run(STAGES["session_end"].event())
-            await self.told()
-            if self._report is not None:
-                self._report.cancel()
+            await self.wait_until_delivered()
+            if self._report_timer is not None:
+                self._report_timer.cancel()
                 await self.report()
-        finally:  # also when whoever leaves does not wait for one that hangs
-            for task in self._aside:
-                task.cancel()
-            self._threads.close()
-            self._here.close()
+        finally:  # The cleanup also runs if the caller is canceled while a hook hangs.
+            self._invoker.close()
+            self._local_observers.close()
 
-    # One call.
+    # A single call.
 
     async def _call(self, hook: Hook, event: Event) -> HookCallResult:
         if hook.handler is self._root:
-            [came] = await self._root.ask([(hook, event)])
-        elif hook.row.aside:
-            came = await await_hook(hook, event, self._context(hook))
+            [result] = await self._root.call_hooks([(hook, event)])
         else:
-            [came] = await in_thread(self._threads, [(hook, event, self._context(hook))])
-        return came
+            [result] = await self._invoker.call([(hook, event, self._context(hook))])
+        return result
 
-    def _let_know(self, hooks: Sequence[Hook], event: Event) -> None:
-        """Let hooks that only observe be told of `event`, each where it runs. `hooks` are a step of the registry."""
-        crew = self._crews.get(id(hooks)) or self._crew(hooks)
-        if crew.here.tasks:
-            self._here.add(crew.here, event)
-        if crew.there:
-            self._there.add((crew.there, event))
-        for hook in crew.aside:
-            task = asyncio.create_task(self._watch(hook, event))
-            self._aside.add(task)
-            task.add_done_callback(self._aside.discard)
+    def _notify_observers(self, hooks: Sequence[Hook], event: Event) -> None:
+        """Notify the observing hooks in `hooks` of `event`. `hooks` is one step of the registry."""
+        group = self._groups.get(id(hooks)) or self._make_group(hooks)
+        if group.local.tasks:
+            self._local_observers.add(group.local, event)
+        if group.in_root:
+            self._root_observers.add((group.in_root, event))
+        for hook in group.in_background:
+            self._invoker.watch((hook, event, self._context(hook)), self._on_result)
 
-    def _crew(self, hooks: Sequence[Hook]) -> HookGroup:
-        """Sort `hooks` by where they run, once for as long as the registry stays."""
-        there = [hook for hook in hooks if hook.handler is self._root]
-        aside = [hook for hook in hooks if hook.handler is not self._root and hook.row.aside]
-        here = [hook for hook in hooks if hook.handler is not self._root and not hook.row.aside]
-        for each in here:
-            self._tally(each)
-        crowd = ObserverGroup([task_of(each, self._context(each)) for each in here])
-        self._crowds.append(crowd)
-        crew = self._crews[id(hooks)] = HookGroup(crowd, there, aside)
-        return crew
+    def _make_group(self, hooks: Sequence[Hook]) -> HookGroup:
+        """Group `hooks` by where they run. The group is cached until the registry changes."""
+        root_hooks = [hook for hook in hooks if hook.handler is self._root]
+        background_hooks = [hook for hook in hooks if hook.handler is not self._root and hook.row.aside]
+        local_hooks = [hook for hook in hooks if hook.handler is not self._root and not hook.row.aside]
+        for each in local_hooks:
+            self._counter(each)
+        local_group = ObserverGroup([task_of(each, self._context(each)) for each in local_hooks])
+        self._local_groups.append(local_group)
+        group = self._groups[id(hooks)] = HookGroup(local_group, root_hooks, background_hooks)
+        return group
 
-    def _count(self) -> None:
-        """Count what those did who are told here."""
-        for crowd in self._crowds:
-            for name, calls, seconds in crowd.take():
-                tally = self._tallies[name]
-                tally.calls += calls
-                tally.seconds += seconds
-        if self._here.idle:
-            self._crowds = [crew.here for crew in self._crews.values()]
+    def _count_observers(self) -> None:
+        """Count the calls of hooks in the observer thread."""
+        for group in self._local_groups:
+            for name, calls, seconds in group.take():
+                counter = self._counters[name]
+                counter.calls += calls
+                counter.seconds += seconds
+        if self._local_observers.idle:
+            self._local_groups = [each.local for each in self._groups.values()]
 
-    def _heard_of(self, said: ObserverReport) -> None:
-        done = watched(said.name, said.event.stage, HookCallResult(said.value, said.error, said.seconds or 0.0))
-        self._noted(self._tallies[said.name], done, said.event.turn, counted=said.seconds is not None)
+    def _on_report(self, report: ObserverReport) -> None:
+        effects = observer_effects(
+            report.name, report.event.stage, HookCallResult(report.value, report.error, report.seconds or 0.0)
+        )
+        self._record_effects(
+            self._counters[report.name], effects, report.event.turn, counted=report.seconds is not None
+        )
 
-    async def _tell_there(self, told: Sequence[tuple[Sequence[Hook], Event]]) -> None:
-        callings = [(hook, event) for hooks, event in told for hook in hooks]
-        for (hook, event), came in zip(callings, await self._root.ask(callings), strict=True):
-            done = watched(hook.row.name, event.stage, came)
-            self._noted(self._tally(hook), done, event.turn, counted=hook.waited or came.error is not None)
+    async def _notify_root_hooks(self, calls: Sequence[tuple[Sequence[Hook], Event]]) -> None:
+        hook_calls = [(hook, event) for hooks, event in calls for hook in hooks]
+        for (hook, event), result in zip(hook_calls, await self._root.call_hooks(hook_calls), strict=True):
+            effects = observer_effects(hook.row.name, event.stage, result)
+            self._record_effects(
+                self._counter(hook), effects, event.turn, counted=hook.is_awaited or result.error is not None
+            )
 
-    async def _watch(self, hook: Hook, event: Event) -> None:
-        """Let an async hook that only observes run beside the agent, which does not wait for it at all."""
-        came = await await_hook(hook, event, self._context(hook))
-        self._noted(self._tally(hook), watched(hook.row.name, event.stage, came), event.turn)
+    def _on_result(self, hook: Hook, event: Event, result: HookCallResult) -> None:
+        self._record_effects(self._counter(hook), observer_effects(hook.row.name, event.stage, result), event.turn)
 
-    async def told(self) -> None:
-        """Return when those who observe know of everything so far, but for async ones."""
-        if not self._here.idle:
-            await self._here.told()
-        self._here.collect()
-        self._run_errands()
-        if not self._there.idle:
-            await self._there.told()
+    async def wait_until_delivered(self) -> None:
+        """Wait until sync observing hooks have received all events so far."""
+        if not self._local_observers.idle:
+            await self._local_observers.wait_until_delivered()
+        self._local_observers.collect()
+        self._run_loop_calls()
+        if not self._root_observers.idle:
+            await self._root_observers.wait_until_delivered()
 
     def _context(self, hook: Hook) -> HookContext:
         name = hook.row.name
@@ -368,98 +379,108 @@ class HookCalls:
             self._contexts[name] = HookContext(
                 name,
                 self._spec,
-                say=self._say_from_anywhere,
-                call=self._call_root,
-                tell=partial(self._tell_from_anywhere, name),
+                send_message=self._send_threadsafe,
+                call_root=self._call_root,
+                emit=partial(self._emit_threadsafe, name),
                 messages=self._messages,
-                opened=self._opened.append,
+                on_turn_state=self._open_contexts.append,
             )
         return self._contexts[name]
 
-    def _forget(self) -> None:
-        while self._opened:
-            self._opened.pop().forget()
+    def _clear_turn_states(self) -> None:
+        while self._open_contexts:
+            end_turn(self._open_contexts.pop())
 
-    def _tell_from_anywhere(self, hook: str, text: str) -> None:
-        if self._tell is not None:
-            self._errand(partial(self._tell, "hook", text[:MOST_SHOWN], hook, False))
+    def _emit_threadsafe(self, hook: str, text: str) -> None:
+        if self._emit is not None:
+            self._call_on_loop(partial(self._emit, "hook", text[:MAX_SHOWN], hook, False))
 
-    def _say_from_anywhere(self, text: str, follow_up: bool) -> None:
-        self._errand(partial(self._say, text, follow_up))
+    def _send_threadsafe(self, text: str, follow_up: bool) -> None:
+        self._call_on_loop(partial(self._send_message, text, follow_up))
 
-    def _errand(self, act: Callable[[], object]) -> None:
-        self._errands.append(act)
-        self._loop.call_soon_threadsafe(self._run_errands)
+    def _call_on_loop(self, function: Callable[[], object]) -> None:
+        self._loop_calls.append(function)
+        self._loop.call_soon_threadsafe(self._run_loop_calls)
 
-    def _run_errands(self) -> None:
-        while self._errands:
-            self._errands.popleft()()
+    def _run_loop_calls(self) -> None:
+        while self._loop_calls:
+            self._loop_calls.popleft()()
 
-    # What they did.
+    # Counts and records.
 
-    def failed(self, hook: str, stage: str, why: str) -> None:
-        """Take down that nothing can come of what `hook` said at `stage`."""
+    def record_failure(self, hook: str, stage: str, error_text: str) -> None:
+        """Record that the result of `hook` at `stage` could not be used."""
         if (found := self._registry.find(hook)) is not None:
-            self._noted(self._tally(found), HookEffects(hook, stage, error=why), self._turn, counted=False)
+            self._record_effects(
+                self._counter(found), HookEffects(hook, stage, error=error_text), self._turn, counted=False
+            )
 
-    def _tally(self, hook: Hook) -> HookCounter:
-        if (tally := self._tallies.get(hook.row.name)) is None:
-            tally = self._tallies[hook.row.name] = HookCounter(hook.row, self._context(hook))
-        return tally
+    def _counter(self, hook: Hook) -> HookCounter:
+        if (counter := self._counters.get(hook.row.name)) is None:
+            counter = self._counters[hook.row.name] = HookCounter(hook.row, self._context(hook))
+        return counter
 
-    def _noted(self, tally: HookCounter, done: HookEffects, turn: str, *, counted: bool = True) -> None:
-        """Count what a hook did, and tell whoever watches of what had an effect."""
-        tally.add(done, counted=counted)
-        if done.error or done.actions:
-            self._act(done, turn)
-        if done.error:
-            print(f"hook {done.hook} at {done.stage}: {done.error}", flush=True)
-        if self._tell is not None and (done.error or done.actions):
-            self._tell("hook", effect_line(done), done.hook, bool(done.error))
+    def _record_effects(self, counter: HookCounter, effects: HookEffects, turn: str, *, counted: bool = True) -> None:
+        """Count the effects of a hook. Report actions and errors to the clients that watch the turn."""
+        counter.add(effects, counted=counted)
+        if effects.error or effects.actions:
+            self._record_action(effects, turn)
+        if effects.error:
+            print(f"hook {effects.hook} at {effects.stage}: {effects.error}", flush=True)
+        if self._emit is not None and (effects.error or effects.actions):
+            self._emit("hook", effect_line(effects), effects.hook, bool(effects.error))
 
-    def _act(self, done: HookEffects, turn: str) -> None:
-        acts = self._acts.setdefault(turn, [])
-        if len(acts) < MOST_ACTS:
-            why = scrub(done.error)[:MOST_SHOWN]
-            acts.append(HookAction(done.hook, done.stage, done.actions, round(done.seconds, 6), why))
+    def _record_action(self, effects: HookEffects, turn: str) -> None:
+        actions = self._actions.setdefault(turn, [])
+        if len(actions) < MAX_ACTS:
+            error = scrub(effects.error)[:MAX_SHOWN]
+            actions.append(HookAction(effects.hook, effects.stage, effects.actions, round(effects.seconds, 6), error))
         else:
-            self._more[turn] += 1
+            self._omitted_actions[turn] += 1
 
-    def acted(self) -> list[HookActions]:
-        """Return what hooks did since this was asked last, by turn; nothing of those that only looked on."""
-        acted, self._acts, more, self._more = self._acts, {}, self._more, Counter()
-        return [HookActions(turn, tuple(acts), more[turn]) for turn, acts in acted.items()]
+    def take_actions(self) -> list[HookActions]:
+        """Return the actions of hooks since the last call, grouped by turn.
 
-    def _switches(self) -> frozenset[str]:
-        """Return the names of the hooks that are switched off; the file is read when it has changed."""
+        Calls without an effect are not included.
+        """
+        actions_by_turn, self._actions, omitted, self._omitted_actions = (
+            self._actions,
+            {},
+            self._omitted_actions,
+            Counter(),
+        )
+        return [HookActions(turn, tuple(actions), omitted[turn]) for turn, actions in actions_by_turn.items()]
+
+    def _disabled_hooks(self) -> frozenset[str]:
+        """Return the names of disabled hooks. The file is read only if it has changed."""
         path = self._spec.hooks.switches
         if not path:
             return frozenset()
         try:
-            found = os.stat(path)
+            status = os.stat(path)
         except FileNotFoundError:
             return frozenset()
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-        mark = (found.st_ino, found.st_size, found.st_mtime_ns)
-        if mark != self._switched[0]:
-            self._switched = (mark, read_switches(path))
-        return self._switched[1]
+        file_state = (status.st_ino, status.st_size, status.st_mtime_ns)
+        if file_state != self._disabled_cache[0]:
+            self._disabled_cache = (file_state, read_disabled_hooks(path))
+        return self._disabled_cache[1]
 
 
-def _came(said: HookReply) -> HookCallResult:
-    """Return what a hook in the root said as if it had been said here."""
-    if said.error:
+def _result_of(reply: HookReply) -> HookCallResult:
+    """Return `reply`, a reply of the root, in the form of a local call's result."""
+    if reply.error:
         return HookCallResult(
-            None, DeadlineExceeded(said.error) if said.late else HookMisuseError(said.error), said.seconds
+            None, DeadlineExceeded(reply.error) if reply.late else HookMisuseError(reply.error), reply.seconds
         )
-    patch = said.decision if said.decision is not None else msgspec.msgpack.decode(said.patch)
-    return HookCallResult(patch, None, said.seconds)
+    patch = reply.decision if reply.decision is not None else msgspec.msgpack.decode(reply.patch)
+    return HookCallResult(patch, None, reply.seconds)
 
 
-def effect_line(done: HookEffects) -> str:
-    """Return in a line what a hook did."""
-    what = ", ".join(done.actions) or "nothing"
-    over = "".join(f"; {field} over that of {other}" for field, other in done.overrode)
-    why = f"; {done.error}" if done.error else ""
-    return f"{done.stage}: {what}{over}{why}"[:MOST_SHOWN]
+def effect_line(effects: HookEffects) -> str:
+    """Return a one-line description of the effects of a hook."""
+    actions = ", ".join(effects.actions) or "nothing"
+    overridden = "".join(f"; {field} over that of {other}" for field, other in effects.overrode)
+    error = f"; {effects.error}" if effects.error else ""
+    return f"{effects.stage}: {actions}{overridden}{error}"[:MAX_SHOWN]

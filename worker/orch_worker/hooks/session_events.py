@@ -1,4 +1,4 @@
-"""What is said to hooks of what becomes of a conversation: its parts go to archives, its beginning to a summary."""
+"""Runs the hooks for archiving and compaction of a conversation."""
 
 from __future__ import annotations
 
@@ -20,15 +20,20 @@ __all__ = ["ArchivalHooks", "ArchiveDecision", "CompactionDecision", "copy_messa
 
 
 class ArchiveDecision(Struct, frozen=True):
-    """An archive as it goes on record. Of one whose summary is `supplied` no model writes another."""
+    """The archive to record.
+
+    `supplied` is True if a hook provided the summary. Then no model writes a summary.
+    """
 
     collapse: Collapse
     supplied: bool = False
 
 
 class CompactionDecision(Struct, frozen=True):
-    """What hooks say of a compaction: what its writer is told, the `summary` itself, "" for one that is to be written,
-    and the lines that are added to it."""
+    """The hooks' changes to a compaction: instructions for the model, a `summary`, and lines to add.
+
+    If `summary` is "", the model writes the summary.
+    """
 
     instructions: str = ""
     summary: str = ""
@@ -36,76 +41,78 @@ class CompactionDecision(Struct, frozen=True):
 
 
 class ArchivalHooks:
-    """The hooks of one agent, as those see them who shorten its conversation."""
+    """The archiving and compaction stages of an agent's hooks."""
 
     def __init__(self, calls: HookCalls) -> None:
         self._calls = calls
 
     async def before_archive(self, collapse: Collapse, messages: Sequence[Message]) -> ArchiveDecision | None:
-        """Return what is to go on record of the archive of `messages`, None when it is not to be made."""
-        asked = [text for message in collapse.messages for text in stubs_in(message).values()]
-        if "before_archive" not in self._calls.on or not asked:
+        """Return the archive of `messages` to record, or None if a hook prevents archiving."""
+        stubs = [text for message in collapse.messages for text in stubs_in(message).values()]
+        if "before_archive" not in self._calls.active_stages or not stubs:
             return ArchiveDecision(collapse)
         event = stages.BeforeArchive(
             holder=collapse.holder,
             kind=collapse.kind,
             task=collapse.task,
             messages=copy_messages(messages),
-            summary=body_of(asked[-1]),
+            summary=body_of(stubs[-1]),
         )
-        followed = await self._calls.run(event)
-        assert isinstance(followed.event, stages.BeforeArchive)
-        if followed.decision is not None:
+        stage_result = await self._calls.run(event)
+        assert isinstance(stage_result.event, stages.BeforeArchive)
+        if stage_result.decision is not None:
             return None
-        supplied = any("summary" in done.actions for done in followed.done)
-        if not supplied and not followed.inject:
+        supplied = any("summary" in effect.actions for effect in stage_result.effects)
+        if not supplied and not stage_result.inject:
             return ArchiveDecision(collapse)
-        body = scrub("\n".join((followed.event.summary, *followed.inject)))
-        stub = with_body(asked[-1], body)
+        body = scrub("\n".join((stage_result.event.summary, *stage_result.inject)))
+        stub = with_body(stubs[-1], body)
         return ArchiveDecision(
             replace(collapse, messages=tuple(replace_record(each, stub) for each in collapse.messages)), supplied
         )
 
     def archived(self, collapse: Collapse) -> None:
-        """The archive is on record."""
-        self._calls.tell("archived", holder=collapse.holder, kind=collapse.kind, task=collapse.task)
+        """Notify hooks that an archive was recorded."""
+        self._calls.notify("archived", holder=collapse.holder, kind=collapse.kind, task=collapse.task)
 
     async def before_compaction(
         self, reason: str, messages: Sequence[Message], tokens: int, instructions: str = ""
     ) -> CompactionDecision | None:
-        """Return what hooks say of a compaction of `messages`, a conversation of `tokens`, None when it is not to be.
+        """Return the hooks' changes to a compaction of `messages`, or None if a hook prevents the compaction.
 
-        `reason` is `size`, `asked` or `refused`.
+        `tokens` is the size of the conversation. `reason` is "size", "asked" or "refused".
         """
-        if "before_compaction" not in self._calls.on:
+        if "before_compaction" not in self._calls.active_stages:
             return CompactionDecision(instructions)
         event = stages.BeforeCompaction(
             reason=reason, messages=copy_messages(messages), tokens=tokens, instructions=instructions
         )
-        followed = await self._calls.run(event)
-        if followed.decision is not None:
+        stage_result = await self._calls.run(event)
+        if stage_result.decision is not None:
             return None
-        said = followed.event
-        assert isinstance(said, stages.BeforeCompaction)
-        return CompactionDecision(scrub(said.instructions), scrub(said.summary), tuple(map(scrub, followed.inject)))
+        patched = stage_result.event
+        assert isinstance(patched, stages.BeforeCompaction)
+        return CompactionDecision(
+            scrub(patched.instructions), scrub(patched.summary), tuple(map(scrub, stage_result.inject))
+        )
 
     def compacted(self, reason: str, summary: str, *, tokens_before: int, tokens_after: int, supplied: bool) -> None:
-        """The compaction is on record."""
-        told = {"tokens_before": tokens_before, "tokens_after": tokens_after, "supplied": supplied}
-        self._calls.tell("compaction", reason=reason, summary=summary, **told)
+        """Notify hooks that a compaction was recorded."""
+        fields = {"tokens_before": tokens_before, "tokens_after": tokens_after, "supplied": supplied}
+        self._calls.notify("compaction", reason=reason, summary=summary, **fields)
 
 
 def copy_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return `messages` as they can be handed to anybody: whatever is done to them, the conversation stays as it is."""
+    """Return copies of `messages` that a hook can change without changing the conversation."""
     return tuple(
-        replace(message, content=tuple(map(_detached, message.content)))
+        replace(message, content=tuple(map(_copy_block, message.content)))
         if any(isinstance(block, (ToolUse, Opaque)) for block in message.content)
         else message
         for message in messages
     )
 
 
-def _detached(block: Block) -> Block:
+def _copy_block(block: Block) -> Block:
     if isinstance(block, ToolUse):
         return replace(block, input=deepcopy(block.input))
     return replace(block, raw=deepcopy(block.raw)) if isinstance(block, Opaque) else block

@@ -1,4 +1,4 @@
-"""Notes in a file: private, whole at any moment, for any number of processes at once."""
+"""Stores notes in a private file. Several processes can change the file safely."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from orch_protocol.core.errors import LockedError
 from orch_protocol.resources.memory import Note
 
 from ..session.log.lock import private_folder
-from ..system.files import io_error, open_regular, sync_folder
+from ..system.atomic_write import atomic_write
+from ..system.files import io_error, open_regular
 
 __all__ = ["NAME", "FileMemory"]
 
@@ -31,52 +32,55 @@ _ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeError)
 
 
 class FileMemory:
-    """The notes in `folder`, a JSON object a line, together at most `total` characters long.
+    """The notes in `folder`: one JSON object per line. All notes together have at most `max_chars` characters.
 
-    A change writes the file anew, beside it, and puts that in its place: who reads sees all of it or nothing. A line
-    that cannot be read stays where it is.
+    A change writes a new file and renames it over the old file, so that readers never see a partial file. Lines that
+    cannot be read are kept.
     """
 
-    def __init__(self, folder: Path, total: int) -> None:
+    def __init__(self, folder: Path, max_chars: int) -> None:
         self.path = folder / NAME
         self._folder = folder
-        self._total = total
+        self._max_chars = max_chars
 
     def notes(self) -> list[Note]:
-        """Return every note, the oldest first. Raises StoreError."""
+        """Return all notes, oldest first. Raise StoreError if the file cannot be read."""
         return self._read()[0]
 
     def add(self, note: Note) -> Note:
-        """Keep `note` durably; the oldest ones give way to it. Raises StoreError."""
-        kept = note
+        """Store `note` durably. If the total becomes too long, the oldest notes are removed.
+
+        Raise StoreError if the file cannot be written.
+        """
+        stored = note
 
         def change(notes: list[Note]) -> list[Note]:
-            nonlocal kept
-            same = next((each for each in notes if each.text == note.text), None)
-            if same is not None:
-                kept = same
+            nonlocal stored
+            existing = next((each for each in notes if each.text == note.text), None)
+            if existing is not None:
+                stored = existing
                 return notes
             notes = [*notes, note]
-            while len(notes) > 1 and sum(len(each.text) for each in notes) > self._total:
+            while len(notes) > 1 and sum(len(each.text) for each in notes) > self._max_chars:
                 notes = notes[1:]
             return notes
 
         self._change(change)
-        return kept
+        return stored
 
     def forget(self, ids: Iterable[str]) -> list[Note]:
-        """Delete notes for good. Raises StoreError."""
-        wanted, gone = set(ids), list[Note]()
+        """Permanently delete the notes `ids`, and return them. Raise StoreError if the file cannot be written."""
+        wanted_ids, removed = set(ids), list[Note]()
 
         def change(notes: list[Note]) -> list[Note]:
-            gone.extend(note for note in notes if note.id in wanted)
-            return [note for note in notes if note.id not in wanted]
+            removed.extend(note for note in notes if note.id in wanted_ids)
+            return [note for note in notes if note.id not in wanted_ids]
 
         self._change(change)
-        return gone
+        return removed
 
     def _read(self) -> tuple[list[Note], list[bytes]]:
-        """Return the notes, and the lines that are none."""
+        """Return the notes, and the lines that could not be decoded."""
         try:
             with open(open_regular(self.path, os.O_RDONLY), "rb") as file:
                 lines = file.read().splitlines()
@@ -84,48 +88,41 @@ class FileMemory:
             return [], []
         except OSError as error:
             raise io_error("read", self.path, error) from error
-        notes, strange = [], []
+        notes, undecodable = [], []
         for line in filter(None, lines):
             try:
                 notes.append(_decoder.decode(line))
             except _ERRORS:
-                strange.append(line)
-        return notes, strange
+                undecodable.append(line)
+        return notes, undecodable
 
     def _change(self, change: Callable[[list[Note]], list[Note]]) -> None:
-        with self._owned():
-            before, strange = self._read()
+        with self._lock_file():
+            before, undecodable = self._read()
             after = change(before)
             if after != before:
-                self._write([*strange, *map(_encoder.encode, after)])
+                self._write([*undecodable, *map(_encoder.encode, after)])
 
     def _write(self, lines: list[bytes]) -> None:
-        beside = self.path.with_name(f"{NAME}.new")
         try:
-            beside.unlink(missing_ok=True)
-            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            with open(descriptor, "wb") as file:
+            with atomic_write(self.path, locked=True) as file:
                 file.write(b"".join(line + b"\n" for line in lines))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(beside, self.path)
-            sync_folder(self._folder)
         except OSError as error:
             raise io_error("write", self.path, error) from error
 
     @contextmanager
-    def _owned(self) -> Iterator[None]:
-        """Keep everybody else from changing the file. Raises LockedError when somebody does so for seconds."""
+    def _lock_file(self) -> Iterator[None]:
+        """Hold the lock on the file. Raise LockedError if another process holds the lock for several seconds."""
         private_folder(self._folder)
         descriptor = open_regular(self._folder / LOCK, os.O_RDWR | os.O_CREAT)
         try:
-            until = time.monotonic() + WAIT_SECONDS
+            deadline = time.monotonic() + WAIT_SECONDS
             while True:
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    if time.monotonic() > until:
+                    if time.monotonic() > deadline:
                         raise LockedError(f"{self.path} is being changed by another process: try again") from None
                     time.sleep(PAUSE_SECONDS)
             yield

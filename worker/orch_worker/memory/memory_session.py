@@ -1,4 +1,4 @@
-"""What one agent remembers: what it is told of it in each turn, and what it adds. The disk is looked at beside it."""
+"""The memory of one agent: the notes shown in each turn, and new notes. Threads do the disk access."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from orch_protocol.resources.memory import MemorySpec, Note, NoteSource
 
 from ..conversation.tokens import TokenEstimator
 from ..policy.taint import TaintLabels
-from ..session.transcript import timestamp
+from ..session.entry_codec import timestamp
 from .notes import check_note, make_memory, memory_text, notes_within, rank_notes
 
 __all__ = ["MemorySession"]
 
-LOOK_SECONDS: Final = 3.0
-MOST_FLUSHED: Final = 20
-LOCAL: Final = "this conversation is for models of this machine alone, and notes are for all: nothing was noted"
+READ_SECONDS: Final = 3.0
+MAX_FLUSHED: Final = 20
+LOCAL_ONLY: Final = "no note was stored: this conversation is restricted to local models, and all agents can read notes"
 
 
 class MemorySession:
-    """What the agent with that id remembers, as `spec` says.
+    """The memory of the agent with the id `agent`, configured by `spec`.
 
-    Notes bear the `marks` of its conversation; while that `is_local` it adds none. Raises ConfigError when there is no
-    such provider.
+    New notes get the `marks` of the conversation. While `is_local` returns True, no notes are added. The constructor
+    raises ConfigError for an unknown provider.
     """
 
     def __init__(self, spec: MemorySpec, agent: str, marks: TaintLabels, is_local: Callable[[], bool]) -> None:
@@ -36,53 +36,56 @@ class MemorySession:
         self._marks = marks
         self._is_local = is_local
         self._memory = make_memory(spec)
-        self._size = TokenEstimator().text
+        self._count_tokens = TokenEstimator().text
         self._turn = ""
 
     @property
     def flushes(self) -> bool:
-        """Whether what is worth knowing is to be written down before a conversation is compacted."""
+        """Whether facts worth remembering are saved before a compaction."""
         return self._spec.flush and not self._is_local()
 
     async def turn_began(self, turn: str, prompt: str) -> str:
-        """Return what the requests of the query `turn` are told; nothing when that cannot be had in time.
+        """Return the memory block for the requests of the query `turn`, or "" if the notes cannot be read in time.
 
-        What a marked conversation has noted is not among it: who asks for it gets it with its marks.
+        Notes from conversations with taint labels are left out. The tool `recall` returns such notes with their labels.
         """
         self._turn = turn
         if not self._spec.tokens:
             return ""
         try:
-            async with asyncio.timeout(LOOK_SECONDS):
+            async with asyncio.timeout(READ_SECONDS):
                 notes = await asyncio.to_thread(self._memory.notes)
         except (OrchError, TimeoutError) as error:
             print(f"memory: {error or 'it did not answer in time'}", flush=True)
             return ""
         except Exception:
-            traceback.print_exc()  # the provider may be anybody's
+            traceback.print_exc()  # A user's provider may raise any exception.
             return ""
-        open_ones = [note for note in notes if not note.marks]
-        return memory_text(notes_within(rank_notes(open_ones, prompt), self._spec.tokens, self._size))
+        untainted = [note for note in notes if not note.marks]
+        return memory_text(notes_within(rank_notes(untainted, prompt), self._spec.tokens, self._count_tokens))
 
     async def recall(self, query: str, tokens: int) -> list[Note]:
-        """Return the notes that say most about `query`, the best first, in `tokens`. Raises StoreError."""
+        """Return the notes most relevant to `query`, best first, in at most `tokens` tokens.
+
+        Raise StoreError if reading fails.
+        """
         notes = await asyncio.to_thread(self._memory.notes)
-        return notes_within(rank_notes(notes, query), tokens, self._size)
+        return notes_within(rank_notes(notes, query), tokens, self._count_tokens)
 
     async def remember(self, text: str, source: NoteSource = "agent") -> Note:
-        """Keep `text`, and return the note as it is kept. Raises ConfigError for what is none, StoreError."""
+        """Store `text` and return the note. Raise ConfigError for invalid text, and StoreError if writing fails."""
         if self._is_local():
-            raise ConfigError(LOCAL)
+            raise ConfigError(LOCAL_ONLY)
         try:
-            said = check_note(text, self._spec.note_chars)
+            checked_text = check_note(text, self._spec.note_chars)
         except ValueError as error:
-            raise ConfigError(f"that cannot be noted: {error}") from error
-        note = Note(new_entry_id(()), said, timestamp(), source, self._agent, self._turn, self._marks.content)
+            raise ConfigError(f"cannot store the note: {error}") from error
+        note = Note(new_entry_id(()), checked_text, timestamp(), source, self._agent, self._turn, self._marks.content)
         return await asyncio.to_thread(self._memory.add, note)
 
     async def flush(self, texts: Iterable[str]) -> None:
-        """Keep what a conversation that is compacted leaves behind, as far as that can be done. Does not raise."""
-        for text in list(texts)[:MOST_FLUSHED]:
+        """Store `texts`, which come from a conversation that is being compacted. Errors are logged, not raised."""
+        for text in list(texts)[:MAX_FLUSHED]:
             try:
                 await self.remember(text[: self._spec.note_chars], "compaction")
             except OrchError as error:

@@ -1,4 +1,4 @@
-"""What the agent remembers from one conversation to the next: notes it writes, and finds again."""
+"""The memory tools: remember and recall."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from .notes import NOTHING, list_notes
 
 __all__ = ["recall", "remember"]
 
-MOST_TOKENS: Final = 4_000
+MAX_TOKENS: Final = 4_000
 
 
-def _remembers(context: ToolContext) -> bool:
+def _has_memory(context: ToolContext) -> bool:
     return context.memory is not None
 
 
-@tool(category="notes", available=_remembers)
+@tool(available=_has_memory)
 async def remember(context: ToolContext, text: Annotated[str, Meta(min_length=1, max_length=100_000)]) -> str:
-    """Note something that is worth knowing in later conversations about this project, such as a decision and why.
+    """Save a note for later conversations about this project, such as a decision and its reason.
 
     Args:
-        text: One fact, in words that are clear without this conversation.
+        text: One fact, understandable without this conversation.
     """
     try:
         note = await _memory(context).remember(text)
@@ -35,15 +35,15 @@ async def remember(context: ToolContext, text: Annotated[str, Meta(min_length=1,
     return f"Noted as {note.id}."
 
 
-@tool(category="notes", available=_remembers)
+@tool(available=_has_memory)
 async def recall(context: ToolContext, query: str) -> ToolOutput:
-    """Find notes of earlier conversations about this project.
+    """Find notes from earlier conversations about this project.
 
     Args:
-        query: What they are to be about, in a few words.
+        query: The subject of the notes, in a few words.
     """
     try:
-        notes = await _memory(context).recall(query, MOST_TOKENS)
+        notes = await _memory(context).recall(query, MAX_TOKENS)
     except OrchError as error:
         raise ToolError(str(error)) from error
     marks = join_labels((), [mark for note in notes for mark in note.marks])
@@ -51,5 +51,5 @@ async def recall(context: ToolContext, query: str) -> ToolOutput:
 
 
 def _memory(context: ToolContext) -> MemoryNotes:
-    assert context.memory is not None  # else the tools are not available
+    assert context.memory is not None  # Otherwise the tools are not available.
     return context.memory

@@ -1,6 +1,6 @@
-"""The files and folders that `denied_paths` and credential paths stand for on the disk now.
+"""Finds the existing files and folders that match `denied_paths` or the credential paths.
 
-Commands run where these are covered by mounts, so each is found before a command starts.
+While a command runs, mounts hide these files. Therefore, the search is repeated before each command.
 """
 
 from __future__ import annotations
@@ -12,39 +12,43 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import translate
 from typing import Final, NamedTuple
 
-__all__ = ["MOST_MOUNTS", "MOST_NAMES", "DeniedFiles", "DeniedPaths"]
+__all__ = ["MAX_MOUNTS", "MAX_NAMES", "DeniedFiles", "DeniedPaths"]
 
-MOST_NAMES: Final = 200_000
-MOST_MOUNTS: Final = 1_000
-SKIPPED: Final = frozenset({"/usr", "/etc", "/proc", "/sys", "/dev"})
+MAX_NAMES: Final = 200_000
+MAX_MOUNTS: Final = 1_000
+SKIPPED_FOLDERS: Final = frozenset({"/usr", "/etc", "/proc", "/sys", "/dev"})
 SKIPPED_NAMES: Final = frozenset({"site-packages", "node_modules"})
-WILD: Final = frozenset("*?[")
+WILDCARDS: Final = frozenset("*?[")
 SETTLED_NS: Final = 1_000_000_000
-"""A folder that changed more recently than this is listed again: its time may not tell a further change."""
+"""Nanoseconds during which a changed folder is listed again, because a further change may not change its timestamp."""
 
 
 class DeniedPaths(NamedTuple):
-    """Existing paths with links resolved, sorted, none below another; and why that may not be all of them, or ""."""
+    """The existing paths, sorted and with links resolved. A path below another denied path is left out.
+
+    `incomplete` is the reason why paths may be missing, or "".
+    """
 
     paths: tuple[str, ...]
     incomplete: str = ""
 
 
 class _FolderListing(NamedTuple):
-    changed: int
+    changed_ns: int
     size: int
     folders: tuple[str, ...]
     matches: tuple[str, ...]
 
 
-class _TooManyError(Exception):
+class _TooManyNamesError(Exception):
     pass
 
 
 class DeniedFiles:
-    """Finds what `rules` match. Rules with a slash are absolute; others are names, looked for at and below `folders`.
+    """Finds the paths that match `rules`. A rule that contains a slash is an absolute path.
 
-    Listings are kept and read again when a folder has changed.
+    Other rules are names, which are searched in `folders` and below. Listings of folders are cached until a folder
+    changes.
     """
 
     def __init__(
@@ -52,110 +56,112 @@ class DeniedFiles:
         rules: Iterable[str],
         folders: Iterable[str],
         *,
-        most_names: int | None = None,
-        most_paths: int | None = None,
+        max_names: int | None = None,
+        max_paths: int | None = None,
     ) -> None:
-        given = tuple(dict.fromkeys(rules))
-        self._paths = [rule for rule in given if "/" in rule]
-        names = [rule for rule in given if "/" not in rule]
-        self._name = (
+        unique_rules = tuple(dict.fromkeys(rules))
+        self._paths = [rule for rule in unique_rules if "/" in rule]
+        names = [rule for rule in unique_rules if "/" not in rule]
+        self._name_pattern = (
             re.compile("|".join(f"{translate(name)}|{re.escape(name)}\\Z" for name in names)) if names else None
         )
         self._folders = tuple(dict.fromkeys(map(os.path.realpath, folders)))
-        self._most_names = MOST_NAMES if most_names is None else most_names
-        self._most_paths = MOST_MOUNTS if most_paths is None else most_paths
+        self._max_names = MAX_NAMES if max_names is None else max_names
+        self._max_paths = MAX_MOUNTS if max_paths is None else max_paths
         self._listings: dict[str, _FolderListing] = {}
 
     def find(self) -> DeniedPaths:
-        """Return what is there now. Reads folders."""
+        """Return the paths that exist now. This method reads folders."""
         found: dict[str, None] = {}
-        self._left, incomplete = self._most_names, ""
-        known, self._listings = self._listings, {}
+        self._remaining_names, incomplete = self._max_names, ""
+        old_listings, self._listings = self._listings, {}
         try:
             for rule in self._paths:
-                found |= dict.fromkeys(self._expanded(rule))
-            if self._name is not None:
+                found |= dict.fromkeys(self._expand_rule(rule))
+            if self._name_pattern is not None:
                 for folder in self._folders:
-                    found |= dict.fromkeys(self._named_below(folder, known))
-        except _TooManyError:
-            incomplete = f"more than {self._most_names:,} names to look through"
-        real = sorted({os.path.realpath(path) for path in found if os.path.exists(path)})
-        paths = _outermost(real)
-        if len(paths) > self._most_paths:
-            incomplete = f"{len(paths):,} denied files, of which {self._most_paths:,} can be covered"
-            paths = paths[: self._most_paths]
+                    found |= dict.fromkeys(self._find_named_below(folder, old_listings))
+        except _TooManyNamesError:
+            incomplete = f"more than {self._max_names:,} names to look through"
+        existing = sorted({os.path.realpath(path) for path in found if os.path.exists(path)})
+        paths = _outermost(existing)
+        if len(paths) > self._max_paths:
+            incomplete = f"{len(paths):,} denied files, of which {self._max_paths:,} can be covered"
+            paths = paths[: self._max_paths]
         return DeniedPaths(tuple(paths), incomplete)
 
-    def _expanded(self, rule: str) -> Iterator[str]:
-        """Yield the paths that the absolute `rule` matches."""
-        here = ["/"]
+    def _expand_rule(self, rule: str) -> Iterator[str]:
+        """Yield the paths that match the absolute path `rule`."""
+        folders = ["/"]
         for part in filter(None, rule.split("/")):
-            if WILD.isdisjoint(part):
-                here = [os.path.join(folder, part) for folder in here]
+            if WILDCARDS.isdisjoint(part):
+                folders = [os.path.join(folder, part) for folder in folders]
                 continue
             matches = re.compile(f"{translate(part)}|{re.escape(part)}\\Z").match
-            here = [os.path.join(folder, name) for folder in here for name in self._names(folder) if matches(name)]
-        yield from here
+            folders = [
+                os.path.join(folder, name) for folder in folders for name in self._folder_names(folder) if matches(name)
+            ]
+        yield from folders
 
-    def _names(self, folder: str) -> Sequence[str]:
+    def _folder_names(self, folder: str) -> Sequence[str]:
         try:
             names = os.listdir(folder)
         except OSError:
             return ()
-        self._count(len(names))
+        self._count_names(len(names))
         return names
 
-    def _named_below(self, top: str, known: Mapping[str, _FolderListing]) -> Iterator[str]:
-        """Yield what has a denied name below `top`; links are not followed."""
-        waiting = [top]
-        while waiting:
-            folder = waiting.pop()
-            listing = self._listings.get(folder) or self._listed(folder, known.get(folder))
+    def _find_named_below(self, top: str, old_listings: Mapping[str, _FolderListing]) -> Iterator[str]:
+        """Yield the paths below `top` whose name is denied. Links are not followed."""
+        pending = [top]
+        while pending:
+            folder = pending.pop()
+            listing = self._listings.get(folder) or self._list_folder(folder, old_listings.get(folder))
             if listing is None:
                 continue
             self._listings[folder] = listing
-            self._count(listing.size + 1)
+            self._count_names(listing.size + 1)
             for name in listing.matches:
                 yield os.path.join(folder, name)
-            waiting += [path for name in listing.folders if (path := os.path.join(folder, name)) not in SKIPPED]
+            pending += [path for name in listing.folders if (path := os.path.join(folder, name)) not in SKIPPED_FOLDERS]
 
-    def _listed(self, folder: str, known: _FolderListing | None) -> _FolderListing | None:
-        assert self._name is not None
+    def _list_folder(self, folder: str, old_listing: _FolderListing | None) -> _FolderListing | None:
+        assert self._name_pattern is not None
         try:
-            changed = os.stat(folder).st_ctime_ns
-            if known is not None and known.changed == changed:
-                return known
-            if time.time_ns() - changed < SETTLED_NS:
-                changed = -1
+            changed_ns = os.stat(folder).st_ctime_ns
+            if old_listing is not None and old_listing.changed_ns == changed_ns:
+                return old_listing
+            if time.time_ns() - changed_ns < SETTLED_NS:
+                changed_ns = -1
             folders, matches, size = [], [], 0
-            with os.scandir(folder) as scan:
-                for entry in scan:
+            with os.scandir(folder) as entries:
+                for entry in entries:
                     size += 1
-                    if self._name.match(entry.name):
+                    if self._name_pattern.match(entry.name):
                         matches.append(entry.name)
                     elif entry.name not in SKIPPED_NAMES and entry.is_dir(follow_symlinks=False):
                         folders.append(entry.name)
-                    if size > self._left:
-                        changed = -1  # not all of it: never taken from here again
+                    if size > self._remaining_names:
+                        changed_ns = -1  # The listing is incomplete, so it must not be used again.
                         break
         except OSError:
             return None
-        return _FolderListing(changed, size, tuple(folders), tuple(matches))
+        return _FolderListing(changed_ns, size, tuple(folders), tuple(matches))
 
-    def _count(self, names: int) -> None:
-        self._left -= names
-        if self._left < 0:
-            raise _TooManyError
+    def _count_names(self, names: int) -> None:
+        self._remaining_names -= names
+        if self._remaining_names < 0:
+            raise _TooManyNamesError
 
 
 def _outermost(paths: Iterable[str]) -> list[str]:
-    """Return `paths`, which are sorted, without those below another one."""
+    """Return `paths`, sorted, without the paths that lie below another path."""
     found: list[str] = []
-    inside: set[str] = set()
+    chosen: set[str] = set()
     for path in sorted(paths, key=lambda path: path.count("/")):
         parents = path.split("/")
-        if any("/".join(parents[:count]) in inside for count in range(2, len(parents))):
+        if any("/".join(parents[:count]) in chosen for count in range(2, len(parents))):
             continue
-        inside.add(path)
+        chosen.add(path)
         found.append(path)
     return sorted(found)

@@ -1,6 +1,6 @@
-"""What a tool that goes down into folders may show of the files that it comes upon, and what those that it shows bring.
+"""Decides which files a recursive tool may show, and which taint labels the shown files add.
 
-No call can be judged by them before it has looked.
+The policy cannot judge these files before the call, because the tool finds the files while the tool runs.
 """
 
 from __future__ import annotations
@@ -9,58 +9,65 @@ from collections.abc import Mapping
 
 from orch_protocol.core.taint import BITS, Bit, TaintLabel, taint_label
 
-from .rules import under
+from .rules import path_matcher
 
 __all__ = ["FileFilter"]
 
 
 class FileFilter:
-    """Of one call of `tool`: it is asked about each file, by its absolute path, before anything of that is shown.
+    """The filter for one call of `tool`.
 
-    Files under the rules `away` are passed over, and, where that is `bounded`, those that would bring the third of the
-    three bits beside what is `there` by then. What is under the rules of `brings` brings that bit.
+    The tool asks the filter about each file before the tool shows anything of this file.
+
+    Absolute paths identify files. Files that match the rules `skip_rules` are skipped. If `enforce_taint` is True, a
+    file is also skipped if its taint bit would complete the three bits. `bits` contains the bits before the call.
+    `taint_rules` maps each bit to rules. A file that matches one of these rules adds the bit.
     """
 
     def __init__(
         self,
         tool: str,
-        away: tuple[str, ...],
-        brings: Mapping[Bit, tuple[str, ...]],
-        there: frozenset[Bit],
+        skip_rules: tuple[str, ...],
+        taint_rules: Mapping[Bit, tuple[str, ...]],
+        bits: frozenset[Bit],
         *,
-        bounded: bool,
+        enforce_taint: bool,
     ) -> None:
-        self._tool, self._bounded = tool, bounded
-        self._away = under(away)
-        self._brings = {bit: under(rules) for bit, rules in brings.items()}
-        self._there = there
-        self._marks: dict[Bit, TaintLabel] = {}
-        self._passed = 0
+        self._tool, self._enforce_taint = tool, enforce_taint
+        self._is_skipped = path_matcher(skip_rules)
+        self._taint_matchers = {bit: path_matcher(rules) for bit, rules in taint_rules.items()}
+        self._bits = bits
+        self._taint_labels: dict[Bit, TaintLabel] = {}
+        self._skipped_count = 0
 
-    def keeps_away(self, path: str) -> bool:
-        """Return whether the file at `path` is passed over, whatever is looked for."""
-        if is_away := self._away(path):
-            self._passed += 1
-        return is_away
+    def skips(self, path: str) -> bool:
+        """Return whether the file at `path` matches `skip_rules`. If it matches, count it as skipped."""
+        if is_skipped := self._is_skipped(path):
+            self._skipped_count += 1
+        return is_skipped
 
-    def lets(self, path: str) -> bool:
-        """Return whether something of the file at `path`, one that is not kept away, may be shown; if so, that counts
-        as done."""
-        brings = {bit for bit, says in self._brings.items() if bit not in self._marks and says(path)}
-        now = self._there | brings
-        if self._bounded and now != self._there and len(now) == len(BITS):
-            self._passed += 1
+    def may_show(self, path: str) -> bool:
+        """Return whether the tool may show content of the file at `path`. If so, the bits of the file are added.
+
+        Call `skips` first. Do not call this method if `skips` returned True.
+        """
+        added = {
+            bit for bit, matches in self._taint_matchers.items() if bit not in self._taint_labels and matches(path)
+        }
+        bits = self._bits | added
+        if self._enforce_taint and bits != self._bits and len(bits) == len(BITS):
+            self._skipped_count += 1
             return False
-        self._there = now
-        self._marks |= {bit: taint_label(bit, f"{self._tool} {path}") for bit in brings}
+        self._bits = bits
+        self._taint_labels |= {bit: taint_label(bit, f"{self._tool} {path}") for bit in added}
         return True
 
     @property
-    def marks(self) -> tuple[TaintLabel, ...]:
-        """What the files that were let through bring."""
-        return tuple(self._marks.values())
+    def taint_labels(self) -> tuple[TaintLabel, ...]:
+        """The taint labels of the files that were shown."""
+        return tuple(self._taint_labels.values())
 
     @property
     def note(self) -> str:
-        """What whoever called is told of those that were not, "" when there are none."""
-        return f"\n[{self._passed:,} files passed over: the policy keeps them away]" if self._passed else ""
+        """The note for the model about skipped files, or "" if no files were skipped."""
+        return f"\n[{self._skipped_count:,} files were skipped because of the policy]" if self._skipped_count else ""

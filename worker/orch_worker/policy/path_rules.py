@@ -1,4 +1,4 @@
-"""The paths of rules and of calls, found on the disk: what `~` means, where links lead, what exists."""
+"""Resolves the paths of rules and of calls on disk: `~`, links, wildcards and existence."""
 
 from __future__ import annotations
 
@@ -12,180 +12,167 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from orch_protocol.policy.builtin_tools import facts_of
 from orch_protocol.policy.policy import PolicySpec
 
 from .rules import CREDENTIALS, RECURSIVE, NamedPath, ResolvedRules
 from .shell_words import ShellContext, mentioned_paths
 
-__all__ = ["absolute_rules", "expand_wildcards", "grounds_of", "places_of", "start_of", "where_of"]
+__all__ = ["absolute_rules", "expand_wildcards", "paths_in_call", "resolve_rules", "shell_context", "start_folder"]
 
-MOST_NAMES: Final = 100_000
-FOLDER: Final = 20
-"""To open one takes as long as so many names."""
-MOST_MEANT: Final = 5_000
-WILD: Final = frozenset("*?[")
+MAX_NAMES: Final = 100_000
+FOLDER_COST: Final = 20
+"""The cost of opening a folder, as a number of names that can be read in the same time."""
+MAX_MEANT: Final = 5_000
+WILDCARDS: Final = frozenset("*?[")
 
-HERE: Final = (".", "..")
-"""Folders without a slash, by their place and not by their name."""
-
-TEXT: Final[dict[str, frozenset[str]]] = {
-    "write_file": frozenset({"content"}),
-    "replace_in_file": frozenset({"old_text", "new_text"}),
-    "grep_files": frozenset({"pattern"}),
-    "chat": frozenset({"prompt", "system", "model"}),
-    "spawn_subagent": frozenset({"task", "query"}),
-    "query_subagent": frozenset({"prompt"}),
-    "map_subagents": frozenset({"prompt"}),
-    "search_archive": frozenset({"query"}),
-    "web_search": frozenset({"query"}),
-    "exit_plan_mode": frozenset({"plan"}),
-    "task_create": frozenset({"tasks"}),
-    "remember": frozenset({"text"}),
-    "recall": frozenset({"query"}),
-    "read_skill": frozenset({"name", "file"}),
-    "pin_object": frozenset({"name"}),
-}
-"""Arguments that are text and reach no file by what they say."""
-
-APART: Final = frozenset(
-    {
-        *("web_search", "fetch_url", "py_help", "installed_packages", "read_handle", "bg_status", "bg_kill"),
-        *("describe_variables", "chat", "list_models", "search_archive", "read_archive", "map_subagents"),
-        *("exit_plan_mode", "task_create", "task_update", "remember", "recall", "read_skill", "pin_object"),
-        *("spawn_subagent", "query_subagent", "collect_subagent", "wait_subagents", "list_subagents", "kill_subagent"),
-    }
-)
-"""Tools that do not work in the agent's folder."""
+RELATIVE_FOLDERS: Final = (".", "..")
+"""Names of relative folders without a slash, which count as paths, not as names."""
 
 
-def where_of(cwd: Path, env: Mapping[str, str]) -> ShellContext:
-    """Return where an agent works. Its home is what the system says and what its variables say: both are looked at."""
+def shell_context(cwd: Path, env: Mapping[str, str]) -> ShellContext:
+    """Return the working folder, home folders and variables of an agent.
+
+    The home folder in the password database and the home folder in the environment both count.
+    """
     homes = [os.path.expanduser("~"), env.get("HOME", "")]
     try:
         homes.append(pwd.getpwuid(os.getuid()).pw_dir)
     except KeyError:
-        pass  # a user without an entry
-    absolute = tuple(dict.fromkeys(home for home in homes if home.startswith("/")))
-    start = os.path.abspath(cwd)
-    return ShellContext(start, absolute, {"HOME": absolute[0] if absolute else "/", "PWD": start, **env})
+        pass  # The user has no entry in the password database.
+    absolute_homes = tuple(dict.fromkeys(home for home in homes if home.startswith("/")))
+    folder = os.path.abspath(cwd)
+    return ShellContext(
+        folder, absolute_homes, {"HOME": absolute_homes[0] if absolute_homes else "/", "PWD": folder, **env}
+    )
 
 
-def grounds_of(spec: PolicySpec, where: ShellContext) -> ResolvedRules:
-    """Return `spec` with its paths made absolute, as they are spelled and where their links lead."""
+def resolve_rules(spec: PolicySpec, shell: ShellContext) -> ResolvedRules:
+    """Return the rules of `spec` with absolute paths. Each path occurs as written and with links resolved."""
     rules = spec.rules
-    credentials, denied = absolute_rules(CREDENTIALS, where), absolute_rules(rules.denied_paths, where)
+    credentials, denied = absolute_rules(CREDENTIALS, shell), absolute_rules(rules.denied_paths, shell)
     untrusted, sensitive = (
-        absolute_rules(rules.taint.untrusted_paths, where),
-        absolute_rules(rules.taint.sensitive_paths, where),
+        absolute_rules(rules.taint.untrusted_paths, shell),
+        absolute_rules(rules.taint.sensitive_paths, shell),
     )
     return ResolvedRules(
         spec,
         credentials,
         denied,
-        None if rules.allowed_paths is None else absolute_rules(rules.allowed_paths, where),
-        absolute_rules(rules.personal_paths, where),
-        absolute_rules(rules.code_paths, where),
+        None if rules.allowed_paths is None else absolute_rules(rules.allowed_paths, shell),
+        absolute_rules(rules.personal_paths, shell),
+        absolute_rules(rules.code_paths, shell),
         frozenset(path for path in (*credentials, *denied, *untrusted, *sensitive) if os.path.exists(path)),
         untrusted,
         sensitive,
     )
 
 
-def places_of(tool: str, input: Mapping[str, Any], where: ShellContext) -> tuple[NamedPath, ...] | None:
-    """Return what a call names, and the folder it works in; None when there is too much of it to be looked through."""
-    text = TEXT.get(tool, frozenset())
-    said = [value for name, value in input.items() if name not in text]
-    named = mentioned_paths(said, where)
-    if named is not None and tool == "run_python" and (here := _here()) not in ("", where.cwd):
-        there = mentioned_paths(said, replace(where, cwd=here))  # where code went that ran before
-        named = None if there is None else (*named, *there)
-    if named is None:
+def paths_in_call(tool: str, input: Mapping[str, Any], shell: ShellContext) -> tuple[NamedPath, ...] | None:
+    """Return the paths in the arguments of a call, and its working folder.
+
+    Return None if there are too many paths to check.
+    """
+    facts = facts_of(tool)
+    values = [value for name, value in input.items() if name not in facts.text]
+    paths = mentioned_paths(values, shell)
+    if paths is not None and tool == "run_python" and (current_folder := _current_folder()) not in ("", shell.cwd):
+        # Earlier code may have changed the working folder.
+        more_paths = mentioned_paths(values, replace(shell, cwd=current_folder))
+        paths = None if more_paths is None else (*paths, *more_paths)
+    if paths is None:
         return None
-    start = () if tool in APART else (where.cwd,)
-    return tuple(NamedPath(path, _real(path)) for path in dict.fromkeys((*start, *named)))
+    start = () if facts.folderless else (shell.cwd,)
+    return tuple(NamedPath(path, _resolve_links(path)) for path in dict.fromkeys((*start, *paths)))
 
 
-def start_of(tool: str, input: Mapping[str, Any], where: ShellContext) -> NamedPath | None:
-    """Return where a call begins that goes down into folders; None for one that does not."""
+def start_folder(tool: str, input: Mapping[str, Any], shell: ShellContext) -> NamedPath | None:
+    """Return the start folder of a recursive tool. Return None for any other tool."""
     if tool not in RECURSIVE:
         return None
-    path = os.path.join(where.cwd, str(input.get("path", "."))).replace("\0", "")
-    return NamedPath(os.path.normpath(path), _real(path))
+    path = os.path.join(shell.cwd, str(input.get("path", "."))).replace("\0", "")
+    return NamedPath(os.path.normpath(path), _resolve_links(path))
 
 
-def expand_wildcards(places: Iterable[NamedPath]) -> tuple[NamedPath, ...] | None:
-    """Return the files and folders that are there and that `places` with wildcards stand for; None when that takes
-    looking at too many names, or is too many of them."""
+def expand_wildcards(paths: Iterable[NamedPath]) -> tuple[NamedPath, ...] | None:
+    """Return the existing paths that match those `paths` that contain wildcards.
+
+    Return None if there are too many matches, or too many names to read.
+    """
     folders: dict[str, dict[str, bool]] = {}
-    left = MOST_NAMES
+    remaining = MAX_NAMES
 
-    def within(folder: str, part: str, *, last: bool) -> list[str]:
-        nonlocal left
-        if folder not in folders and left >= 0:
-            folders[folder] = _listed(folder, left)
-            left -= FOLDER + len(folders[folder])
+    def matching_names(folder: str, part: str, *, last: bool) -> list[str]:
+        nonlocal remaining
+        if folder not in folders and remaining >= 0:
+            folders[folder] = _list_names(folder, remaining)
+            remaining -= FOLDER_COST + len(folders[folder])
         names = folders.get(folder, {})
         return [name for name in filtered(names, part) if last or names[name]]
 
     found: dict[str, None] = {}
-    for place in places:
-        if WILD.isdisjoint(place.spelled):
+    for named_path in paths:
+        if WILDCARDS.isdisjoint(named_path.written):
             continue
-        here = ["/"]
-        parts = place.spelled.strip("/").split("/")
+        matches = ["/"]
+        parts = named_path.written.strip("/").split("/")
         for number, part in enumerate(parts, 1):
-            if WILD.isdisjoint(part):
-                here = [os.path.join(folder, part) for folder in here]
+            if WILDCARDS.isdisjoint(part):
+                matches = [os.path.join(folder, part) for folder in matches]
             else:
                 last = number == len(parts)
-                here = [os.path.join(folder, each) for folder in here for each in within(folder, part, last=last)]
-            if left < 0:
+                matches = [
+                    os.path.join(folder, each) for folder in matches for each in matching_names(folder, part, last=last)
+                ]
+            if remaining < 0:
                 return None
-        for path in here:
+        for path in matches:
             if os.path.lexists(path):
                 found[path] = None
-            if len(found) > MOST_MEANT:
+            if len(found) > MAX_MEANT:
                 return None
-    return tuple(NamedPath(path, _real(path)) for path in found)
+    return tuple(NamedPath(path, _resolve_links(path)) for path in found)
 
 
-def _listed(folder: str, most: int) -> dict[str, bool]:
-    """Return the names in `folder`, and whether each may have something in it."""
+def _list_names(folder: str, limit: int) -> dict[str, bool]:
+    """Return the names in `folder`. The value of a name is True if the name may be a folder."""
     try:
-        with os.scandir(folder) as scan:
-            return {entry.name: _may_hold(entry) for entry in islice(scan, most)}
+        with os.scandir(folder) as entries:
+            return {entry.name: _may_be_folder(entry) for entry in islice(entries, limit)}
     except (OSError, ValueError):
         return {}
 
 
-def _may_hold(entry: os.DirEntry[str]) -> bool:
+def _may_be_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link that leads round and round
+    except OSError:  # The links form a loop.
         return False
 
 
-def absolute_rules(paths: Iterable[str], where: ShellContext) -> tuple[str, ...]:
-    """Return `paths` as absolute ones, as they are spelled and with links resolved; bare names stay as they are."""
+def absolute_rules(paths: Iterable[str], shell: ShellContext) -> tuple[str, ...]:
+    """Return `paths` as absolute paths, as written and with links resolved. Names without a slash stay unchanged."""
     found: dict[str, None] = {}
     for path in paths:
-        if "/" not in path and path not in HERE and not path.startswith("~"):
-            found[path] = None  # a name, in whatever folder
+        if "/" not in path and path not in RELATIVE_FOLDERS and not path.startswith("~"):
+            found[path] = None  # The rule is a name, which matches in every folder.
             continue
-        for home in where.homes if path == "~" or path.startswith("~/") else ("",):
-            whole = os.path.normpath(os.path.join(where.cwd, home + path[1:] if home else os.path.expanduser(path)))
-            found |= {whole: None, _real(whole): None}
+        for home in shell.homes if path == "~" or path.startswith("~/") else ("",):
+            absolute_path = os.path.normpath(
+                os.path.join(shell.cwd, home + path[1:] if home else os.path.expanduser(path))
+            )
+            found |= {absolute_path: None, _resolve_links(absolute_path): None}
     return tuple(found)
 
 
-def _here() -> str:
+def _current_folder() -> str:
     try:
         return os.getcwd()
-    except OSError:  # it is gone
+    except OSError:  # The folder was deleted.
         return ""
 
 
-def _real(path: str) -> str:
+def _resolve_links(path: str) -> str:
     try:
         return os.path.realpath(path)
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
-"""Whether a call may run: by what it does, what it names, who asked for the work, and what is configured. No I/O.
+"""The rules that allow, ask about or deny a call, based on its operation and paths, the channel and the configuration.
 
-Every source gives its own verdict, and the most restrictive one counts: none of them makes another's milder.
+Each source of rules returns a verdict, and the most restrictive verdict wins. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from orch_protocol.policy.builtin_tools import BUILTIN_TOOLS, Operation, facts_of
 from orch_protocol.policy.policy import (
     EXIT_PLAN,
     RANK,
@@ -20,28 +21,25 @@ from orch_protocol.policy.policy import (
     Channel,
     DataClass,
     Model,
-    Operation,
     PolicySpec,
     Verdict,
 )
-from orch_protocol.resources.skills import READ_SKILL
 
 __all__ = [
     "CREDENTIALS",
-    "OPERATIONS",
     "RECURSIVE",
     "JudgedCall",
     "NamedPath",
     "ResolvedRules",
-    "at_hand",
     "judge",
     "matching_rules",
     "operation_of",
-    "passed_over",
+    "path_matcher",
+    "path_matches",
     "reachable_rules",
+    "rules_below",
+    "skipped_rules",
     "strictest",
-    "under",
-    "within",
 ]
 
 CREDENTIALS: Final = (
@@ -52,33 +50,24 @@ CREDENTIALS: Final = (
     "~/.kube/config",
     "~/.docker/config.json",
 )
-"""What lets one in elsewhere. A project's `.env` is not among them: it belongs to the folder an agent was given."""
+"""Paths of credentials for other systems.
 
-_READS: Final = (
-    *("list_files", "grep_files", "read_file", "git_status", "git_diff", "git_log", "describe_data"),
-    *("describe_variables", "web_search", "fetch_url", "py_help", "installed_packages", "read_handle", "bg_status"),
-    *("chat", "list_models", "search_archive", "read_archive", "map_subagents", EXIT_PLAN),
-    *(TASK_CREATE, "task_update", "recall", READ_SKILL, "pin_object"),
-    # What an agent's children do is judged when they do it.
-    *("spawn_subagent", "query_subagent", "collect_subagent", "wait_subagents", "list_subagents"),
-)
-OPERATIONS: Final[dict[str, Operation]] = {
-    **dict.fromkeys(_READS, "read"),
-    **dict.fromkeys(("write_file", "replace_in_file", "kill_subagent", "remember"), "write"),
-    **dict.fromkeys(("bash", "bg_kill", "run_python", "run_python_script"), "exec"),
-}
-"""What a tool does. One that is not here counts as the worst: exec."""
+The file `.env` of a project is not included, because the agent was given this folder.
+"""
 
-PLANNING: Final = "in plan mode nothing is written or run"
+PLAN_MODE_DENIAL: Final = "plan mode allows no tool that writes or runs something"
 
-RECURSIVE: Final = frozenset({"list_files", "grep_files"})
-"""Tools that go down into the folders they are given."""
+RECURSIVE: Final = frozenset(name for name, facts in BUILTIN_TOOLS.items() if facts.recursive)
+"""Tools that read folders recursively."""
 
-TENSOR: Final[dict[tuple[Channel, DataClass], dict[Operation, Approval]]] = {
-    # What a program granted by name, it wants to be used.
+APPROVALS: Final[dict[tuple[Channel, DataClass], dict[Operation, Approval]]] = {
+    # A program has granted each tool by name, so the tools are allowed.
     ("api", "personal"): {"read": "allow", "write": "allow", "exec": "allow"},
     ("api", "code"): {"read": "allow", "write": "allow", "exec": "allow"},
     ("api", "random"): {"read": "allow", "write": "allow", "exec": "allow"},
+    ("person", "personal"): {"read": "ask", "write": "ask", "exec": "ask"},
+    ("person", "code"): {"read": "allow", "write": "ask", "exec": "ask"},
+    ("person", "random"): {"read": "allow", "write": "allow", "exec": "allow"},
     ("cli", "personal"): {"read": "ask", "write": "ask", "exec": "ask"},
     ("cli", "code"): {"read": "allow", "write": "ask", "exec": "ask"},
     ("cli", "random"): {"read": "allow", "write": "allow", "exec": "allow"},
@@ -86,29 +75,32 @@ TENSOR: Final[dict[tuple[Channel, DataClass], dict[Operation, Approval]]] = {
 
 
 class NamedPath(Struct, frozen=True):
-    """A path that a call names: absolute, as it is spelled, and with its links resolved. Either may hold `*?[`."""
+    """An absolute path in a call, as written (`written`) and with links resolved (`real`).
 
-    spelled: str
+    The paths may contain the wildcards `*?[`.
+    """
+
+    written: str
     real: str
 
 
 class JudgedCall(Struct, frozen=True):
-    """A call to be judged: the tool, what it names, and whether personal data was touched before, in the same turn.
+    """A call to judge: the tool, its paths, and whether an earlier call of the turn used personal data.
 
-    `planning` says that the agent is in plan mode. One that goes down into folders begins at `start`.
+    `planning` is True if the agent is in plan mode. `start` is the start folder of a recursive tool.
     """
 
     tool: str
-    places: tuple[NamedPath, ...] = ()
+    paths: tuple[NamedPath, ...] = ()
     personal: bool = False
     planning: bool = False
     start: NamedPath | None = None
 
 
 class ResolvedRules(Struct, frozen=True):
-    """The rules, with their paths as absolute ones: each as it is spelled and with its links resolved.
+    """The rules with absolute paths. Each path occurs as written and with links resolved.
 
-    `present` are those that exist.
+    `present` contains the paths that exist.
     """
 
     spec: PolicySpec
@@ -122,146 +114,163 @@ class ResolvedRules(Struct, frozen=True):
     sensitive: tuple[str, ...] = ()
 
 
-def judge(call: JudgedCall, grounds: ResolvedRules) -> Verdict:
-    """Return the verdict on `call`: the strictest of all sources; its `data` is the class of what the call touches."""
-    data = _data_class(call, grounds)
-    said = (*_paths(call, grounds), _plan(call), _tensor(call, grounds, data), _configured(call, grounds))
-    return strictest(said, data)
+def judge(call: JudgedCall, resolved_rules: ResolvedRules) -> Verdict:
+    """Return the strictest verdict on `call`. `data` of the verdict is the class of the data that the call accesses."""
+    data = _data_class(call, resolved_rules)
+    verdicts = (
+        *_path_verdicts(call, resolved_rules),
+        _plan_mode_verdict(call),
+        _operation_verdict(call, resolved_rules, data),
+        _configured_verdict(call, resolved_rules),
+    )
+    return strictest(verdicts, data)
 
 
 def strictest(verdicts: Iterable[Verdict], data: DataClass = "random") -> Verdict:
-    """Return what all `verdicts` together come to: the most restrictive approval, and who demands it."""
-    all_of_them = tuple(verdicts)
-    worst: Approval = max((each.approval for each in all_of_them), key=RANK.__getitem__, default="allow")
-    reasons = dict.fromkeys(each.reason for each in all_of_them if each.approval == worst and each.reason)
-    model: Model = "local" if any(each.model == "local" for each in all_of_them) else "any"
+    """Return the most restrictive approval of `verdicts`, with the reasons of the verdicts that require it."""
+    all_verdicts = tuple(verdicts)
+    worst: Approval = max((each.approval for each in all_verdicts), key=RANK.__getitem__, default="allow")
+    reasons = dict.fromkeys(each.reason for each in all_verdicts if each.approval == worst and each.reason)
+    model: Model = "local" if any(each.model == "local" for each in all_verdicts) else "any"
     return Verdict(worst, model, "; ".join(reasons) if worst != "allow" else "", data)
 
 
 def operation_of(tool: str) -> Operation:
-    """Return what `tool` does; one that is not known, the worst."""
-    return OPERATIONS.get(tool, "exec")
+    """Return the operation of `tool`. Return "exec" for an unknown tool."""
+    return facts_of(tool).operation
 
 
-def within(path: str, rule: str) -> bool:
-    """Say whether `path` is `rule` or lies below it. Both may hold wildcards; a rule without a slash is any name."""
+def path_matches(path: str, rule: str) -> bool:
+    """Return whether `path` is equal to `rule` or lies below `rule`.
+
+    `path` and `rule` may contain wildcards. A rule without a slash matches any part of the path.
+    """
     parts = path.strip("/").split("/")
     if "/" not in rule:
-        return any(_same(part, rule) for part in parts)
-    wanted = [part for part in rule.strip("/").split("/") if part]
-    return len(parts) >= len(wanted) and all(map(_same, parts, wanted))
+        return any(_part_matches(part, rule) for part in parts)
+    rule_parts = [part for part in rule.strip("/").split("/") if part]
+    return len(parts) >= len(rule_parts) and all(map(_part_matches, parts, rule_parts))
 
 
-def _same(part: str, rule: str) -> bool:
+def _part_matches(part: str, rule: str) -> bool:
     return part == rule or fnmatchcase(part, rule) or fnmatchcase(rule, part)
 
 
-def under(rules: Iterable[str]) -> Callable[[str], bool]:
-    """Return what says of the path of a file, as `within` does of one without wildcards, whether it is under one of
-    `rules`: soon, however many are asked about, since most lie in few folders."""
-    given = tuple(rules)
-    names = [_is(rule) for rule in given if "/" not in rule]
-    wanted = [[_is(part) for part in rule.split("/") if part] for rule in given if "/" in rule]
-    known: dict[str, tuple[bool, list[Callable[[str], object]]]] = {}
+def path_matcher(rules: Iterable[str]) -> Callable[[str], bool]:
+    """Return a function that tests whether a path without wildcards lies below one of `rules`. See `path_matches`.
 
-    def looked_at(folder: str) -> tuple[bool, list[Callable[[str], object]]]:
-        """Return whether all in `folder` is, and what its files are called that are."""
+    The function caches the result for each folder, so it is fast for many files.
+    """
+    all_rules = tuple(rules)
+    name_tests = [_part_test(rule) for rule in all_rules if "/" not in rule]
+    path_tests = [[_part_test(part) for part in rule.split("/") if part] for rule in all_rules if "/" in rule]
+    cache: dict[str, tuple[bool, list[Callable[[str], object]]]] = {}
+
+    def match_folder(folder: str) -> tuple[bool, list[Callable[[str], object]]]:
+        """Return whether all files in `folder` match. Also return the rules for the names of the files in `folder`."""
         parts = [part for part in folder.split("/") if part]
-        met = [rule for rule in wanted if all(is_it(part) for is_it, part in zip(rule, parts, strict=False))]
-        whole = any(is_it(part) for part in parts for is_it in names) or any(len(rule) <= len(parts) for rule in met)
-        return whole, [*names, *(rule[-1] for rule in met if len(rule) == len(parts) + 1)]
+        matching = [rule for rule in path_tests if all(test(part) for test, part in zip(rule, parts, strict=False))]
+        all_match = any(test(part) for part in parts for test in name_tests) or any(
+            len(rule) <= len(parts) for rule in matching
+        )
+        return all_match, [*name_tests, *(rule[-1] for rule in matching if len(rule) == len(parts) + 1)]
 
-    def says(path: str) -> bool:
+    def matches(path: str) -> bool:
         folder, _, name = path.rpartition("/")
-        if folder not in known:
-            known[folder] = looked_at(folder)
-        whole, called = known[folder]
-        return whole or any(is_it(name) for is_it in called)
+        if folder not in cache:
+            cache[folder] = match_folder(folder)
+        all_match, file_tests = cache[folder]
+        return all_match or any(test(name) for test in file_tests)
 
-    return says
+    return matches
 
 
-def _is(rule: str) -> Callable[[str], object]:
+def _part_test(rule: str) -> Callable[[str], object]:
     if any(each in rule for each in "*?["):
         return re.compile(f"{translate(rule)}|{re.escape(rule)}\\Z").match
     return rule.__eq__
 
 
 def matching_rules(call: JudgedCall, rules: Iterable[str]) -> Iterator[tuple[NamedPath, str]]:
-    """Yield the places that `call` names and the rules that they fall under."""
+    """Yield each path of `call` that matches a rule, together with the rule."""
     for rule in rules:
-        for place in call.places:
-            if within(place.spelled, rule) or within(place.real, rule):
-                yield place, rule
+        for path in call.paths:
+            if path_matches(path.written, rule) or path_matches(path.real, rule):
+                yield path, rule
 
 
-def reachable_rules(call: JudgedCall, rules: Iterable[str], grounds: ResolvedRules) -> Iterator[tuple[NamedPath, str]]:
-    """Yield where a recursive tool begins with each rule that it would reach from there."""
+def reachable_rules(
+    call: JudgedCall, rules: Iterable[str], resolved_rules: ResolvedRules
+) -> Iterator[tuple[NamedPath, str]]:
+    """Yield pairs for a recursive `call`: its start folder, and a rule that matches existing files in the folder."""
     if call.start is not None:
         for rule in rules:
-            if rule in grounds.present and within(rule, call.start.real):
+            if rule in resolved_rules.present and path_matches(rule, call.start.real):
                 yield call.start, rule
 
 
-def passed_over(grounds: ResolvedRules, call: JudgedCall, start: str) -> tuple[str, ...]:
-    """Return the rules whose files `call` passes over where it comes upon them below `start`: those that nobody is
-    asked about before it has looked, and that are not read unasked.
+def skipped_rules(resolved_rules: ResolvedRules, call: JudgedCall, start: str) -> tuple[str, ...]:
+    """Return the rules for the files that `call` must skip below the folder `start`.
 
-    Where it begins in what they are about, somebody was asked about that.
+    The skipped files are denied or need an approval. Rules that match `start` itself are left out, because the call was
+    approved for these rules.
     """
-    asks = TENSOR[grounds.spec.channel, "personal"]["read"] != "allow"
-    personal = grounds.personal if asks else ()
-    credentials = grounds.credentials if call.start is None else ()  # else it was judged by those that are there
-    asked = (rule for rule in (*personal, *credentials) if not within(start, rule))
-    return at_hand((*grounds.denied, *asked), start)
+    reads_need_approval = APPROVALS[resolved_rules.spec.channel, "personal"]["read"] != "allow"
+    personal = resolved_rules.personal if reads_need_approval else ()
+    # Otherwise the existing credentials were already checked.
+    credentials = resolved_rules.credentials if call.start is None else ()
+    need_approval = (rule for rule in (*personal, *credentials) if not path_matches(start, rule))
+    return rules_below((*resolved_rules.denied, *need_approval), start)
 
 
-def at_hand(rules: Iterable[str], start: str) -> tuple[str, ...]:
-    """Return those of `rules` that something below the folder `start` can fall under, and not all of it does."""
-    return tuple(rule for rule in rules if "/" not in rule or (within(rule, start) and not within(start, rule)))
+def rules_below(rules: Iterable[str], start: str) -> tuple[str, ...]:
+    """Return the rules that match paths below the folder `start`, but not the folder itself."""
+    return tuple(
+        rule for rule in rules if "/" not in rule or (path_matches(rule, start) and not path_matches(start, rule))
+    )
 
 
-def _paths(call: JudgedCall, grounds: ResolvedRules) -> Iterator[Verdict]:
-    for place, _ in matching_rules(call, grounds.credentials):
-        yield Verdict("ask", "local", f"{place.spelled} holds credentials")
-    for place, rule in reachable_rules(call, grounds.credentials, grounds):
-        yield Verdict("ask", "local", f"{place.spelled} has credentials below it, in {rule}")
-    for place, rule in matching_rules(call, grounds.denied):
-        yield Verdict("deny", "any", f"{place.spelled} is denied by denied_paths ({rule})")
-    if grounds.allowed is not None:
-        for place in call.places:
-            if not any(within(place.real, rule) for rule in grounds.allowed):
-                yield Verdict("deny", "any", f"{place.spelled} is not in allowed_paths")
+def _path_verdicts(call: JudgedCall, resolved_rules: ResolvedRules) -> Iterator[Verdict]:
+    for path, _ in matching_rules(call, resolved_rules.credentials):
+        yield Verdict("ask", "local", f"{path.written} holds credentials")
+    for path, rule in reachable_rules(call, resolved_rules.credentials, resolved_rules):
+        yield Verdict("ask", "local", f"{path.written} has credentials below it, in {rule}")
+    for path, rule in matching_rules(call, resolved_rules.denied):
+        yield Verdict("deny", "any", f"{path.written} is denied by denied_paths ({rule})")
+    if resolved_rules.allowed is not None:
+        for path in call.paths:
+            if not any(path_matches(path.real, rule) for rule in resolved_rules.allowed):
+                yield Verdict("deny", "any", f"{path.written} is not in allowed_paths")
 
 
-def _plan(call: JudgedCall) -> Verdict:
+def _plan_mode_verdict(call: JudgedCall) -> Verdict:
     if not call.planning:
         return Verdict()
     if call.tool == EXIT_PLAN:
-        return Verdict("ask", "any", "a plan is to be approved")
-    return Verdict() if operation_of(call.tool) == "read" else Verdict("deny", "any", PLANNING)
+        return Verdict("ask", "any", "a plan needs approval")
+    return Verdict() if operation_of(call.tool) == "read" else Verdict("deny", "any", PLAN_MODE_DENIAL)
 
 
-def _data_class(call: JudgedCall, grounds: ResolvedRules) -> DataClass:
-    if call.personal or any(matching_rules(call, grounds.personal)):
+def _data_class(call: JudgedCall, resolved_rules: ResolvedRules) -> DataClass:
+    if call.personal or any(matching_rules(call, resolved_rules.personal)):
         return "personal"
-    return "code" if any(matching_rules(call, grounds.code)) else "random"
+    return "code" if any(matching_rules(call, resolved_rules.code)) else "random"
 
 
-def _tensor(call: JudgedCall, grounds: ResolvedRules, data: DataClass) -> Verdict:
+def _operation_verdict(call: JudgedCall, resolved_rules: ResolvedRules, data: DataClass) -> Verdict:
     operation = operation_of(call.tool)
-    approval = TENSOR[grounds.spec.channel, data][operation]
+    approval = APPROVALS[resolved_rules.spec.channel, data][operation]
     is_local = data == "personal" and approval != "allow"
     return Verdict(approval, "local" if is_local else "any", f"{call.tool} would {operation} where data is {data}")
 
 
-def _configured(call: JudgedCall, grounds: ResolvedRules) -> Verdict:
-    rules = grounds.spec.rules
+def _configured_verdict(call: JudgedCall, resolved_rules: ResolvedRules) -> Verdict:
+    rules = resolved_rules.spec.rules
     if call.tool in rules.permissions:
         return Verdict(rules.permissions[call.tool], "any", f"permissions.{call.tool} is configured so")
     if call.tool == TASK_CREATE:
-        return Verdict("ask", "any", "tasks are to be approved")
+        return Verdict("ask", "any", "a task list needs approval")
     if call.tool not in rules.dangerous_tools:
         return Verdict()
-    mode = rules.approval_mode or ("ask" if grounds.spec.channel == "cli" else "allow")
-    return Verdict(mode, "any", f"{call.tool} is one of dangerous_tools")
+    mode = rules.approval_mode or ("ask" if resolved_rules.spec.channel == "cli" else "allow")
+    return Verdict(mode, "any", f"{call.tool} is listed in policy.dangerous_tools")

@@ -1,6 +1,6 @@
-"""The paths that a call's arguments name: as they are, as words of a shell command, or put together in Python code.
+"""Finds the paths in the arguments of a call: plain paths, words of shell commands, and strings in Python code.
 
-What is looked at is text: a name that is made up only as a command runs (read from a file, decoded) is not seen.
+Only the text is analyzed. A path that the command computes while it runs, for example by reading a file, is not found.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from urllib.parse import unquote
 from msgspec import Struct
 
 __all__ = [
-    "MOST_TEXT",
-    "MOST_WORDS",
+    "MAX_TEXT",
+    "MAX_WORDS",
     "WORD",
     "ShellContext",
     "attached_option_values",
@@ -32,369 +32,399 @@ __all__ = [
 ]
 
 
-# --- How a shell reads the text of a command ---
+# --- Shell syntax ---
 
 UNKNOWN: Final = "$__"
-SPELLING_DEEPEST: Final = 16
+MAX_PATH_PARTS: Final = 16
 
 _ESCAPED: Final = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL)
 _ESCAPE: Final = re.compile(r"\\(?:[xu]([0-9A-Fa-f]{1,4})|([0-7]{1,3})|(.))", re.DOTALL)
-_MADE_UP: Final = re.compile(r"(?<=/)(?:\$\([^()]*\)|`[^`\n]*`)|(?:\$\([^()]*\)|`[^`\n]*`)(?=/)")
-"""What another command says, as a part of a path."""
+_SUBSTITUTION: Final = re.compile(r"(?<=/)(?:\$\([^()]*\)|`[^`\n]*`)|(?:\$\([^()]*\)|`[^`\n]*`)(?=/)")
+"""A command substitution that is part of a path."""
 _DATE: Final = re.compile(r"..?date\s+(?:-u\s+)?['\"]?\+['\"]?%[FHMSTYdjmsy][%\w:-]*['\"]?\W")
 NUMBER: Final = "[0-9]*"
-_SERIES: Final = re.compile(
+_SEQUENCE: Final = re.compile(
     r"\{(?:(?P<number>\d+\.\.\d+)|(?P<letter>[A-Za-z]\.\.[A-Za-z])|-?\d+\.\.-?\d+)(?:\.\.-?\d+)?\}|(?<=/)\{\}|\{\}(?=/)"
 )
-"""One after the other: `{a..c}`, and what `find` and `xargs` put in."""
-_SPELLING_GOES: Final = re.compile(
+"""Sequences such as `{a..c}`, and the placeholder `{}` of the programs `find` and `xargs`."""
+_QUOTED_CD: Final = re.compile(
     r"(?<![^\s;&|(`{])[\\'\"]*(?:c[\\'\"]*d|p[\\'\"]*u[\\'\"]*s[\\'\"]*h[\\'\"]*d)[\\'\"]*(?=\s)"
 )
-_OWN: Final = re.compile(r"/proc/[^/\s]+/(?:task/[^/\s]+/)?cwd\b")
-"""The folder that whoever looks works in."""
-_LINKS: Final = re.compile(r"\b(?:ln|(?P<copies>cp))\s([^;&|\n]*)|\bsymlink(?:_to|Sync)?\(([^\n;]*)")
-_AS_LINKS: Final = re.compile(r"(?:^|\s)-(?:[a-zA-Z]*s|-symbolic-link)")
+_PROC_CWD: Final = re.compile(r"/proc/[^/\s]+/(?:task/[^/\s]+/)?cwd\b")
+"""The working folder of a process, as a path below /proc."""
+_LINK_COMMAND: Final = re.compile(r"\b(?:ln|(?P<copies>cp))\s([^;&|\n]*)|\bsymlink(?:_to|Sync)?\(([^\n;]*)")
+_LINK_OPTION: Final = re.compile(r"(?:^|\s)-(?:[a-zA-Z]*s|-symbolic-link)")
 WORD: Final = re.compile(r"(?:[^\s'\"`;|&<>(){}\[\],]+|\[0-9\])+")
-_ATTACHED: Final = re.compile(r"-[A-Za-z]+(?=[./~*]|\$[^\s/]*/)")
-_SEPARATED: Final = re.compile(
+_ATTACHED_VALUE: Final = re.compile(r"-[A-Za-z]+(?=[./~*]|\$[^\s/]*/)")
+_SEPARATOR_OPTION: Final = re.compile(
     r"(\b(?:[gmn]?awk|column|cut|join|paste|sort)\s+(?:-[\w,.=-]+\s+)*-[A-Za-z]*[Fdst])/(?=\s|$)"
 )
-"""A slash that is no folder, but between the fields of a line."""
+"""A slash that is a field separator and not part of a path."""
 
 
 def normalize_command(text: str) -> str:
-    """Return `text` with what is written in a roundabout way as it is read; the same where there is nothing of it."""
+    """Return the shell code `text` in a simpler form that is easier to search for paths.
+
+    Escapes are decoded, sequences such as `{a..c}` become patterns, and quotes around `cd` are removed.
+    """
     text = text.replace("\\\n", "")
     if "$'" in text:
-        text = _ESCAPED.sub(_plain, text)
-    text = _MADE_UP.sub(_made_up, _OWN.sub(".", text))
-    return _SPELLING_GOES.sub(_goes, _SERIES.sub(_series, text))
+        text = _ESCAPED.sub(_decode_escapes, text)
+    text = _SUBSTITUTION.sub(_replace_substitution, _PROC_CWD.sub(".", text))
+    return _QUOTED_CD.sub(_unquote_cd, _SEQUENCE.sub(_replace_sequence, text))
 
 
 def strip_separator_options(text: str) -> str:
-    """Return `text` without slashes that are options of commands which take lines apart: `cut -d/`."""
-    return _SEPARATED.sub(r"\1", text)
+    """Return `text` without slashes that are field separators, as in `cut -d/`."""
+    return _SEPARATOR_OPTION.sub(r"\1", text)
 
 
 def attached_option_values(word: str) -> Iterator[str]:
-    """Yield what may be the value in `word`, an option that it is written right behind: `-T../file`.
+    """Yield possible values that are attached to the option in `word`. Example: `../file` in `-T../file`.
 
-    A variable alone is none: how many or which one, as in `-n$N`, it says more often.
+    A variable alone, as in `-n$N`, does not count, because its value is usually a number.
     """
     if word.startswith("-") and "/" in word[2:]:
         yield word[2:]
-    if found := _ATTACHED.match(word):
+    if found := _ATTACHED_VALUE.match(word):
         yield word[found.end() :]
 
 
 def command_words(text: str) -> Iterator[list[str]]:
-    """Yield the words of each command in `text`, or of each call in that code, by which files get further names."""
-    for found in _LINKS.finditer(text):
-        said = found[2] or found[3] or ""
-        if not found["copies"] or _AS_LINKS.search(said):
-            yield [word for word in WORD.findall(said) if not word.startswith("-")]
+    """Yield the words of each command or call in `text` that creates links."""
+    for found in _LINK_COMMAND.finditer(text):
+        unquoted = found[2] or found[3] or ""
+        if not found["copies"] or _LINK_OPTION.search(unquoted):
+            yield [word for word in WORD.findall(unquoted) if not word.startswith("-")]
 
 
 def path_suffixes(path: str) -> Iterator[str]:
-    """Yield what is left of `path` behind each folder of it, which may be a link."""
+    """Yield the rest of `path` after each of its folders, because each folder may be a link."""
     parts = path.strip("/").split("/")
-    yield from ("/".join(parts[start:]) for start in range(1, min(len(parts), SPELLING_DEEPEST)))
+    yield from ("/".join(parts[start:]) for start in range(1, min(len(parts), MAX_PATH_PARTS)))
 
 
-def _plain(found: re.Match[str]) -> str:
+def _decode_escapes(found: re.Match[str]) -> str:
     def character(escape: re.Match[str]) -> str:
         return chr(int(escape[1] or escape[2], 16 if escape[1] else 8)) if escape[1] or escape[2] else escape[3]
 
     return f"'{_ESCAPE.sub(character, found[1])}'"
 
 
-def _made_up(found: re.Match[str]) -> str:
+def _replace_substitution(found: re.Match[str]) -> str:
     return NUMBER if _DATE.fullmatch(found[0]) else UNKNOWN
 
 
-def _series(found: re.Match[str]) -> str:
+def _replace_sequence(found: re.Match[str]) -> str:
     return NUMBER if found["number"] else "?" if found["letter"] else "*"
 
 
-def _goes(found: re.Match[str]) -> str:
-    said = found[0]
-    bare = said.lstrip("'\"")
-    return said if bare.isalpha() else re.sub(r"[\\'\"]", "", said)
+def _unquote_cd(found: re.Match[str]) -> str:
+    word = found[0]
+    bare = word.lstrip("'\"")
+    return word if bare.isalpha() else re.sub(r"[\\'\"]", "", word)
 
 
-MOST_WORDS: Final = 20_000
-MOST_TEXT: Final = 400_000
-MOST_BASES: Final = 128
-MOST_GUESSED: Final = 6
-MOST_LED: Final = 20_000
-MOST_PATHS: Final = 180_000
-MOST_FOLDED: Final = 16_000_000
-MOST_KEPT: Final = 64_000_000
-MOST_VARIANTS: Final = 64
-MOST_DATA: Final = 8_000
-MOST_PLAIN: Final = 256
-"""Variants of a word that is no data, such as JSON, whose braces are no shell's."""
-LONGEST: Final = 4_096
-MENTIONS_DEEPEST: Final = 3
+MAX_WORDS: Final = 20_000
+MAX_TEXT: Final = 400_000
+MAX_BASES: Final = 128
+MAX_NAMED_FOLDERS: Final = 6
+MAX_LINK_TARGETS: Final = 20_000
+MAX_PATHS: Final = 180_000
+MAX_STRING_CHARS: Final = 16_000_000
+MAX_TOTAL_CHARS: Final = 64_000_000
+MAX_VARIANTS: Final = 64
+MAX_DATA: Final = 8_000
+MAX_BRACE_EXPANSIONS: Final = 256
+"""Maximum number of brace expansions of a word. Words that look like data, such as JSON, have a lower maximum."""
+MAX_WORD_CHARS: Final = 4_096
+MAX_NESTING: Final = 3
 QUOTES: Final = "\"'"
 HARMLESS: Final = frozenset({"/dev/null", "/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/tty", "/dev/zero"})
 
 _URL: Final = re.compile(r"\b(?!file:)[A-Za-z][\w+.-]{0,30}://[^\s'\"`;|<>)]*")
 _FILE_URL: Final = re.compile(r"\bfile://(?:localhost)?(/[^\s'\"`;|<>)]*)", re.IGNORECASE)
-_INNER: Final = re.compile(r"[=:@,]")
+_VALUE_SEPARATOR: Final = re.compile(r"[=:@,]")
 _VARIABLE: Final = re.compile(r"\$(?:\{(\w+)[^}]*\}|(\w+))")
-_SET: Final = re.compile(r"(?:^|[\s;&|(])(\w+)(\+?)=(\"[^\"]*\"|'[^']*'|[^\s;&|]+)")
-_DATA: Final = re.compile(r"[\"']\s*[:,}\]]|[\s:]\{")
+_ASSIGNMENT: Final = re.compile(r"(?:^|[\s;&|(])(\w+)(\+?)=(\"[^\"]*\"|'[^']*'|[^\s;&|]+)")
+_LOOKS_LIKE_DATA: Final = re.compile(r"[\"']\s*[:,}\]]|[\s:]\{")
 _BRACES: Final = re.compile(r"\{([^{}]*,[^{}]*)\}")
-_MENTIONS_GOES: Final = re.compile(
+_FOLDER_CHANGE: Final = re.compile(
     r"""(?:(?P<stays>(?:^|[\s;&|(`'"])(?:cd|pushd)(?=[\s;])|\bchdir\b)|\bcwd\s*[=:]|(?:^|\s)-C|--(?:chdir|directory)\b)
     [ \t=:]*(?P<code>\()?(?:-[\w@]*[ \t]+)*
     (?P<to>"[^"\n]*"|'[^'\n]*'|[^\s;&|<>)`'"(]*[(`]?)""",
     re.VERBOSE,
 )
-"""What a command, or code, goes to another folder by, and which: `cd x`, `-C x`, `chdir(x)`, `cwd=x`. What it does not
-`stays` in holds for one command."""
-_REST: Final = re.compile(r"""(?:\\.|"(?:\\.|[^"\\])*"|'[^']*'|[^;&|\n\\"'])*""", re.DOTALL)
+"""Changes of the working folder in a command or in code: `cd x`, `-C x`, `chdir(x)`, `cwd=x`.
+
+Without the group `stays`, the change applies to one command.
+"""
+_REST_OF_COMMAND: Final = re.compile(r"""(?:\\.|"(?:\\.|[^"\\])*"|'[^']*'|[^;&|\n\\"'])*""", re.DOTALL)
 """The rest of one command."""
-_GOES_HOME: Final = re.compile(r"(?:^|[;&|(]\s*|\n\s*)cd\s*(?:$|[;&|)\n])")
+_CD_HOME: Final = re.compile(r"(?:^|[;&|(]\s*|\n\s*)cd\s*(?:$|[;&|)\n])")
 _PERCENT: Final = re.compile(r"%(?:\(\w*\))?[-+ #0-9.*]*[A-Za-z]")
 _FIELD: Final = re.compile(r"\{[^{}]*\}")
-_HERE_IN_CODE: Final = re.compile(r"(?:process|os|Path)\.(?:get)?cwd\(")
-_CLOSED: Final = re.compile(r"\)\s*(?:[,;)}\]]|$)")
+_CWD_IN_CODE: Final = re.compile(r"(?:process|os|Path)\.(?:get)?cwd\(")
+_CALL_END: Final = re.compile(r"\)\s*(?:[,;)}\]]|$)")
 _HOME_IN_CODE: Final = re.compile(r"\bhome\(|expanduser|\bHOME\b")
 
 
 class ShellContext(Struct, frozen=True):
-    """Where an agent works: its folder, the folders that `~` may mean, and the variables that its commands see."""
+    """The working folder, the possible home folders (`~`), and the environment variables of an agent's commands."""
 
     cwd: str
     homes: tuple[str, ...]
     env: Mapping[str, str] = {}
 
 
-def mentioned_paths(values: Iterable[Any], where: ShellContext) -> tuple[str, ...] | None:
-    """Return each path that `values`, however nested, name: absolute, once; None when there is too much to look at.
+def mentioned_paths(values: Iterable[Any], shell: ShellContext) -> tuple[str, ...] | None:
+    """Return the paths that the nested `values` contain. The paths are absolute and without duplicates.
 
-    Relative ones are taken from the agent's folder, and from those that a command goes to.
+    Return None if there are too many paths to check. Relative paths are resolved against the agent's folder and against
+    the folders that a command changes to.
     """
     words: dict[str, None] = {}
-    bases: dict[str, None] = {where.cwd: None}
-    known = dict(where.env)
-    texts = [text.replace("\0", "") for value in values for text in _texts(value)]
-    if sum(map(len, texts)) > MOST_TEXT:
+    bases: dict[str, None] = {shell.cwd: None}
+    variables = dict(shell.env)
+    texts = [text.replace("\0", "") for value in values for text in _strings_in(value)]
+    if sum(map(len, texts)) > MAX_TEXT:
         return None
     texts += [plain for text in texts if (plain := normalize_command(text)) != text]
     for text in texts:
-        for name, more, value in _SET.findall(text):
-            known[name] = f"{known.get(name, '') if more else ''}{value.strip(QUOTES)}"
-        if _HOME_IN_CODE.search(text) or _GOES_HOME.search(text):
-            bases |= dict.fromkeys(where.homes)
+        for name, appends, value in _ASSIGNMENT.findall(text):
+            variables[name] = f"{variables.get(name, '') if appends else ''}{value.strip(QUOTES)}"
+        if _HOME_IN_CODE.search(text) or _CD_HOME.search(text):
+            bases |= dict.fromkeys(shell.homes)
         try:
-            _keep(words, _words(text), MOST_WORDS)
+            _add_texts(words, _split_words(text), MAX_WORDS)
         except (_TooComplexError, RecursionError):
             return None
-    kept: dict[str, None] = {}
+    expanded: dict[str, None] = {}
     try:
-        _keep(kept, (each for word in words for each in _variants(word, known, where)), MOST_PATHS)
+        _add_texts(expanded, (each for word in words for each in _expand_word(word, variables, shell)), MAX_PATHS)
     except _TooComplexError:
         return None
-    named = list(kept)
-    if any(_MENTIONS_GOES.search(text) for text in texts):
-        passing: dict[str, None] = {}
+    paths = list(expanded)
+    if any(_FOLDER_CHANGE.search(text) for text in texts):
+        temporary_bases: dict[str, None] = {}
         for text in texts:
-            _go(text, bases, passing, known, where)
-            if len(bases) + len(passing) > MOST_BASES:
+            _collect_folders(text, bases, temporary_bases, variables, shell)
+            if len(bases) + len(temporary_bases) > MAX_BASES:
                 return None
-        bases |= passing
-        bases |= {os.path.normpath(os.path.join(where.cwd, each)): None for each in known.get("CDPATH", "").split(":")}
-        # And whatever other folder is named in the command.
-        others = (os.path.normpath(os.path.join(where.cwd, each)) for each in named if "/" in each)
-        bases |= dict.fromkeys(islice(others, MOST_GUESSED))
-    links = [
-        [each for word in words for each in _variants(word, known, where)] for t in texts for words in command_words(t)
+        bases |= temporary_bases
+        bases |= {
+            os.path.normpath(os.path.join(shell.cwd, each)): None for each in variables.get("CDPATH", "").split(":")
+        }
+        # A command may also change to any other folder that the command names.
+        others = (os.path.normpath(os.path.join(shell.cwd, each)) for each in paths if "/" in each)
+        bases |= dict.fromkeys(islice(others, MAX_NAMED_FOLDERS))
+    link_words = [
+        [each for word in words for each in _expand_word(word, variables, shell)]
+        for t in texts
+        for words in command_words(t)
     ]
-    if links:
-        # What is named may lead through a link that is not there yet.
-        if len(bases) * sum(len(names) ** 2 for names in links) > MOST_LED:
+    if link_words:
+        # A path may lead through a link that the command creates.
+        if len(bases) * sum(len(names) ** 2 for names in link_words) > MAX_LINK_TARGETS:
             return None
-        bases |= {path: None for names in links for path in _led(names, tuple(bases))}
-        named = list(dict.fromkeys((*named, *(tail for each in named for tail in path_suffixes(each)))))
-    if len(bases) * len(named) > MOST_PATHS:
+        bases |= {path: None for names in link_words for path in _link_targets(names, tuple(bases))}
+        paths = list(dict.fromkeys((*paths, *(suffix for each in paths for suffix in path_suffixes(each)))))
+    if len(bases) * len(paths) > MAX_PATHS:
         return None
     absolute: dict[str, None] = {}
-    for each in named:
-        for path in [each] if each[:1] == "/" else _joined(bases, each):
+    for each in paths:
+        for path in [each] if each[:1] == "/" else _join_each(bases, each):
             absolute[os.path.normpath(path)] = None
             if ".." in path:
-                absolute[path] = None  # what is above a link is not what its spelling says
+                absolute[path] = None  # The parent of a link's target differs from the parent of the link.
     return tuple(path for path in absolute if path not in HARMLESS)
 
 
-def _keep(there: dict[str, None], texts: Iterable[str], most: int) -> None:
-    """Add `texts` to those that are `there`. Raises _TooComplexError when that takes more room than there is."""
-    left = MOST_KEPT
+def _add_texts(target: dict[str, None], texts: Iterable[str], limit: int) -> None:
+    """Add `texts` to `target`. Raise _TooComplexError if the texts exceed the limits."""
+    remaining = MAX_TOTAL_CHARS
     for text in texts:
-        there[text] = None
-        left -= len(text)
-        if left < 0 or len(there) > most:
+        target[text] = None
+        remaining -= len(text)
+        if remaining < 0 or len(target) > limit:
             raise _TooComplexError
 
 
-def _led(names: list[str], bases: Iterable[str]) -> dict[str, None]:
-    """Return where links may lead that a command makes of `names`, as seen from wherever they may lie."""
-    there = {os.path.join(base, os.path.dirname(each)): None for base in bases for each in ("", *names)}
-    return {os.path.normpath(path): None for each in names for path in _joined(there, each)}
+def _link_targets(names: list[str], bases: Iterable[str]) -> dict[str, None]:
+    """Return the possible targets of links that a command creates from `names` in one of `bases`."""
+    folders = {os.path.join(base, os.path.dirname(each)): None for base in bases for each in ("", *names)}
+    return {os.path.normpath(path): None for each in names for path in _join_each(folders, each)}
 
 
-def _go(
-    text: str, bases: dict[str, None], passing: dict[str, None], known: Mapping[str, str], where: ShellContext
+def _collect_folders(
+    text: str,
+    bases: dict[str, None],
+    temporary_bases: dict[str, None],
+    variables: Mapping[str, str],
+    shell: ShellContext,
 ) -> None:
-    """Add to `bases`, from where the command or code `text` may begin, those where it goes, and to `passing` those
-    where it goes for one command alone; no more when there are too many."""
-    once: dict[str, None] = {}  # where one command goes, and what it starts
+    """Collect the possible working folders after the commands in `text`.
+
+    A folder is added to `temporary_bases` if the change of folder applies to one command only, otherwise to `bases`.
+
+    Stop when there are too many folders.
+    """
+    command_folders: dict[str, None] = {}  # Folders of one command and of its child commands.
     end = 0
-    for found in _MENTIONS_GOES.finditer(text):
+    for found in _FOLDER_CHANGE.finditer(text):
         if found.start() >= end:
-            once = {}
-        # From wherever it was by then: a subshell, or what comes behind a failure, is not where it went last.
-        starts = bases | once
-        there = {
-            os.path.normpath(path): None for to in _destinations(found, known, where) for path in _joined(starts, to)
+            command_folders = {}
+        # Because of subshells and failed commands, any earlier folder may be the current folder.
+        starts = bases | command_folders
+        targets = {
+            os.path.normpath(path): None
+            for target in _destinations(found, variables, shell)
+            for path in _join_each(starts, target)
         }
         if found["stays"] is not None:
-            bases |= there
+            bases |= targets
         else:
             if found.start() >= end:
-                rest = _REST.match(text, found.end())
-                end = rest.end() if rest is not None else len(text)
-            once |= there
-            passing |= there
-        if len(bases) + len(passing) > MOST_BASES:
+                rest_of_command = _REST_OF_COMMAND.match(text, found.end())
+                end = rest_of_command.end() if rest_of_command is not None else len(text)
+            command_folders |= targets
+            temporary_bases |= targets
+        if len(bases) + len(temporary_bases) > MAX_BASES:
             return
 
 
-def _destinations(found: re.Match[str], known: Mapping[str, str], where: ShellContext) -> list[str]:
-    """Return the folders that may be meant where a command goes to one; when nobody knows, those above and homes."""
-    to = found["to"]
-    plain = to.strip("\"'")
-    variants = list(_variants(plain, known, where)) if plain else []
-    if _HERE_IN_CODE.fullmatch(plain) and _CLOSED.match(found.string, found.end()):
-        return [where.cwd]
-    unsaid = "(" in plain or "`" in plain or plain.startswith("-") or "*" in _filled(plain, known)
-    if unsaid or (found["code"] and plain == to):
-        above = (where.cwd, *map(str, PurePosixPath(where.cwd).parents))
-        variants += [*where.homes, *above]
+def _destinations(found: re.Match[str], variables: Mapping[str, str], shell: ShellContext) -> list[str]:
+    """Return the folders that the match `found` may refer to.
+
+    If the target is unknown, return the parent folders and the home folders.
+    """
+    target = found["to"]
+    plain = target.strip("\"'")
+    variants = list(_expand_word(plain, variables, shell)) if plain else []
+    if _CWD_IN_CODE.fullmatch(plain) and _CALL_END.match(found.string, found.end()):
+        return [shell.cwd]
+    is_unknown = "(" in plain or "`" in plain or plain.startswith("-") or "*" in _expand_variables(plain, variables)
+    if is_unknown or (found["code"] and plain == target):
+        parents = (shell.cwd, *map(str, PurePosixPath(shell.cwd).parents))
+        variants += [*shell.homes, *parents]
     return variants
 
 
-def _joined(bases: Iterable[str], name: str) -> list[str]:
+def _join_each(bases: Iterable[str], name: str) -> list[str]:
     return [os.path.join(base, name) for base in bases]
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _strings_in(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for name, item in value.items():
-            yield from _texts(name)
-            yield from _texts(item)
+            yield from _strings_in(name)
+            yield from _strings_in(item)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _texts(item)
+            yield from _strings_in(item)
 
 
-def _words(text: str, depth: int = 0) -> Iterator[str]:
-    """Yield what may be a path in `text`: all of it, and each word as a shell and as Python reads it."""
+def _split_words(text: str, depth: int = 0) -> Iterator[str]:
+    """Yield the possible paths in `text`: the whole text, and each word according to shell or Python syntax."""
     for path in _FILE_URL.findall(text):
         yield unquote(path)
     text = strip_separator_options(_URL.sub(" ", text))
-    if "\n" not in text and len(text) < LONGEST:
+    if "\n" not in text and len(text) < MAX_WORD_CHARS:
         yield text
     if not re.search(r"\s|[^\w./-]", text):
         return
     try:
         lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
         lexer.whitespace_split, lexer.commenters = True, ""
-        read = list(lexer)
-    except ValueError:  # no shell command: a quote stands alone
-        read = []
-    for word in (*WORD.findall(text), *read, *_folded(text)):
+        lexed = list(lexer)
+    except ValueError:  # The text is not a shell command, because a quote is not closed.
+        lexed = []
+    for word in (*WORD.findall(text), *lexed, *_python_strings(text)):
         yield word
-        yield from (word[at:] for found in _INNER.finditer(word) if len(word) - (at := found.end()) <= LONGEST)
+        yield from (
+            word[start:]
+            for found in _VALUE_SEPARATOR.finditer(word)
+            if len(word) - (start := found.end()) <= MAX_WORD_CHARS
+        )
         yield from attached_option_values(word)
         if (
-            depth < MENTIONS_DEEPEST
+            depth < MAX_NESTING
             and word != text
-            and re.search(r"\s" if len(word) > LONGEST else r"[\s'\"]|\(.", word)
+            and re.search(r"\s" if len(word) > MAX_WORD_CHARS else r"[\s'\"]|\(.", word)
         ):
-            yield from _words(word, depth + 1)
+            yield from _split_words(word, depth + 1)
 
 
-def _variants(word: str, known: Mapping[str, str], where: ShellContext) -> Iterator[str]:
-    """Yield what `word` comes to with its variables, braces and `~` put in."""
+def _expand_word(word: str, variables: Mapping[str, str], shell: ShellContext) -> Iterator[str]:
+    """Yield the expansions of `word`: variables, braces and `~`."""
     word = word.strip()
-    if not word or len(word) > LONGEST:
+    if not word or len(word) > MAX_WORD_CHARS:
         return
-    for plain in _unbraced(word):
-        filled = _filled(plain, known)
-        if filled.startswith("~"):
-            name, slash, rest = filled.partition("/")
+    for plain in _expand_braces(word):
+        expanded = _expand_variables(plain, variables)
+        if expanded.startswith("~"):
+            name, slash, rest = expanded.partition("/")
             if name in ("~+", "~-"):
-                yield f"{where.cwd}{slash}{rest}"
+                yield f"{shell.cwd}{slash}{rest}"
             if name in ("~", "~-"):
-                yield from (f"{home}{slash}{rest}" for home in where.homes)
+                yield from (f"{home}{slash}{rest}" for home in shell.homes)
             elif name != "~+":
-                yield os.path.expanduser(filled)
-        elif plain.startswith("$") and filled.startswith("*"):  # nobody knows where that is
-            yield from (f"{start}{filled[1:]}" for start in (*where.homes, where.cwd))
+                yield os.path.expanduser(expanded)
+        elif plain.startswith("$") and expanded.startswith("*"):  # The variable is unknown.
+            yield from (f"{start}{expanded[1:]}" for start in (*shell.homes, shell.cwd))
         elif re.match(r"\$\{?HOME\b", plain):
-            yield filled
+            yield expanded
             rest = _VARIABLE.sub("", plain, count=1)
-            yield from (f"{home}{_filled(rest, known)}" for home in where.homes)
+            yield from (f"{home}{_expand_variables(rest, variables)}" for home in shell.homes)
         else:
-            yield filled
-            if plain.startswith("-") and filled != plain and "*" not in filled:
-                yield from attached_option_values(filled)
+            yield expanded
+            if plain.startswith("-") and expanded != plain and "*" not in expanded:
+                yield from attached_option_values(expanded)
 
 
-def _filled(text: str, known: Mapping[str, str]) -> str:
-    for _ in range(MENTIONS_DEEPEST):  # one variable may hold another
-        text = _VARIABLE.sub(lambda found: known.get(found[1] or found[2], "*"), text)[:LONGEST]
+def _expand_variables(text: str, variables: Mapping[str, str]) -> str:
+    for _ in range(MAX_NESTING):  # The value of a variable may contain another variable.
+        text = _VARIABLE.sub(lambda found: variables.get(found[1] or found[2], "*"), text)[:MAX_WORD_CHARS]
     return text
 
 
-def _unbraced(word: str) -> list[str]:
-    """Expand the braces in `word`; of data only a part. Raises _TooComplexError for too large an expansion."""
-    found, is_data = [word], _DATA.search(word) is not None
-    most = min(MOST_VARIANTS, max(2, MOST_DATA // len(word))) if is_data else MOST_PLAIN
-    while len(found) < most and (match := _BRACES.search(found[0])):
+def _expand_braces(word: str) -> list[str]:
+    """Return the brace expansions of `word`. For words that look like data, return only some expansions.
+
+    Raise _TooComplexError if there are too many.
+    """
+    found, is_data = [word], _LOOKS_LIKE_DATA.search(word) is not None
+    limit = min(MAX_VARIANTS, max(2, MAX_DATA // len(word))) if is_data else MAX_BRACE_EXPANSIONS
+    while len(found) < limit and (match := _BRACES.search(found[0])):
         first = found.pop(0)
         found += [first[: match.start()] + each + first[match.end() :] for each in match[1].split(",")]
-    if not is_data and len(found) >= most and any(_BRACES.search(each) for each in found):
+    if not is_data and len(found) >= limit and any(_BRACES.search(each) for each in found):
         raise _TooComplexError
     return found
 
 
 class _TooComplexError(Exception):
-    """What code puts together is more than can be looked at."""
+    """There are more paths than the limits allow."""
 
 
 class _AssignedTexts(dict[str, str]):
-    """Texts by the names that code gives them; of these so much can be put together."""
+    """The string values of variables in code. `remaining_chars` is the number of characters that may still be added."""
 
-    left = MOST_FOLDED
+    remaining_chars = MAX_STRING_CHARS
 
-    def take(self, characters: int) -> None:
-        """Raise _TooComplexError when there is no room for so much more."""
-        self.left -= characters
-        if self.left < 0:
+    def spend(self, characters: int) -> None:
+        """Reduce the limit by `characters`. Raise _TooComplexError if too few characters are left."""
+        self.remaining_chars -= characters
+        if self.remaining_chars < 0:
             raise _TooComplexError
 
 
-def _folded(text: str) -> list[str]:
-    """Return the texts in Python code, those put together from parts too; nothing when `text` is no Python.
+def _python_strings(text: str) -> list[str]:
+    """Return the string values in Python code, including concatenated strings. Return [] if `text` is not Python.
 
-    Raises _TooComplexError; RecursionError for what is nested too deeply.
+    Raise _TooComplexError for too many characters, and RecursionError for deeply nested code.
     """
     try:
         with warnings.catch_warnings():
@@ -402,81 +432,87 @@ def _folded(text: str) -> list[str]:
             tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
-    names = _AssignedTexts()
+    texts = _AssignedTexts()
     found: dict[str, None] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and (value := _text(node.value, names)) is not None:
-            names.take(len(value))
-            names |= {target.id: value for target in node.targets if isinstance(target, ast.Name)}
+        if isinstance(node, ast.Assign) and (value := _string_value(node.value, texts)) is not None:
+            texts.spend(len(value))
+            texts |= {target.id: value for target in node.targets if isinstance(target, ast.Name)}
         elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-            value = names.get(node.target.id, "") + (_text(node.value, names) or "*")
-            names.take(len(value))
-            names[node.target.id] = value
+            value = texts.get(node.target.id, "") + (_string_value(node.value, texts) or "*")
+            texts.spend(len(value))
+            texts[node.target.id] = value
     for node in ast.walk(tree):
-        if isinstance(node, ast.expr) and (value := _text(node, names)) and value not in found:
-            names.take(len(value))
+        if isinstance(node, ast.expr) and (value := _string_value(node, texts)) and value not in found:
+            texts.spend(len(value))
             found[value] = None
     return list(found)
 
 
-def _text(node: ast.expr, names: _AssignedTexts) -> str | None:
-    """Return the text or path that `node` is, as far as it can be said; None when it is something else."""
+def _string_value(node: ast.expr, names: _AssignedTexts) -> str | None:
+    """Return the string or path value of `node`, with "*" for unknown parts. Return None if `node` is not a string."""
     match node:
         case ast.Constant(value=str(text)):
             return text
         case ast.Constant(value=bytes(data)):
             return data.decode("utf-8", "replace")
         case ast.Name(id=name):
-            names.take(len(names.get(name, "")))
+            names.spend(len(names.get(name, "")))
             return names.get(name)
         case ast.BinOp(left=left, op=ast.Add(), right=right):
-            front, back = _text(left, names), _text(right, names)
+            front, back = _string_value(left, names), _string_value(right, names)
             return front + back if front is not None and back is not None else back or front
         case ast.BinOp(left=left, op=ast.Div(), right=right):
-            return _path(left, right, names=names)
+            return _join_nodes(left, right, names=names)
         case ast.BinOp(left=left, op=ast.Mod(), right=right):
-            return _put_in(_PERCENT, left, right.elts if isinstance(right, ast.Tuple) else [right], names)
-        case ast.Call(func=ast.Attribute(attr="format", value=value), args=parts, keywords=named):
-            return _put_in(_FIELD, value, [*parts, *(each.value for each in named)], names)
+            return _fill_template(_PERCENT, left, right.elts if isinstance(right, ast.Tuple) else [right], names)
+        case ast.Call(func=ast.Attribute(attr="format", value=value), args=parts, keywords=keyword_nodes):
+            return _fill_template(_FIELD, value, [*parts, *(each.value for each in keyword_nodes)], names)
         case ast.Attribute(attr="parent", value=value):
-            return os.path.join(_text(value, names) or ".", "..")
+            return os.path.join(_string_value(value, names) or ".", "..")
         case ast.Call(func=ast.Attribute(attr="cwd" | "getcwd")):
             return "."
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[_, _, *_] as parts) if "Path" in name:
-            return _path(*parts, names=names)
+            return _join_nodes(*parts, names=names)
         case ast.JoinedStr(values=parts):
-            return "".join(_text(part, names) or "" for part in parts)
+            return "".join(_string_value(part, names) or "" for part in parts)
         case ast.FormattedValue(value=value):
-            return _text(value, names) or "*"
+            return _string_value(value, names) or "*"
         case ast.Subscript(value=ast.Attribute(attr="environ"), slice=ast.Constant(value=str(name))):
             return f"${name}"
         case ast.Call(func=ast.Attribute(attr="home")):
             return "~"
         case ast.Call(func=ast.Attribute(attr="join" | "joinpath") as function, args=parts):
-            start = _text(function.value, names)
-            # A text's own join puts it between the parts; a path's begins with it.
+            start = _string_value(function.value, names)
+            # `str.join` puts the string between the parts. `Path.joinpath` starts with the path.
             if function.attr == "join" and start is not None and not isinstance(function.value, ast.Name):
-                names.take(len(start) * len(_elements(parts)))
-                return start.join(_text(each, names) or "" for each in _elements(parts))
-            return _path(*([function.value] if start else []), *parts, names=names)
+                names.spend(len(start) * len(_elements(parts)))
+                return start.join(_string_value(each, names) or "" for each in _elements(parts))
+            return _join_nodes(*([function.value] if start else []), *parts, names=names)
         case ast.Call(args=[first, *_]):  # Path(x), str(x), open(x), expanduser(x), getenv(x)
-            called, said = getattr(node.func, "attr", getattr(node.func, "id", "")), _text(first, names)
-            return f"${said}" if called in ("getenv", "get") and said else said
+            function_name, argument = (
+                getattr(node.func, "attr", getattr(node.func, "id", "")),
+                _string_value(first, names),
+            )
+            return f"${argument}" if function_name in ("getenv", "get") and argument else argument
     return None
 
 
-def _put_in(
+def _fill_template(
     fields: re.Pattern[str], template: ast.expr, parts: Iterable[ast.expr], names: _AssignedTexts
 ) -> str | None:
-    """Return what `template` says with the parts in its fields, one after the other."""
-    text, filled = _text(template, names), (_text(part, names) or "*" for part in parts)
-    return fields.sub(lambda _: next(filled, "*"), text) if text is not None else None
+    """Return the text of `template` with `parts` in place of its fields, in order.
+
+    Unknown parts become "*". Return None if the text of `template` is unknown.
+    """
+    text, values = _string_value(template, names), (_string_value(part, names) or "*" for part in parts)
+    return fields.sub(lambda _: next(values, "*"), text) if text is not None else None
 
 
 def _elements(parts: list[ast.expr]) -> list[ast.expr]:
     return parts[0].elts if len(parts) == 1 and isinstance(parts[0], (ast.List, ast.Tuple)) else parts
 
 
-def _path(*nodes: ast.expr, names: _AssignedTexts) -> str | None:
-    parts = [value for node in nodes if (value := _text(node, names))]
+def _join_nodes(*nodes: ast.expr, names: _AssignedTexts) -> str | None:
+    parts = [value for node in nodes if (value := _string_value(node, names))]
     return os.path.join(*parts) if parts else None

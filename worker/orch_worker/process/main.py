@@ -1,4 +1,4 @@
-"""A worker that is a process of its own: its agent's host on an event loop, with a socket to the root."""
+"""The main function of a worker process: an event loop with a connection to the root."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["main"]
 
 
 def main(*, birth: WorkerBirth, address: str, ident: bytes, incarnation: int, spool: str, **_: object) -> int:
-    """Serve the root at `address` as `incarnation` of the agent it will name; return the exit code."""
+    """Serve the root at `address` as a worker, which receives its agent later. Return the exit code."""
 
     async def serve() -> int:
         host = WorkerEndpoint(
@@ -27,19 +27,22 @@ def main(*, birth: WorkerBirth, address: str, ident: bytes, incarnation: int, sp
         )
         return await host.serve()
 
-    # Named, for looking for the one that this system prefers runs code that makes pages of memory a worker's own.
+    # The loop class is fixed, because choosing the default class runs code that writes to memory pages shared with the
+    # zygote.
     with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
         return runner.run(serve())
 
 
 def _enter(spec: AgentSpec) -> None:
-    """Go where code that the agent runs in this process expects to be, and make files as whoever spawned it does.
+    """Set the working folder and the umask that the agent's code expects.
 
-    What is the agent's alone lies in folders that nobody else may enter.
+    Private data of the agent is stored in folders that other users cannot enter.
     """
     if spec.umask is not None:
         os.umask(spec.umask)
     try:
         os.chdir(spec.cwd)
     except OSError as error:
-        print(f"cannot go to {spec.cwd}: {error.strerror}", flush=True)  # the agent's tools will say so too
+        print(
+            f"cannot change to folder {spec.cwd}: {error.strerror}", flush=True
+        )  # The agent's tools will report this error too.

@@ -1,8 +1,9 @@
-"""The process between a root and its zygotes: it adopts whatever they lose, and ends all of it when the root is gone.
+"""The process between a root and its zygotes, which adopts orphans and ends all processes when the root ends.
 
-Called as `shim <control> <root pidfd>`, both descriptors. The root sends packets of NUL-separated words: `start` and
-an argument vector (descriptors beside it, whose numbers are added to the vector), `sweep` (end what was adopted),
-`stop`. `start` is answered, in order, with `started` and a pidfd, or with `failed <text>`.
+The shim is called as `shim <control> <root pidfd>`. Both arguments are descriptors. The root sends packets of
+NUL-separated words: `start` with an argument vector (the numbers of attached descriptors are appended), `sweep` (end
+adopted processes), or `stop`. The answer to `start` is `started` with a pidfd, or `failed <text>`. Answers are sent in
+order.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ class ShimProcess:
             self.poller.register(descriptor, select.POLLIN)
 
     def serve(self) -> None:
-        """Do what the root asks for until it is gone, says stop, or hangs up."""
+        """Handle requests until the root ends, sends `stop` or closes the socket."""
         while True:
             ready = dict(self.poller.poll(RELIST_MS if self.sweeping else None))
-            if self.root in ready or (self.control.fileno() in ready and not self.obey()):
+            if self.root in ready or (self.control.fileno() in ready and not self.handle_packet()):
                 return
             self.reap()
             if self.sweeping:
                 self.sweeping = self.end(linux.children() - self.started)
 
-    def obey(self) -> bool:
+    def handle_packet(self) -> bool:
         packet, descriptors, _, _ = socket.recv_fds(self.control, 1 << 16, 8, socket.MSG_CMSG_CLOEXEC)
         verb, *words = packet.split(b"\0")
         if verb == b"start":
@@ -54,13 +55,13 @@ class ShimProcess:
             pidfd = os.pidfd_open(pid)
             socket.send_fds(self.control, [b"started"], [pidfd])
             os.close(pidfd)
-        except BlockingIOError as error:  # no more processes
+        except BlockingIOError as error:  # The process limit is reached.
             self.control.send(b"failed\0" + str(error).encode())
         for descriptor in descriptors:
             os.close(descriptor)
 
     def reap(self) -> bool:
-        """Bury the dead; False when no child is left at all."""
+        """Reap ended children. Return False if there are no children left."""
         try:
             os.read(self.wake, 4096)
         except BlockingIOError:
@@ -73,23 +74,23 @@ class ShimProcess:
         return True
 
     def end(self, pids: set[int]) -> bool:
-        for pid in pids:  # a child keeps its pid until it is reaped here
+        for pid in pids:  # The kernel does not reuse a pid before the child is reaped here.
             try:
                 os.kill(pid, signal.SIGKILL)
             except PermissionError:
-                pass  # it became another user
+                pass  # The child changed its user.
         return bool(pids)
 
 
 def main(control: str, root: str) -> None:
-    # Its life is the root's: a polite signal to everybody must not end the workers before the root has had its say.
+    # A signal to the process group must not end the shim, and thus the workers, before the root reacts.
     linux.reset_signals(ignore=(signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     linux.become_subreaper()
     shim = ShimProcess(socket.socket(fileno=int(control)), int(root))
     try:
         shim.serve()
     except OSError:
-        pass  # the root hung up in the middle of an answer
+        pass  # The root closed the socket during an answer.
     while shim.reap():
         shim.end(linux.children())
         select.select([shim.wake], [], [], RELIST_MS / 1000)

@@ -1,4 +1,4 @@
-"""The first and the last moments of a worker's process."""
+"""The start and the end of a worker process."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ DEBUG_SWITCH: Final = "ORCH_DEBUG_DUMPABLE"
 
 
 def prepare() -> None:
-    """Do what a worker's process needs once and its forks inherit: standard streams, and a report should it crash.
+    """Set up standard streams and crash reports. Forked processes inherit the streams and the crash reports.
 
-    The streams are those of the descriptors 0 to 2, whatever these come to be.
+    The streams use the descriptors 0 to 2, even if these descriptors are replaced later.
     """
     sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     sys.stdout, sys.stderr = _LossyLog.stream(1), _LossyLog.stream(2)
@@ -37,15 +37,15 @@ def prepare() -> None:
 
 
 def run_worker(entry: Callable[[], Entry], fork: ForkWorker, pipe: int) -> NoReturn:
-    """Be the worker that `fork` asks for, with `pipe` the read end of its birth pipe, and end the process.
+    """Run as the worker described by `fork`, then end the process. `pipe` is the read end of the birth pipe.
 
-    The process, or the one it was forked from, is prepared, and its signals are the system's. `entry` returns the
-    worker's `main`. Its return value is the exit code, as is that of a SystemExit; any other exception goes to the log
-    and exits 1. Nothing that the interpreter would do at its end is waited for.
+    `prepare` must have run, and signals must have their defaults. `entry` returns the worker's `main`, whose result is
+    the exit code. SystemExit sets the exit code. Any other exception is logged, and the exit code is 1. The process
+    ends without the interpreter's cleanup.
     """
     code = 1
     try:
-        birth = _settle(fork, pipe)
+        birth = _set_up_process(fork, pipe)
         _MaskedText.secrets = secrets_of(birth.keys)
         code = _code(
             entry()(
@@ -66,24 +66,28 @@ def run_worker(entry: Callable[[], Entry], fork: ForkWorker, pipe: int) -> NoRet
             try:
                 stream.flush()
             except (OSError, ValueError):
-                pass  # a full disk, a closed stream: nobody is left to tell
+                pass  # A full disk or a closed stream cannot be reported here.
         os._exit(code)
 
 
 def protect_memory() -> None:
-    """Keep what is in the memory of this process from others, unless somebody who debugs it has said otherwise."""
+    """Protect the memory of this process from other processes.
+
+    ORCH_DEBUG_DUMPABLE=1 disables this protection for debugging.
+    """
     if os.environ.get(DEBUG_SWITCH) != "1":
         linux.hide_memory()
 
 
-def _settle(fork: ForkWorker, pipe: int) -> WorkerBirth:
-    """Tie this process to its root and cut it off from everything else it came with."""
+def _set_up_process(fork: ForkWorker, pipe: int) -> WorkerBirth:
+    """Connect this process to its root, and close all other inherited descriptors."""
     birth = _read_birth(pipe)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - replaces one of `multiprocess` whose descriptor is closed below
     try:
         log = os.open(fork.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        print(f"{fork.log}: {error.strerror}", flush=True)  # it goes on in the log that it came with, to say why not
+        print(f"{fork.log}: {error.strerror}", flush=True)  # Continue with the inherited log.
     else:
         os.dup2(log, 1)
         os.dup2(log, 2)
@@ -94,13 +98,13 @@ def _settle(fork: ForkWorker, pipe: int) -> WorkerBirth:
     linux.arm_lifeline(LIFELINE)
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
-    # What its tools lose falls to this worker, not to the shim: only the end of the worker makes it an orphan.
+    # The worker adopts orphans of its tools. The shim adopts them only after the worker ended.
     linux.become_subreaper()
     if birth.paths is not None:
-        from .hide_paths import hide_paths  # only here: importing it takes long where nothing was imported before
+        from .hide_paths import hide_paths  # This import is slow and needed only here.
 
         hide_paths(birth.paths)
-    # Whoever is told to end says where it was, also while a call in C keeps everything else waiting.
+    # On SIGTERM, print the stack, even if a C call blocks the interpreter.
     faulthandler.register(signal.SIGTERM, file=2, chain=True)
     protect_memory()
     gc.enable()
@@ -108,7 +112,7 @@ def _settle(fork: ForkWorker, pipe: int) -> WorkerBirth:
 
 
 class _LossyLog(io.FileIO):
-    """A log that is lost when it cannot be written: a full disk must not turn a report of an error into another."""
+    """A log that drops output if writing fails, so that a full disk does not cause further errors."""
 
     def write(self, data: Any) -> int:
         try:
@@ -123,7 +127,7 @@ class _LossyLog(io.FileIO):
 
 
 class _MaskedText(io.TextIOWrapper):
-    """Text without the keys of this process, whoever writes it: an error may quote what it was given."""
+    """A text stream that masks the API keys of this process, because error messages may quote the keys."""
 
     secrets: tuple[str, ...] = ()
 
@@ -132,7 +136,7 @@ class _MaskedText(io.TextIOWrapper):
 
 
 def _read_birth(pipe: int) -> WorkerBirth:
-    # The root wrote all of it before the worker was asked for; an end of file means that it has changed its mind.
+    # The root has written the whole message before the request. End of file means that the root canceled the message.
     head = os.read(pipe, LENGTH_BYTES)
     if len(head) < LENGTH_BYTES:
         os._exit(1)
@@ -140,7 +144,7 @@ def _read_birth(pipe: int) -> WorkerBirth:
 
 
 def _code(value: object) -> int:
-    """Return the exit code that `sys.exit(value)` means."""
+    """Return the exit code of `sys.exit(value)`."""
     if value is None:
         return 0
     if isinstance(value, int):
@@ -150,7 +154,7 @@ def _code(value: object) -> int:
 
 
 def main(entry: str, pipe: str, fork: str) -> NoReturn:
-    """Be a worker in a process of its own: `fork` is the hex of an encoded Fork, `pipe` an inherited descriptor."""
+    """Run a worker as a separate process. `fork` is an encoded ForkWorker in hex. `pipe` is an inherited descriptor."""
     linux.reset_signals()
     prepare()
     run_worker(lambda: load(entry), decode_fork(bytes.fromhex(fork)), int(pipe))

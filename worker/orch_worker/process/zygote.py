@@ -1,8 +1,8 @@
-"""A process that has imported everything once and forks workers that start with it.
+"""A process that has imported all modules once and forks workers from this state.
 
-Called as `zygote <template> <entry> <run folder> <control> <lifeline> <root pidfd>`. It holds no thread, no socket but
-its control end, no zmq context and no secret: a worker inherits all of it. Its messages are in
-`orch_protocol.wire.zygote_messages`.
+The zygote is called as `zygote <template> <entry> <run folder> <control> <lifeline> <root pidfd>`. Workers inherit the
+state of the zygote. Therefore, the zygote has no threads, no sockets except its control socket, no zmq context and no
+secrets. The messages of the zygote are in `orch_protocol.wire.zygote_messages`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+import multiprocess
 from msgspec import Struct
 
 from orch_protocol.agent.spec import AgentSpec, BackendSpec, WorkerBirth
+from orch_protocol.policy.builtin_tools import BUILTIN_TOOLS
 from orch_protocol.wire.frames import FrameChannel
 from orch_protocol.wire.worker_messages import EmptyBody, Init, Ping, Query
 from orch_protocol.wire.zygote_messages import (
@@ -43,7 +45,7 @@ from ..backends.registry import APIS, PROVIDERS
 from ..session.log.append_log import without_fsync
 from ..system import linux
 from ..system.importing import Entry, load
-from ..tools.dispatch.presets import BUILTIN, granted_tools
+from ..tools.dispatch.presets import granted_tools
 from ..transport.worker_endpoint import WorkerEndpoint
 from . import worker_init
 
@@ -51,29 +53,32 @@ __all__ = ["fill_heap_holes", "main", "run_warm_up_agent"]
 
 
 # --- Fill the holes in the heap before forking, so that a fork writes to fewer shared pages ---
-# Measured without it: a fresh worker owns 11 % more memory (lean; 12 % with the SDKs), and its start takes 7 % more CPU
-# (9 %). benchmarks/bench_memory.py prints the ratio of memory.
+# Without it, a new worker has 11 % more private memory (lean template; 12 % with the SDKs), and its start takes
+# 7 % more CPU time (9 %). benchmarks/bench_memory.py prints the memory ratio.
 
 MALLOC_SIZES: Final = (*range(16_384, 4096, -512), *range(4096, 1024, -64), *range(1024, 512, -16))
-"""Sizes, in bytes, of what Python asks the C library for: first what only the larger holes have room for."""
+"""Sizes of malloc requests in bytes. The largest come first, because large requests fit only into large holes."""
 PYMALLOC_SIZES: Final = range(16, 513, 16)
-"""Sizes of what Python keeps in pools of its own, one size in each."""
+"""Sizes of objects in Python's own pools. Each pool contains objects of one size."""
 CONTIGUOUS_BYTES: Final = 12 << 10
-"""Where the C library lays so much side by side, it has no smaller hole left: it takes those first."""
+"""If malloc returns this number of contiguous bytes, no smaller holes are left, because malloc fills holes first."""
 POOL_BYTES: Final = 16 << 10
-"""Pools that have been begun are filled before another is, in any order."""
+"""Size of a pool. Python fills partly used pools before it starts a new pool."""
 POOL_HEADER_BYTES: Final = 48
 NEW_POOLS: Final = 2
-"""So many that hold nothing else: one may be old, and nearly empty."""
+"""Number of full new pools that prove that no holes are left. A single pool may be an old pool that is nearly empty."""
 MAX_NEIGHBOR_DISTANCE: Final = 4
-"""What lies so many sizes from what came before it is its neighbour; a few others of that size may come between."""
+"""Two objects count as neighbors up to this distance, in object sizes. Other objects may lie between neighbors."""
 MAX_FILL_BYTES: Final = 1 << 20
-"""More than goes into the holes of any one size: an allocator that takes it never lays things side by side."""
+"""Maximum number of bytes to fill per size. An allocator that exceeds this limit never returns contiguous memory."""
 BYTES_HEADER_SIZE: Final = b"".__sizeof__()
 
 
 def fill_heap_holes() -> list[object]:
-    """Return objects that fill all heap holes of up to 16 KiB. Keep them: freeing them opens the holes again."""
+    """Return objects that fill all heap holes of up to 16 KiB.
+
+    Keep these objects, because freeing them opens the holes again.
+    """
     kept = [each for size in MALLOC_SIZES for each in _fill_malloc_holes(size)]
     return kept + [each for size in PYMALLOC_SIZES for each in _fill_pymalloc_pools(size)]
 
@@ -88,20 +93,20 @@ def _fill_malloc_holes(size: int) -> list[object]:
         last = id(made)
         if row * size > CONTIGUOUS_BYTES:
             return kept[:-row]
-    return []  # as one that looks for mistakes does: nothing is gained, and no fork is to carry that
+    return []  # This is a debugging allocator. Filling has no effect, so free the objects.
 
 
 def _fill_pymalloc_pools(size: int) -> list[object]:
-    make, whole = _allocator_of_size(size), (POOL_BYTES - POOL_HEADER_BYTES) // size - MAX_NEIGHBOR_DISTANCE
+    make, full_pool_count = _allocator_of_size(size), (POOL_BYTES - POOL_HEADER_BYTES) // size - MAX_NEIGHBOR_DISTANCE
     kept: list[object] = []
-    held: dict[int, int] = {}
+    count_by_pool: dict[int, int] = {}
     new: set[int] = set()
     while len(kept) < MAX_FILL_BYTES // size:
         made = make()
         kept.append(made)
         pool = id(made) // POOL_BYTES
-        held[pool] = count = held.get(pool, 0) + 1
-        if count >= whole:
+        count_by_pool[pool] = count = count_by_pool.get(pool, 0) + 1
+        if count >= full_pool_count:
             new.add(pool)
             if len(new) == NEW_POOLS:
                 return [each for each in kept if id(each) // POOL_BYTES not in new]
@@ -117,23 +122,23 @@ def _allocator_of_size(size: int) -> Callable[[], object]:
 
 
 # --- Run a short agent in the zygote before forking, so that the interpreter specializes functions in shared pages ---
-# Measured without it: a fresh worker owns 12 % more memory (lean; 11 % with the SDKs), and its start takes 21 % more
-# CPU (15 %). benchmarks/bench_memory.py prints the ratio of memory.
+# Without it, a new worker has 12 % more private memory (lean template; 11 % with the SDKs), and its start takes
+# 21 % more CPU time (15 %). benchmarks/bench_memory.py prints the memory ratio.
 
 WARM_UP_RUNS: Final = 10
-"""Python rewrites a function after eight calls."""
+"""Number of runs. Python specializes a function after eight calls."""
 WARM_UP_TIMEOUT_SECONDS: Final = 10.0
-"""So long may one life last, which is over in some milliseconds."""
+"""Time limit of one run. A run usually takes some milliseconds."""
 WARM_UP_TOOL: Final = "list_files"
 
 
 def run_warm_up_agent(folder: Path) -> None:
-    """Run a short agent TIMES times in `folder`, which is created for it and removed.
+    """Create `folder`, run a short agent WARM_UP_RUNS times in this folder, and remove the folder.
 
-    A failure or a timeout is printed and otherwise ignored: only the saving is lost.
+    A failure or timeout is only printed, because without the runs, workers are slower but correct.
     """
-    there = {*threading.enumerate()}
-    shutil.rmtree(folder, ignore_errors=True)  # a zygote that was killed could not
+    threads_before = {*threading.enumerate()}
+    shutil.rmtree(folder, ignore_errors=True)  # The folder remains if a zygote was killed.
     try:
         with without_fsync():
             for number in range(WARM_UP_RUNS):
@@ -142,7 +147,7 @@ def run_warm_up_agent(folder: Path) -> None:
     except Exception:
         traceback.print_exc()
     finally:
-        for thread in {*threading.enumerate()} - there:  # those of its tools: none may be there when there are forks
+        for thread in {*threading.enumerate()} - threads_before:  # Threads of the agent's tools must end before a fork.
             thread.join(WARM_UP_TIMEOUT_SECONDS)
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -156,7 +161,7 @@ async def _run_agent_once(folder: Path) -> int:
 
 
 class _RehearsalRoot:
-    """The other end of a host's line: makes it an agent in `folder`, pings it, asks it something and lets it leave."""
+    """A root for the warm-up, which initializes an agent in `folder`, sends a ping and a query, and stops the agent."""
 
     def __init__(self, on_data: Callable[[bytes], None], folder: Path) -> None:
         self._on_data = on_data
@@ -173,7 +178,7 @@ class _RehearsalRoot:
         }
 
     def send(self, data: bytes) -> None:
-        """Take a frame from the host, and answer it a moment later."""
+        """Receive a frame from the worker, and schedule the answer."""
         received = self._channel.decode(data)
         if received is not None and (answer := self._answers.get(received[0].kind)):
             kind, body = answer
@@ -181,81 +186,31 @@ class _RehearsalRoot:
             asyncio.get_running_loop().call_soon(self._on_data, frame)
 
     def close(self) -> None:
-        """Do nothing: what was sent is there."""
+        """Do nothing, because frames are delivered immediately."""
 
 
-# What runs in every worker but is not imported with the entry's module.
+# Modules that every worker needs and that the entry module does not import.
 COMMON_MODULES: Final = ("orch_worker.process.main", "resource")
 PACKET_BYTES: Final = 1 << 16
+FORK: Final = multiprocess.get_context("fork")
 MAX_TRACEBACK_CHARACTERS: Final = 8000
-# Its life is the root's: a polite signal to everybody must not end it, and its workers, before that has had its say.
+# A signal to the process group must not end the zygote, and thus its workers, before the root reacts.
 IGNORED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def worker_process_class() -> type[Any]:
-    """Return a multiprocess Process that forks without the pipes of the stock one.
-
-    Those cost two descriptors for each living worker, in the zygote and in every later sibling; and the stock class
-    reaps behind our back, which loses exit codes. Nor does the child set multiprocess up for itself: a worker does not
-    see it. Relied upon: `_Popen`, `_children`. What is imported for it is hidden again: whoever imports multiprocess
-    in a worker gets all of it, dill included.
-    """
-    # multiprocess falls back to pickle without dill, which is two thirds of its import time. Forking pickles nothing.
-    dill = sys.modules.get("dill")
-    sys.modules["dill"] = None  # type: ignore[assignment]
-    try:
-        from multiprocess import get_context
-    finally:
-        del sys.modules["dill"]
-        if dill is not None:
-            sys.modules["dill"] = dill
-
-    class Popen:
-        method = "fork"
-        sentinel = -1
-
-        def __init__(self, process: Any) -> None:
-            self.returncode: int | None = None
-            zygote = os.getpid()
-            self.pid = os.fork()
-            if self.pid == 0:
-                try:
-                    linux.die_with_parent(zygote)
-                    process.run()
-                except BaseException:
-                    traceback.print_exc()
-                finally:
-                    os._exit(1)
-
-        def poll(self, _flag: int = 0) -> int | None:
-            return self.returncode
-
-        def close(self) -> None:
-            pass
-
-    class WorkerProcess(get_context("fork").Process):  # type: ignore[misc]
-        siblings = sys.modules["multiprocess.process"]._children
-
-        @staticmethod
-        def _Popen(process: Any) -> Popen:  # noqa: N802
-            return Popen(process)
-
-    for name in [name for name in sys.modules if name.partition(".")[0] == "multiprocess"]:
-        del sys.modules[name]
-    return WorkerProcess
-
-
 class Zygote:
-    """Forks on request and reports every exit, until the root is gone."""
+    """Forks workers on request, and reports the end of each worker, until the root ends."""
 
-    def __init__(self, control: socket.socket, entry: Entry, process: type[Any]) -> None:
+    def __init__(self, control: socket.socket, entry: Entry, process: Callable[..., Any] = FORK.Process) -> None:
         self._control = control
         self._entry = entry
         self._process = process
-        self._alive: dict[int, tuple[int, Any]] = {}
+        self._pid = os.getpid()
+        self._alive: list[tuple[int, Any]] = []
+        """The request number and the process of each worker, in the order in which the workers started."""
 
     def serve(self, root: int, wake: int) -> None:
-        """Work until the process behind the pidfd `root` has ended or has hung up."""
+        """Serve requests until the process of the pidfd `root` ends, or until the root closes the socket."""
         poller = select.poll()
         for descriptor in (self._control.fileno(), root, wake):
             poller.register(descriptor, select.POLLIN)
@@ -274,52 +229,57 @@ class Zygote:
                 os.close(descriptors[0])
 
     def _fork(self, fork: ForkWorker, pipe: int) -> None:
-        process = self._process(target=self._be, args=(fork, pipe))
+        process = self._process(target=self._run_as_worker, args=(fork, pipe))
         try:
             process.start()
         except OSError as error:
             self._tell(ForkFailed(fork.req, str(error)))
             return
-        self._alive[process.pid] = fork.req, process
+        self._alive.append((fork.req, process))
         pidfd = os.pidfd_open(process.pid)
         self._tell(WorkerForked(fork.req, process.pid), pidfd)
         os.close(pidfd)
 
-    def _be(self, fork: ForkWorker, pipe: int) -> None:
-        """Turn from a fork of the zygote into a worker."""
+    def _run_as_worker(self, fork: ForkWorker, pipe: int) -> None:
+        """Turn this fork of the zygote into a worker."""
+        linux.die_with_parent(self._pid)
         signal.set_wakeup_fd(-1)
         linux.default_signals((*IGNORED_SIGNALS, signal.SIGCHLD))
         self._control.detach()
         worker_init.run_worker(lambda: self._entry, fork, pipe)
 
     def _reap(self) -> None:
-        """Report every ended worker, in the order of their ends."""
-        while self._alive and (dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)):
-            _, status = os.waitpid(dead.si_pid, 0)
-            req, process = self._alive.pop(dead.si_pid)
-            process._popen.returncode = os.waitstatus_to_exitcode(status)
-            self._process.siblings.discard(process)
-            self._tell(WorkerProcessExited(req, process._popen.returncode))
+        """Report all ended workers.
+
+        Exit codes are read from `Process.exitcode` only. `multiprocess` also reaps children when it starts the next
+        child, and stores their exit codes. A call of `os.waitpid` in this method would lose exit codes.
+        """
+        ended = [each for each in self._alive if each[1].exitcode is not None]
+        for req, process in ended:
+            self._alive.remove((req, process))
+            self._tell(WorkerProcessExited(req, process.exitcode))
+            process.close()
 
     def _tell(self, report: Report, *descriptors: int) -> None:
         socket.send_fds(self._control, [encode(report)], descriptors)
 
 
-def _boot(template: str, entry: str, folder: Path) -> tuple[Entry, type[Any], list[object]]:
-    """Import what workers of `template` run, and settle the heap, so that forks share all of it.
+def _boot(template: str, entry: str, folder: Path) -> tuple[Entry, list[object]]:
+    """Import the modules that workers of `template` need, and prepare the heap. Forked workers share both.
 
-    The last of what is returned is to be kept.
+    The caller must keep a reference to the last item of the result.
     """
-    gc.disable()  # what is imported stays, and there is much of it to look through
+    gc.disable()  # Imported objects stay alive, and garbage collection during imports is slow.
     worker_init.prepare()
-    function, process = load(entry), worker_process_class()
+    function = load(entry)
     for module in _modules_of_template(template):
         importlib.import_module(module)
     if template == "sdk":
         from ..backends.http import warm_connection
 
         warm_connection.warm()
-    sys._clear_type_cache()  # of what importing looked up: each would be let go by a fork that looks up something else
+    # Remove cache entries that imports created. A fork that replaces these entries would write to shared pages.
+    sys._clear_type_cache()
     run_warm_up_agent(folder / f"rehearsal-{template}")
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -330,18 +290,18 @@ def _boot(template: str, entry: str, folder: Path) -> tuple[Entry, type[Any], li
     linux.huge_pages()
     tasks = len(os.listdir("/proc/self/task"))
     if tasks != 1:
-        raise RuntimeError(f"the template {template!r} left {tasks - 1} threads behind, which no fork would have")
-    return function, process, kept
+        raise RuntimeError(f"the template {template!r} left {tasks - 1} threads running, which a fork would not have")
+    return function, kept
 
 
 def _modules_of_template(template: str) -> list[str]:
     backends = (*PROVIDERS.values(), *APIS.values())
     providers = [backend.module for backend in backends if backend.template in ("lean", template)]
-    return [*COMMON_MODULES, *providers, *(tool.module for tool in BUILTIN.values())]
+    return [*COMMON_MODULES, *providers, *(tool.module for tool in BUILTIN_TOOLS.values())]
 
 
 def main(template: str, entry: str, folder: str, control: str, lifeline: str, root: str) -> None:
-    """Boot and serve. A failed boot is told to the root and raised."""
+    """Boot the zygote and serve requests. If booting fails, report the error to the root and raise it."""
     linux.reset_signals(ignore=IGNORED_SIGNALS)
     os.setpgid(0, 0)
     for descriptor in (control, lifeline, root):
@@ -349,16 +309,16 @@ def main(template: str, entry: str, folder: str, control: str, lifeline: str, ro
     linux.arm_lifeline(int(lifeline))
     with socket.socket(fileno=int(control)) as line:
         try:
-            function, process, _kept = _boot(template, entry, Path(folder))
+            function, _kept = _boot(template, entry, Path(folder))
         except BaseException:
             line.send(encode(ZygoteFailed(traceback.format_exc()[-MAX_TRACEBACK_CHARACTERS:])))
             raise
-        linux.reset_signals(ignore=IGNORED_SIGNALS)  # whatever was imported may have had ideas of its own
+        linux.reset_signals(ignore=IGNORED_SIGNALS)  # Imported modules may have changed signal handlers.
         wake = linux.wake_on_child()
-        zygote = Zygote(line, function, process)
+        zygote = Zygote(line, function)
         line.send(encode(ZygoteReady(os.getpid(), len(os.listdir("/proc/self/fd")) - 1)))
         try:
             zygote.serve(int(root), wake)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # the root hung up in the middle of an answer
+            pass  # The root closed the socket during an answer.
     os._exit(0)

@@ -1,4 +1,4 @@
-"""The prompt of one agent: its parts as they stand, what hooks made of them, and where a request says them."""
+"""Builds the prompt of one agent: its parts, the changes by hooks, and the place of each part in the request."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LOOK_SECONDS: Final = 1.0
 
 
 class PromptHooks(Protocol):
-    """Hooks that change an agent's prompt; see `orch_worker.agent.hooks.AgentHooks`."""
+    """Hooks that change the prompt of an agent. See `orch_worker.agent.hooks.AgentHooks`."""
 
     def handles(self, stage: str) -> bool: ...
 
@@ -46,7 +46,7 @@ class PromptHooks(Protocol):
 
 
 class PromptOverlay(Struct, frozen=True):
-    """What hooks made of the volatile parts, for the turn: some replaced, some dropped, some added."""
+    """The changes by hooks to the volatile parts in this turn: replaced, dropped and added parts."""
 
     replaced: dict[str, PromptPart] = {}
     dropped: tuple[str, ...] = ()
@@ -54,13 +54,13 @@ class PromptOverlay(Struct, frozen=True):
 
     @classmethod
     def of(cls, before: Sequence[PromptPart], after: Sequence[PromptPart], dropped: tuple[str, ...]) -> PromptOverlay:
-        """Return what was done to `before` so that it became `after`."""
+        """Return the changes that turned `before` into `after`."""
         known = {part.name: part for part in before}
         replaced = {part.name: part for part in after if part.name in known and part != known[part.name]}
         return cls(replaced, dropped, tuple(part for part in after if part.name not in known))
 
     def over(self, parts: Sequence[PromptPart]) -> tuple[PromptPart, ...]:
-        """Return `parts` with it."""
+        """Return `parts` with the changes applied."""
         if self is NONE:
             return tuple(parts)
         taken = frozenset(self.dropped) | {part.name for part in self.added}
@@ -73,7 +73,7 @@ NONE: Final = PromptOverlay()
 
 
 class PromptBuilder:
-    """The prompt of the agent `spec`, as `backend` is told it."""
+    """Builds the prompt of the agent `spec`, and passes the prompt to `backend`."""
 
     def __init__(
         self,
@@ -81,14 +81,14 @@ class PromptBuilder:
         backend: Backend,
         toolbox: Toolbox,
         *,
-        agenda: TaskList,
+        task_list: TaskList,
         transcript: Transcript,
-        surroundings: ProjectScan,
+        project_scan: ProjectScan,
         estimator: TokenEstimator,
     ) -> None:
         self._spec, self._rules = spec, spec.prompt.rules
         self._backend, self._toolbox = backend, toolbox
-        self._agenda, self._transcript, self._surroundings = agenda, transcript, surroundings
+        self._task_list, self._transcript, self._project_scan = task_list, transcript, project_scan
         self._estimator = estimator
         self._tools = toolbox.specs()
         self._built = stable_parts(spec, [tool.name for tool in self._tools])
@@ -96,33 +96,33 @@ class PromptBuilder:
         self._stable, self._notes = self._own
         self._context = ""
         self._sent: tuple[tuple[PromptPart, ...], str, tuple[PromptPart, ...]] | None = None
-        """Stable parts, context and volatile parts of the last request."""
+        """The stable parts, the context text and the volatile parts of the last request."""
         self._overlay = NONE
-        self._place = self._low = ""
+        self._folder_text = self._budget_warning = ""
         self.changed: tuple[str, ...] = ()
-        """Skills that are not what they were when they were read."""
+        """Names of skills that have changed since the agent read them."""
         self.memory = ""
-        """What is remembered of earlier conversations, as the turn's requests are to say it."""
-        self.objects = ""
-        """What the agent has at hand, as the next request is to say it."""
-        self._system = render_parts(self._stable)
+        """The remembered notes that the requests of this turn contain."""
+        self.workspace_block = ""
+        """The workspace block that the next request contains."""
+        self._system = self._own_text = render_parts(self._stable)
         backend.append_system(self._system, self._tools)
 
     def loaded(self) -> None:
-        """The conversation is another one: what it begins with may be so too."""
-        told = next((message for message in self._transcript.session.view if is_project(message)), None)
-        self._context = text_of(told) if told is not None else ""
+        """Read the context text from the transcript again. Called after the conversation was replaced."""
+        project = next((message for message in self._transcript.session.view if is_project(message)), None)
+        self._context = text_of(project) if project is not None else ""
         self._backend.prefix = PromptPrefix(self._system, self._context)
 
     async def begin(self, hooks: PromptHooks | None, live: Callable[[], Awaitable[str]] | None, *, fresh: bool) -> None:
-        """A turn begins: let hooks change the parts, and tell a `fresh` agent, once, what it is told before its task.
+        """Prepare the prompt of a turn: run hooks, and record the project description once if the agent is `fresh`.
 
-        `live` returns what there is to be said of its subagents. Raises StoreError.
+        `live` returns the live-subagents block. Raise StoreError if the description cannot be recorded.
         """
         if self._rules.workspace:
-            self._place = await self._look_around()
+            self._folder_text = await self._read_folder_text()
         recorded = bool(self._context) or not fresh
-        context = () if recorded else await self._surroundings.look()
+        context = () if recorded else await self._project_scan.look()
         stable = self._built
         self._overlay = NONE
         if hooks is not None and hooks.handles("before_system_prompt"):
@@ -131,31 +131,33 @@ class PromptBuilder:
             parts, dropped = await hooks.prompt((*stable, *shown, *volatile), recorded=recorded)
             stable, context = of_tier(parts, "stable"), of_tier(parts, "context")
             self._overlay = PromptOverlay.of(volatile, of_tier(parts, "volatile"), dropped)
-        changed = stable is not self._built
-        self._stable, self._notes = fit_parts(stable, "stable", self._rules, self._estimator) if changed else self._own
-        text = render_parts(self._stable)
+        if stable is self._built:
+            (self._stable, self._notes), text = self._own, self._own_text
+        else:
+            self._stable, self._notes = fit_parts(stable, "stable", self._rules, self._estimator)
+            text = render_parts(self._stable)
         if hooks is not None:
             text = await hooks.system_prompt(text)
-        self._tell(text)
+        self._set_system_text(text)
         if not recorded:
             self._record(context)
 
     async def shown(self, live: str, *, fresh: bool) -> PromptShown:
-        """Return the prompt as the next request would say it: as hooks left it, when the last turn began."""
+        """Return the prompt of the next request, with the changes by hooks in the last turn."""
         from .current_prompt import prompt_rows
 
-        told, notes = self._context, list(self._notes)
-        context = self._recorded() if told else await self._surroundings.look() if fresh else ()
-        context, cut = (context, ()) if told else fit_parts(context, "context", self._rules, self._estimator)
+        context_shown, notes = self._context, list(self._notes)
+        context = self._recorded() if context_shown else await self._project_scan.look() if fresh else ()
+        context, cut = (context, ()) if context_shown else fit_parts(context, "context", self._rules, self._estimator)
         if self._rules.workspace:
-            self._place = await self._look_around()
-        volatile = self._overlay.over(self._volatile(live, self._low))
+            self._folder_text = await self._read_folder_text()
+        volatile = self._overlay.over(self._volatile(live, self._budget_warning))
         volatile, more = fit_parts(volatile, "volatile", self._rules, self._estimator)
         if self._system != render_parts(self._stable):
             notes.append("hooks have changed the text of the stable parts")
         texts: dict[Tier, str] = {
             "stable": self._system,
-            "context": told or context_text(context),
+            "context": context_shown or context_text(context),
             "volatile": render_parts(volatile),
         }
         before = None
@@ -165,15 +167,18 @@ class PromptBuilder:
         parts = (*self._stable, *context, *volatile)
         return prompt_rows(self._spec.id, parts, texts, self._estimator, before=before, notes=(*notes, *cut, *more))
 
-    def before_request(self, live: str = "", archiving: TurnArchiver | None = None, *, low: str = "") -> None:
-        """The next request is to be made: let it end with what is true now. `live` tells of the agent's subagents,
-        `low` of budgets that come to an end.
+    def before_request(
+        self, live: str = "", archiving: TurnArchiver | None = None, *, budget_warning: str = ""
+    ) -> None:
+        """Put the volatile parts at the end of the next request.
 
-        Where these stand in the system text, that is told to `archiving` too.
+        `live` is the live-subagents block. `budget_warning` is the notice about budgets that are nearly used up. If
+        archiving keeps the block in the system text, the block is put there, and `archiving` receives the system text.
         """
-        self._low = low
-        parts = self._overlay.over(self._volatile(live, low))
-        parts, _ = fit_parts(parts, "volatile", self._rules, self._estimator)
+        self._budget_warning = budget_warning
+        parts = self._overlay.over(self._volatile(live, budget_warning))
+        if parts:
+            parts, _ = fit_parts(parts, "volatile", self._rules, self._estimator)
         self._sent = (self._stable, self._context, parts)
         system = self._system
         if archiving is not None:
@@ -181,10 +186,10 @@ class PromptBuilder:
                 system = SPACE.join(filter(None, (system, *(part.text for part in parts if part.name == LIVE))))
                 parts = tuple(part for part in parts if part.name != LIVE)
                 self._backend.append_system(system, self._tools)
-            archiving.told(system, self._backend.prefix)
+            archiving.prompt_sent(system, self._backend.prefix)
         self._backend.tail = render_parts(parts)
 
-    async def _look_around(self) -> str:
+    async def _read_folder_text(self) -> str:
         try:
             async with asyncio.timeout(LOOK_SECONDS):
                 replies = tuple(self._transcript.session.replies.values())
@@ -192,25 +197,25 @@ class PromptBuilder:
         except TimeoutError:
             return ""
 
-    def _volatile(self, live: str, low: str = "") -> tuple[PromptPart, ...]:
+    def _volatile(self, live: str, budget_warning: str = "") -> tuple[PromptPart, ...]:
         return volatile_parts(
             date=current_day() if self._rules.time else "",
-            workspace=self._place,
+            workspace=self._folder_text,
             memory=self.memory,
             changed=self.changed,
-            objects=self.objects,
-            taken=self._toolbox.withdrawn,
-            resting=self._toolbox.resting,
-            planning=self._agenda.planning,
-            tasks=self._agenda.tasks,
-            low=low,
+            workspace_block=self.workspace_block,
+            withdrawn=self._toolbox.withdrawn,
+            disabled_this_turn=self._toolbox.disabled_this_turn,
+            planning=self._task_list.planning,
+            tasks=self._task_list.tasks,
+            budget_warning=budget_warning,
             live=live,
         )
 
     def _recorded(self) -> tuple[PromptPart, ...]:
         return context_parts(self._context, self._spec.context.rules.files)
 
-    def _tell(self, text: str) -> None:
+    def _set_system_text(self, text: str) -> None:
         if text != self._system:
             self._system = text
             self._backend.append_system(text, self._tools)
@@ -220,7 +225,7 @@ class PromptBuilder:
         parts, notes = fit_parts(parts, "context", self._rules, self._estimator)
         self._notes += notes
         if text := context_text(parts):
-            told = user(text)
-            self._transcript.message(told)
-            self._backend.append_user(told.content)
+            message = user(text)
+            self._transcript.message(message)
+            self._backend.append_user(message.content)
             self.loaded()

@@ -1,4 +1,4 @@
-"""A prompt as it stands, for people and programs: part by part, with what has changed since the last request."""
+"""Shows the current prompt to people and programs, part by part, with the changes since the last request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from orch_protocol.agent.spec import AgentSpec
 from orch_protocol.core.messages import text_of
 from orch_protocol.core.prompts import TIERS, PartRow, PromptPart, PromptShown, Tier
 
-from ..backends.model_families import ratios_of
+from ..backends.model_families import estimator_of
 from ..conversation.framing import is_project
 from ..conversation.prompt_parts import fit_parts, render_parts
 from ..conversation.tokens import TokenEstimator
@@ -22,11 +22,11 @@ from .working_folder import current_day, workspace_text
 
 __all__ = ["prompt_of_session", "prompt_rows"]
 
-NO_PROCESS = "it has no process: what its last request said is not known"
-HOOKED = "hooks have their say when a turn begins"
-REMEMBERED = "what is remembered is chosen when a turn begins"
-AT_HAND = "what of the workspace it is told of is chosen when a turn begins"
-NOT_TOLD = "what it is told of its project is looked up when it is first asked"
+NO_PROCESS = "the agent has no process: its last request is unknown"
+HOOKED = "changes by hooks are added when a turn begins"
+REMEMBERED = "notes from memory are chosen when a turn begins"
+AT_HAND = "workspace entries are chosen when a turn begins"
+NOT_TOLD = "the project description is read at the first query"
 
 
 def prompt_rows(
@@ -38,12 +38,15 @@ def prompt_rows(
     before: Sequence[PromptPart] | None,
     notes: Iterable[str] = (),
 ) -> PromptShown:
-    """Return `parts` as rows, each with what has become of it since `before`; None is that nobody knows."""
+    """Return `parts` as rows. Each row is marked with its change since `before`.
+
+    If `before` is None, the last request is unknown.
+    """
     last = {part.name: part for part in before or ()}
     rows = []
     for part in parts:
-        there = last.pop(part.name, None)
-        change = "" if before is None or there == part else "new" if there is None else "changed"
+        existing = last.pop(part.name, None)
+        change = "" if before is None or existing == part else "new" if existing is None else "changed"
         rows.append(
             PartRow(
                 part.name,
@@ -62,13 +65,13 @@ def prompt_rows(
 
 
 def prompt_of_session(spec: AgentSpec, session: SessionState, live: str, *, hooked: bool = False) -> PromptShown:
-    """Return the prompt of an agent without a process, whose `session` that is; `live` tells of its subagents.
+    """Return the prompt of an agent without a process, computed from its `session`. `live` is the live-subagents block.
 
-    `hooked`: there are hooks that may change it.
+    `hooked` is True if hooks may change the prompt.
     """
-    rules, estimator = spec.prompt.rules, TokenEstimator(ratios_of(spec.backend))
+    rules, estimator = spec.prompt.rules, estimator_of(spec.backend)
     context = ToolContext(Path(spec.cwd), spec.env, folder=Path(spec.folder))
-    toolbox = make_toolbox(spec.tools, spec.root_tools, context)
+    toolbox = make_toolbox(spec.tools, (*spec.root_tools, *spec.executor_tools), context)
     toolbox.withdraw(spec.withdrawn)
     notes = [NO_PROCESS, *([HOOKED] if hooked else [])]
     if spec.memory is not None:
@@ -76,14 +79,14 @@ def prompt_of_session(spec: AgentSpec, session: SessionState, live: str, *, hook
     if spec.workspace is not None:
         notes.append(AT_HAND)
     stable, cut = fit_parts(stable_parts(spec, [tool.name for tool in toolbox.specs()]), "stable", rules, estimator)
-    told = next((text_of(message) for message in session.view if is_project(message)), "")
-    if not told and not session.asked and spec.context.level != "none":
+    project = next((text_of(message) for message in session.view if is_project(message)), "")
+    if not project and not session.was_queried and spec.context.level != "none":
         notes.append(NOT_TOLD)
     volatile, more = fit_parts(
         volatile_parts(
             date=current_day() if rules.time else "",
             workspace=workspace_text(spec.cwd, session.replies.values()) if rules.workspace else "",
-            taken=toolbox.withdrawn,
+            withdrawn=toolbox.withdrawn,
             planning=spec.plan and spec.plan_id not in session.plans_approved,
             tasks=session.tasks,
             live=live,
@@ -92,6 +95,6 @@ def prompt_of_session(spec: AgentSpec, session: SessionState, live: str, *, hook
         rules,
         estimator,
     )
-    texts: dict[Tier, str] = {"stable": render_parts(stable), "context": told, "volatile": render_parts(volatile)}
-    parts = (*stable, *context_parts(told, spec.context.rules.files), *volatile)
+    texts: dict[Tier, str] = {"stable": render_parts(stable), "context": project, "volatile": render_parts(volatile)}
+    parts = (*stable, *context_parts(project, spec.context.rules.files), *volatile)
     return prompt_rows(spec.id, parts, texts, estimator, before=None, notes=(*notes, *cut, *more))

@@ -1,6 +1,7 @@
-"""What an agent is told of the project it works in: bounded parts, from what was found in its folder. No I/O.
+"""The project description for an agent: parts of limited size, built from the scan of the agent's folder.
 
-As one text they are the agent's first message, and on record: it stays what it was, whatever becomes of the files.
+The description is recorded as the first message of the agent, and stays unchanged when the files change. This module
+does no I/O.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ BRIEFING: Final = "project_briefing"
 NOT_SHOWN: Final = "not_shown"
 FILES: Final = "the working folder"
 PROJECT: Final = "project"
-"""Who owns parts that are the words of files."""
+"""The owner of parts that quote files of the project."""
 
 BRIEF_TOKENS: Final = 600
 ABOUT_TOKENS: Final = 120
+FACTS_TOKENS: Final = 80
 LAYOUT_TOKENS: Final = 190
-LEAST_PAGE: Final = 20
+MIN_PAGE: Final = 20
 LEFT_OUT_TOKENS: Final = 60
 PACKAGE_TOKENS: Final = 200
 MAX_NAME: Final = 60
@@ -47,9 +49,15 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 class ProjectDescription(Struct, frozen=True):
-    """What was found in a folder. `about` are lines that say what it is; `more_...` count what is not listed."""
+    """The result of a scan of a folder.
+
+    `about` and `facts` contain lines that describe the project. Fields whose names begin with `more_` count unlisted
+    items.
+    """
 
     about: tuple[str, ...] = ()
+    facts: tuple[str, ...] = ()
+    """Languages, entry points and the test command."""
     folders: tuple[ProjectFolder, ...] = ()
     more_folders: int = 0
     files: tuple[str, ...] = ()
@@ -61,58 +69,61 @@ class ProjectDescription(Struct, frozen=True):
 def project_parts(
     project: ProjectDescription, level: ProjectContext, rules: ContextConfig, estimator: TokenEstimator
 ) -> tuple[PromptPart, ...]:
-    """Return what is told of `project`: at most BRIEF_TOKENS estimated tokens, in `full` and `rules.full_tokens` more.
+    """Return the description of `project` in at most BRIEF_TOKENS estimated tokens.
 
-    Nothing for the level none, and where there is nothing to tell.
+    Level `full` allows `rules.full_tokens` additional tokens. Return no parts for the level `none` and for an empty
+    project.
     """
     about = [_plain(line) for line in project.about]
+    facts = [_plain(line) for line in project.facts]
     layout = _layout(project)
     if level == "none":
         return ()
     docs = tuple(_documented(page, estimator) for page in project.packages)
-    if not (about or layout or project.pages):
+    if not (about or facts or layout or project.pages):
         return docs
-    most = BRIEF_TOKENS + (rules.full_tokens if level == "full" else 0)
-    said = (
+    limit = BRIEF_TOKENS + (rules.full_tokens if level == "full" else 0)
+    lines_shown = (
         cut_lines("\n".join(about), ABOUT_TOKENS, estimator),
+        cut_lines("\n".join(facts), FACTS_TOKENS, estimator),
         cut_lines("\n".join(layout), LAYOUT_TOKENS, estimator),
     )
-    head = _part(BRIEFING, "\n\n".join(filter(None, said)), FILES)
+    head = _part(BRIEFING, "\n\n".join(filter(None, lines_shown)), FILES)
     pages = [page for page in project.pages if page.text or page.problem]
     room = rules.full_tokens
     while True:
-        left = min(most - estimator.text(context_text([head])) - 4 * len(pages), room)
+        left = min(limit - estimator.text(context_text([head])) - 4 * len(pages), room)
         parts = (head, *_pages(pages, left, level == "full", estimator))
-        over = estimator.text(context_text(parts)) - most
-        if over <= 0 or room < LEAST_PAGE:
+        over = estimator.text(context_text(parts)) - limit
+        if over <= 0 or room < MIN_PAGE:
             return (*parts, *docs)
-        room = left - over  # parts are estimated apart, and weigh otherwise together
+        room = left - over  # The estimate for all parts together differs from the sum of the single estimates.
 
 
 def _documented(page: ContextFile, estimator: TokenEstimator) -> PromptPart:
-    """Return what is told of a package: its own words, and not the project's."""
+    """Return the description that a package's own metadata contains."""
     text = cut_lines(page.text, PACKAGE_TOKENS, estimator)
-    said = text + ("\n[It goes on: see py_help]" if len(text) < len(page.text) else "")
-    return PromptPart(f"docs:{page.path}", said or page.problem, "context", "metadata", f"package {page.path}")
+    page_text = text + ("\n[It goes on: see py_help]" if len(text) < len(page.text) else "")
+    return PromptPart(f"docs:{page.path}", page_text or page.problem, "context", "metadata", f"package {page.path}")
 
 
 def context_text(parts: Iterable[PromptPart]) -> str:
-    """Return the parts of the context tier as one text: the project's within marks that say whose they are."""
-    ours, others = [], []
+    """Return the parts of the context tier as one text. The parts of the project are enclosed in tags."""
+    project_texts, others = [], []
     for part in parts:
         if part.owner == PROJECT:
-            ours.append(part.text)
+            project_texts.append(part.text)
         else:
             others.append(OTHER.format(name=part.name, owner=part.owner, text=_CLOSED.sub("&lt;", part.text)))
-    told = ["\n\n".join(filter(None, [OPENING, *ours, CLOSING]))] if ours else []
-    return "\n\n".join([*told, *others])
+    sections = ["\n\n".join(filter(None, [OPENING, *project_texts, CLOSING]))] if project_texts else []
+    return "\n\n".join([*sections, *others])
 
 
 def context_parts(text: str, files: Iterable[str]) -> tuple[PromptPart, ...]:
-    """Return the parts of what `context_text` made; `files` names the context files that it may tell of."""
-    told, found, rest = text.partition(f"\n\n{CLOSING}") if text.startswith(OPENING) else ("", "", text)
+    """Return the parts of a text made by `context_text`. `files` are the context files that the text may contain."""
+    context, found, rest = text.partition(f"\n\n{CLOSING}") if text.startswith(OPENING) else ("", "", text)
     parts: list[PromptPart] = []
-    name, source, here = BRIEFING, FILES, told.removeprefix(OPENING).removeprefix("\n\n")
+    name, source, here = BRIEFING, FILES, context.removeprefix(OPENING).removeprefix("\n\n")
     for path in files:
         mark = f"{_name(path)}:\n\n"
         before, between, _ = f"\n\n{here}".partition(f"\n\n{mark}")
@@ -144,7 +155,10 @@ def _layout(project: ProjectDescription) -> list[str]:
 
 
 def _pages(pages: Sequence[ContextFile], room: int, whole: bool, estimator: TokenEstimator) -> Iterable[PromptPart]:
-    """Return what is shown of each page in `room` tokens together: whole ones first come first served, else shares."""
+    """Return the parts for `pages` within `room` tokens.
+
+    If `whole` is True, earlier pages get the space that they need. Otherwise all pages get equal shares.
+    """
     shown, left_out = [], []
     for place, page in enumerate(pages):
         name = _name(page.path)
@@ -152,22 +166,22 @@ def _pages(pages: Sequence[ContextFile], room: int, whole: bool, estimator: Toke
             left_out.append(f"{name}: {page.problem}")
             continue
         share = room if whole else room // (len(pages) - place)
-        text = cut_lines(_safe(page.text), share - LEAST_PAGE, estimator)
+        text = cut_lines(_safe(page.text), share - MIN_PAGE, estimator)
         goes_on = page.more or len(text) < len(_safe(page.text))
         if not text:
             left_out.append(f"{name}: too much")
             continue
-        said = f"{name}:\n\n{text}" + (f"\n[{name} goes on]" if goes_on else "")
-        shown.append(_part(name, said, page.path))
-        room -= estimator.text(said)
+        content = f"{name}:\n\n{text}" + (f"\n[{name} goes on]" if goes_on else "")
+        shown.append(_part(name, content, page.path))
+        room -= estimator.text(content)
     if left_out:
-        said = cut_lines(f"[Not shown: {'; '.join(left_out)}]", LEFT_OUT_TOKENS, estimator)
-        shown.append(_part(NOT_SHOWN, said, FILES))
+        content = cut_lines(f"[Not shown: {'; '.join(left_out)}]", LEFT_OUT_TOKENS, estimator)
+        shown.append(_part(NOT_SHOWN, content, FILES))
     return shown
 
 
 def _safe(text: str) -> str:
-    """Return the text of a file so that it cannot end what it stands in."""
+    """Return `text` with escaped tags, so that the text cannot close the enclosing tag."""
     return _TAG.sub("&lt;", text)
 
 
@@ -176,6 +190,6 @@ def _plain(text: str) -> str:
 
 
 def _name(name: str) -> str:
-    """Return the name of a file as one short word; it may hold anything that a name of a file can."""
+    """Return a short, printable form of a file name, which may contain any character."""
     name = _plain(name)
     return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 3]}..."

@@ -1,4 +1,4 @@
-"""Where an agent works, and when, in a few lines: its folder, the branch there, the files that it has changed."""
+"""The workspace block of the prompt: folder, git branch, and the files that the agent changed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Final
 
 from orch_protocol.core.messages import Reply
 
-from ..system.files import regular_open_regular
+from ..system.files import open_regular_file
 
 __all__ = ["branch_of", "current_day", "folder_text", "workspace_text"]
 
-MOST_FILES: Final = 20
-MOST_BYTES: Final = 4096
+MAX_FILES: Final = 20
+MAX_BYTES: Final = 4096
 HEADING: Final = "# Workspace"
 _BRANCH: Final = re.compile(r"ref: refs/heads/([\w./+@#-]{1,200})\s*")
 _COMMIT: Final = re.compile(r"([0-9a-f]{40,64})\s*")
@@ -25,30 +25,36 @@ _ODD: Final = re.compile(r"[^\w./+@#~ -]")
 
 
 def current_day() -> str:
-    """Return the day that it is here, as ISO 8601 has it."""
+    """Return the local date in ISO 8601 format."""
     return time.strftime("%Y-%m-%d")
 
 
 def workspace_text(folder: str, replies: Iterable[Reply]) -> str:
-    """Return what is said of `folder` to an agent whose finished turns came to `replies`. May wait for the disk."""
+    """Return the workspace block for `folder`. `replies` are the replies of the agent's finished turns.
+
+    This function may wait for the disk.
+    """
     changed = dict.fromkeys(file for reply in replies for file in reply.files_changed)
     return folder_text(folder, branch_of(folder), tuple(changed))
 
 
 def folder_text(folder: str, branch: str, changed: Sequence[str]) -> str:
-    """Return folder, branch ("" for none) and the files that were `changed`, the latest of them, as a block."""
+    """Return a block with the folder, the branch (unless it is "") and the last files in `changed`."""
     lines = [f"Folder: {_plain(folder)}"]
     if branch:
         lines.append(f"Branch: {branch}")
     if changed:
-        shown = ", ".join(map(_plain, changed[-MOST_FILES:]))
-        more = f", and {len(changed) - MOST_FILES} before these" if len(changed) > MOST_FILES else ""
+        shown = ", ".join(map(_plain, changed[-MAX_FILES:]))
+        more = f", and {len(changed) - MAX_FILES} before these" if len(changed) > MAX_FILES else ""
         lines.append(f"Files you have changed: {shown}{more}")
     return f"{HEADING}\n\n" + "\n".join(lines)
 
 
 def branch_of(folder: str) -> str:
-    """Return the branch that is checked out around `folder`, a commit where none is; "" outside of a repository."""
+    """Return the branch that is checked out in the repository that contains `folder`.
+
+    Return a short commit hash if HEAD is detached. Return "" outside a repository.
+    """
     while not os.path.lexists(os.path.join(folder, ".git")):
         above = os.path.dirname(folder)
         if above == folder:
@@ -67,12 +73,12 @@ def branch_of(folder: str) -> str:
 
 def _read(path: Path) -> str:
     try:
-        with regular_open_regular(path) as file:
-            return file.read(MOST_BYTES).decode(errors="replace")
+        with open_regular_file(path) as file:
+            return file.read(MAX_BYTES).decode(errors="replace")
     except OSError:
         return ""
 
 
 def _plain(name: str) -> str:
-    """Return the name of a file as one that begins nothing new."""
+    """Return the name of a file with unusual characters replaced, so that the name cannot start new text."""
     return _ODD.sub("?", name)

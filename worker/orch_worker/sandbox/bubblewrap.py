@@ -1,4 +1,7 @@
-"""A world of its own for a command, by bubblewrap: no other processes, no network, no files but those named."""
+"""Runs a command in namespaces with bubblewrap.
+
+The command sees no other processes, no network, and only listed files.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ __all__ = [
 ]
 
 
-# --- What a confined process may reach ---
+# --- Paths available in the sandbox ---
 
 SYSTEM: Final = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt"),
@@ -33,9 +36,9 @@ DEVICES: Final = tuple(f"/dev/{name}" for name in ("null", "zero", "full", "rand
 
 
 class SandboxPaths(NamedTuple):
-    """Absolute paths that may be read and run, and those that may be written too. `home` is one of these.
+    """Absolute paths that can be read and executed, and absolute paths that can also be written. `home` can be written.
 
-    What is `hidden` lies below one of them and is kept away where that can be done, but for `home`.
+    `hidden` are paths below these paths. They are hidden where possible, but `home` stays visible.
     """
 
     read: tuple[str, ...]
@@ -54,18 +57,21 @@ def sandbox_paths(
     network: bool = False,
     hidden: Iterable[Path] = (),
 ) -> SandboxPaths:
-    """Return the reach of what works in `cwd`, with `home` for its own files, and beyond that `read` and `write`.
+    """Return the paths for a command that works in `cwd`, including the paths `read` and `write`.
 
-    A path may begin with `~`, which is the user's home; a relative one is below `cwd`.
+    The command's own files are in `home`. A path may start with `~` for the user's home. A relative path is resolved
+    against `cwd`.
     """
-    readable = (*SYSTEM, *python_folders(), *_absolute(read, cwd))
-    writable = (os.path.realpath(cwd), os.fspath(home), *_absolute(write, cwd))
-    seen = [Path(path) for path in (*readable, *writable)]
-    kept = {path.resolve() for path in hidden}
-    kept = {path for path in kept if not cwd.resolve().is_relative_to(path) and _is_below(path, seen)}
-    away = sorted(str(path) for path in kept if not _is_below(path, kept - {path}))
+    readable = (*SYSTEM, *python_folders(), *_absolute_paths(read, cwd))
+    writable = (os.path.realpath(cwd), os.fspath(home), *_absolute_paths(write, cwd))
+    visible = [Path(path) for path in (*readable, *writable)]
+    hidden_paths = {path.resolve() for path in hidden}
+    hidden_paths = {
+        path for path in hidden_paths if not cwd.resolve().is_relative_to(path) and _is_below(path, visible)
+    }
+    outermost = sorted(str(path) for path in hidden_paths if not _is_below(path, hidden_paths - {path}))
     return SandboxPaths(
-        tuple(dict.fromkeys(readable)), tuple(dict.fromkeys(writable)), os.fspath(home), network, tuple(away)
+        tuple(dict.fromkeys(readable)), tuple(dict.fromkeys(writable)), os.fspath(home), network, tuple(outermost)
     )
 
 
@@ -74,13 +80,13 @@ def _is_below(path: Path, others: Iterable[Path]) -> bool:
 
 
 def python_folders() -> Iterator[str]:
-    """Yield where this interpreter and what is installed for it lie, for scripts are run with it."""
+    """Yield the folders of this Python interpreter and its packages."""
     for prefix in (sys.prefix, sys.base_prefix, os.path.dirname(os.path.dirname(os.path.realpath(sys.executable)))):
         if prefix != "/":
             yield prefix
 
 
-def _absolute(paths: Iterable[str], cwd: Path) -> Iterator[str]:
+def _absolute_paths(paths: Iterable[str], cwd: Path) -> Iterator[str]:
     for path in paths:
         yield os.path.realpath(os.path.join(cwd, os.path.expanduser(path)))
 
@@ -90,19 +96,19 @@ SCRATCH_BYTES: Final = 1 << 30
 
 
 def unavailable_reason() -> str:
-    """Return why there can be no namespaces here before they are tried, "" where they can be tried."""
+    """Return why bubblewrap cannot be used, or "" if it is installed."""
     return "" if shutil.which(PROGRAM) else "bubblewrap (the program bwrap) is not installed"
 
 
 def bubblewrap_command(
-    reach: SandboxPaths, cwd: str, filter: int, argv: Sequence[str], covers: Iterable[Cover] = ()
+    paths: SandboxPaths, cwd: str, filter_fd: int, argv: Sequence[str], covers: Iterable[Cover] = ()
 ) -> list[str]:
-    """Return `argv` in namespaces of its own with `cwd` as its folder.
+    """Return the command line that runs `argv` in new namespaces with the working folder `cwd`.
 
-    `filter` is a descriptor that the program inherits and reads the filter of system calls from. What is at or below
-    `covers` cannot be read, except for what these leave visible.
+    `filter_fd` is an inherited descriptor from which bubblewrap reads the seccomp filter. The command cannot read the
+    paths in `covers` and below, except for their visible exceptions.
     """
-    made = [
+    command = [
         *(
             shutil.which(PROGRAM) or PROGRAM,
             "--unshare-all",
@@ -110,31 +116,31 @@ def bubblewrap_command(
             "--cap-drop",
             "ALL",
             "--seccomp",
-            str(filter),
+            str(filter_fd),
         ),
-        *(("--share-net",) if reach.network else ()),
+        *(("--share-net",) if paths.network else ()),
         *("--proc", "/proc", "--dev", "/dev", "--size", str(SCRATCH_BYTES), "--tmpfs", "/tmp"),
     ]
-    for path in reach.read:
+    for path in paths.read:
         if os.path.islink(path) and path.count("/") == 1:
-            made += ("--symlink", os.readlink(path), path)  # /bin and its kin, where they are parts of /usr
+            command += ("--symlink", os.readlink(path), path)  # These are links such as /bin, if they point into /usr.
         else:
-            made += ("--ro-bind-try", path, path)
-    for path in reach.write:
-        if path != reach.home:
-            made += ("--bind-try", path, path)
-    for path in reach.hidden:
-        made += ("--tmpfs", path)
-    made += ("--bind", reach.home, reach.home)
-    shown = [Path(path) for path in (*reach.read, *reach.write)]
+            command += ("--ro-bind-try", path, path)
+    for path in paths.write:
+        if path != paths.home:
+            command += ("--bind-try", path, path)
+    for path in paths.hidden:
+        command += ("--tmpfs", path)
+    command += ("--bind", paths.home, paths.home)
+    visible = [Path(path) for path in (*paths.read, *paths.write)]
     for cover in covers:
-        if cover.path in reach.hidden or not _is_below(Path(cover.path), shown):
+        if cover.path in paths.hidden or not _is_below(Path(cover.path), visible):
             continue
         if os.path.isdir(cover.path):
-            made += ("--tmpfs", cover.path)
-            made += [part for path in cover.writable for part in ("--bind-try", path, path)]
-            made += [part for path in cover.readable for part in ("--ro-bind-try", path, path)]
-            made += ("--remount-ro", cover.path)
+            command += ("--tmpfs", cover.path)
+            command += [part for path in cover.writable for part in ("--bind-try", path, path)]
+            command += [part for path in cover.readable for part in ("--ro-bind-try", path, path)]
+            command += ("--remount-ro", cover.path)
         else:
-            made += ("--ro-bind", "/dev/null", cover.path)  # a device, which cannot be opened in the namespace
-    return [*made, "--remount-ro", "/", "--chdir", cwd, "--", *argv]
+            command += ("--ro-bind", "/dev/null", cover.path)  # Device files cannot be opened in the namespace.
+    return [*command, "--remount-ro", "/", "--chdir", cwd, "--", *argv]

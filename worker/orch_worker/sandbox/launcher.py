@@ -1,8 +1,9 @@
-"""A single-threaded process that hides paths in a mount namespace of its own and starts commands there.
+"""A single-threaded process that hides paths in its mount namespace and starts commands there.
 
-A user namespace cannot be entered by a process with threads, and forking one is unsafe; so an agent starts this process
-once for each set of covered paths and asks it, over a socket, for each command. It holds no capability when it
-serves its first request. The commands are children of the process that asked, not of this one.
+A process with threads cannot enter a user namespace, and forking such a process is unsafe. Therefore, an agent starts
+one launcher for each set of covered paths, and sends each command to this launcher over a socket. The launcher drops
+all capabilities before the first command. Commands are children of the process that requested them, not of the
+launcher.
 """
 
 from __future__ import annotations
@@ -41,16 +42,18 @@ MS_SLAVE: Final = 1 << 19
 MS_RELATIME: Final = 1 << 21
 ST_RELATIME: Final = 4096
 SAME_FLAGS: Final = 2 | 4 | 8 | 1024 | 2048
-"""Flags of a mount that have the same value in statvfs and mount: nosuid, nodev, noexec, noatime, nodiratime."""
+"""Mount flags with the same value in statvfs and mount: nosuid, nodev, noexec, noatime, nodiratime."""
 MNT_DETACH: Final = 2
 
 LENGTH_BYTES: Final = 8
-FAILED: Final = 127
+EXEC_FAILED: Final = 127
 
 
 class Cover(NamedTuple):
-    """A file or folder that commands cannot read. `writable` and `readable` are folders and files below it that stay
-    visible."""
+    """A file or folder that commands cannot read.
+
+    `writable` and `readable` are paths below the folder that stay visible.
+    """
 
     path: str
     writable: tuple[str, ...] = ()
@@ -58,39 +61,45 @@ class Cover(NamedTuple):
 
 
 class AllowedFiles(NamedTuple):
-    """Files and folders that commands can read, and those that they can write too, by Landlock; and the network."""
+    """Paths that commands can read, paths that commands can also write, and whether commands can use the network.
+
+    Landlock applies these limits.
+    """
 
     read: tuple[str, ...]
     write: tuple[str, ...]
     network: bool
 
 
-# --- Messages: a length and marshal data, both ends run the same interpreter ---
+# --- Messages: a length and marshal data; both ends run the same interpreter ---
 
 
-def send(line: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> None:
-    """Send `message`, with `descriptors` beside it. Raises OSError."""
+def send(connection: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> None:
+    """Send `message` with `descriptors`. Raise OSError if sending fails."""
     data = marshal.dumps(message)
-    head = len(data).to_bytes(LENGTH_BYTES, "little")
+    header = len(data).to_bytes(LENGTH_BYTES, "little")
     if descriptors:
-        socket.send_fds(line, [head], descriptors)
+        socket.send_fds(connection, [header], descriptors)
     else:
-        line.sendall(head)
-    line.sendall(data)
+        connection.sendall(header)
+    connection.sendall(data)
 
 
-def receive(line: socket.socket) -> tuple[Any, list[int]] | None:
-    """Return the next message and its descriptors, None at the end. Raises OSError."""
-    head, descriptors, _, _ = socket.recv_fds(line, LENGTH_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
-    head += _exactly(line, LENGTH_BYTES - len(head)) if head else b""
-    data = _exactly(line, int.from_bytes(head, "little")) if len(head) == LENGTH_BYTES else b""
+def receive(connection: socket.socket) -> tuple[Any, list[int]] | None:
+    """Return the next message and its descriptors, or None at the end of the stream.
+
+    Raise OSError if receiving fails.
+    """
+    header, descriptors, _, _ = socket.recv_fds(connection, LENGTH_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+    header += _receive_exactly(connection, LENGTH_BYTES - len(header)) if header else b""
+    data = _receive_exactly(connection, int.from_bytes(header, "little")) if len(header) == LENGTH_BYTES else b""
     return (marshal.loads(data), list(descriptors)) if data else None
 
 
-def _exactly(line: socket.socket, size: int) -> bytes:
+def _receive_exactly(connection: socket.socket, size: int) -> bytes:
     data = bytearray()
-    while len(data) < size and (more := line.recv(size - len(data))):
-        data += more
+    while len(data) < size and (chunk := connection.recv(size - len(data))):
+        data += chunk
     return bytes(data) if len(data) == size else b""
 
 
@@ -98,60 +107,60 @@ def _exactly(line: socket.socket, size: int) -> bytes:
 
 
 def hide(covers: Iterable[Cover], staging: str) -> None:
-    """Enter a mount namespace in which `covers` cannot be read. Raises OSError naming the step that failed.
+    """Enter a mount namespace in which `covers` cannot be read. Raise OSError that names the failed step.
 
-    Those with exceptions are covered first. `staging` is an existing folder that is used as a mount point for a moment.
-    This process must have no threads.
+    Covers with exceptions are mounted first. `staging` is an existing folder, which is used briefly as a mount point.
+    This process must have no other threads.
     """
     _enter_namespaces()
     _mount("none", "/", None, MS_REC | MS_SLAVE)
-    whole = []
+    full_covers = []
     for cover in covers:
         try:
             is_folder = stat.S_ISDIR(os.stat(cover.path).st_mode)
         except OSError:
-            continue  # removed since it was looked up, or out of reach without capabilities
+            continue  # The path was deleted since the search, or is not accessible anyway.
         if is_folder and (cover.writable or cover.readable):
-            _hide_around(cover)
+            _hide_except_visible(cover)
         else:
-            whole.append((cover.path, is_folder))
+            full_covers.append((cover.path, is_folder))
     _mount("tmpfs", staging, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=700,size=64k,nr_inodes=8")
     folder, file = os.path.join(staging, "folder"), os.path.join(staging, "file")
     os.mkdir(folder, 0)
     os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0))
     _remount_read_only("tmpfs", staging)
-    for path, is_folder in whole:
+    for path, is_folder in full_covers:
         try:
             _mount(folder if is_folder else file, path, None, MS_BIND)
         except (FileNotFoundError, NotADirectoryError):
-            pass  # removed, or below another covered folder
-    _done(_libc.umount2(os.fsencode(staging), MNT_DETACH), "umount", staging)
-    for path, _ in whole:
-        _check(path)
+            pass  # The path was deleted, or lies below another covered folder.
+    _raise_on_failure(_libc.umount2(os.fsencode(staging), MNT_DETACH), "umount", staging)
+    for path, _ in full_covers:
+        _check_covered(path)
 
 
-def _hide_around(cover: Cover) -> None:
-    """Cover a folder with an empty one in which only the exceptions can be reached."""
-    kept = [*((path, True) for path in cover.writable), *((path, False) for path in cover.readable)]
+def _hide_except_visible(cover: Cover) -> None:
+    """Cover a folder with an empty folder that contains only the visible exceptions."""
+    exceptions = [*((path, True) for path in cover.writable), *((path, False) for path in cover.readable)]
     opened = []
     try:
-        for path, writable in kept:
+        for path, writable in exceptions:
             try:
                 opened.append((path, writable, os.open(path, os.O_PATH | os.O_CLOEXEC)))
             except (FileNotFoundError, NotADirectoryError):
                 continue
         _mount("tmpfs", cover.path, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=111,size=1m,nr_inodes=4096")
         for path, writable, descriptor in sorted(opened):
-            _show(path, descriptor, writable=writable)
+            _mount_visible(path, descriptor, writable=writable)
         _remount_read_only("tmpfs", cover.path)
     finally:
         for _, _, descriptor in opened:
             os.close(descriptor)
 
 
-def _show(path: str, descriptor: int, *, writable: bool) -> None:
+def _mount_visible(path: str, descriptor: int, *, writable: bool) -> None:
     if os.path.lexists(path):
-        return  # below another exception
+        return  # The path lies below another exception.
     _make_folders(os.path.dirname(path))
     if stat.S_ISDIR(os.fstat(descriptor).st_mode):
         os.mkdir(path, 0o700)
@@ -160,21 +169,21 @@ def _show(path: str, descriptor: int, *, writable: bool) -> None:
     _mount(f"/proc/self/fd/{descriptor}", path, None, MS_BIND | MS_REC)
     if not writable:
         flags = os.statvfs(path).f_flag
-        kept = flags & SAME_FLAGS | (MS_RELATIME if flags & ST_RELATIME else 0)
-        _mount("none", path, None, MS_REMOUNT | MS_BIND | MS_RDONLY | kept)
+        kept_flags = flags & SAME_FLAGS | (MS_RELATIME if flags & ST_RELATIME else 0)
+        _mount("none", path, None, MS_REMOUNT | MS_BIND | MS_RDONLY | kept_flags)
 
 
 def _make_folders(path: str) -> None:
-    """Make `path` and what is missing above it: folders to pass through that cannot be listed."""
+    """Create `path` and its missing parents. The new folders can be traversed but not listed."""
     if not os.path.isdir(path):
         _make_folders(os.path.dirname(path))
         os.mkdir(path, 0o111)
 
 
 def _enter_namespaces() -> None:
-    """Enter a user and a mount namespace with the same user and group."""
+    """Enter new user and mount namespaces with the same user and group ids."""
     user, group = os.geteuid(), os.getegid()
-    _done(_libc.unshare(CLONE_NEWUSER | CLONE_NEWNS), "unshare")
+    _raise_on_failure(_libc.unshare(CLONE_NEWUSER | CLONE_NEWNS), "unshare")
     for name, line in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
         descriptor = os.open(f"/proc/self/{name}", os.O_WRONLY | os.O_CLOEXEC)
         try:
@@ -183,29 +192,33 @@ def _enter_namespaces() -> None:
             os.close(descriptor)
 
 
-def _remount_read_only(what: str, path: str) -> None:
-    _mount(what, path, None, MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
+def _remount_read_only(source: str, path: str) -> None:
+    _mount(source, path, None, MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
 
-def _check(path: str) -> None:
-    """Raise OSError unless `path` shows the empty file or folder that covers it."""
+def _check_covered(path: str) -> None:
+    """Raise OSError unless `path` is the empty file or folder that covers the original."""
     try:
         status = os.stat(path)
     except OSError:
-        return  # below another covered folder
+        return  # The path lies below another covered folder.
     if stat.S_IMODE(status.st_mode):
         raise OSError(errno.EPERM, "it is not covered", path)
 
 
-def _mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
-    kind_ = None if kind is None else kind.encode()
-    _done(_libc.mount(os.fsencode(source), os.fsencode(target), kind_, flags, data.encode() or None), "mount", target)
+def _mount(source: str, target: str, fs_type: str | None, flags: int, data: str = "") -> None:
+    encoded_type = None if fs_type is None else fs_type.encode()
+    _raise_on_failure(
+        _libc.mount(os.fsencode(source), os.fsencode(target), encoded_type, flags, data.encode() or None),
+        "mount",
+        target,
+    )
 
 
-def _done(result: int, what: str, path: str | None = None) -> None:
+def _raise_on_failure(result: int, operation: str, path: str | None = None) -> None:
     if result:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}", path)
+        raise OSError(number, f"{operation}: {os.strerror(number)}", path)
 
 
 if linux.LINUX:
@@ -214,8 +227,8 @@ if linux.LINUX:
 
 
 def confine(level: Level, files: AllowedFiles | None) -> None:
-    """Give up what `level` takes from this thread and what it starts, for good. Raises OSError."""
-    landlock.give_up()
+    """Permanently apply the restrictions of `level` to this thread and its children. Raise OSError if a step fails."""
+    landlock.drop_capabilities()
     if level < "L2" or files is None:
         return
     from . import seccomp
@@ -229,72 +242,79 @@ def confine(level: Level, files: AllowedFiles | None) -> None:
 # --- Starting commands ---
 
 
-def _serve(line: socket.socket, nothing: int) -> None:
-    """Start a command for each request until the other end is closed."""
-    while (received := receive(line)) is not None:
+def _serve(connection: socket.socket, stdin: int) -> None:
+    """Start one command for each request, until the other end closes the socket."""
+    while (received := receive(connection)) is not None:
         (argv, cwd, env), (output,) = received
         try:
-            send(line, (_start(argv, cwd, env, nothing, output), 0, ""))
+            send(connection, (_start_command(argv, cwd, env, stdin, output), 0, ""))
         except OSError as error:
-            send(line, (0, error.errno or errno.EIO, error.strerror or str(error)))
+            send(connection, (0, error.errno or errno.EIO, error.strerror or str(error)))
         finally:
             os.close(output)
 
 
-def _start(argv: Sequence[str], cwd: str, env: Mapping[str, str], nothing: int, output: int) -> int:
-    """Start `argv` as a child of this process's parent and return its pid. Raises OSError."""
+def _start_command(argv: Sequence[str], cwd: str, env: Mapping[str, str], stdin: int, output: int) -> int:
+    """Start `argv` as a child of this process's parent, and return the pid of the child.
+
+    Raise OSError if starting fails.
+    """
     reader, writer = os.pipe()
     try:
-        # Not os.fork: the process that asked is to be the parent, which waits for it and ends it.
+        # os.fork cannot be used: CLONE_PARENT makes the requesting process the parent, so that it can wait for the
+        # command.
         pid = linux.syscall(CLONE_NUMBERS[os.uname().machine], CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
         if pid == 0:
-            _become(argv, cwd, env, (nothing, output, output), writer)
+            _exec_command(argv, cwd, env, (stdin, output, output), writer)
         os.close(writer)
         writer = -1
-        failed = os.read(reader, 16)
+        failure = os.read(reader, 16)
     finally:
         os.close(reader)
         if writer >= 0:
             os.close(writer)
-    if failed:
-        number = int(failed)
+    if failure:
+        number = int(failure)
         raise OSError(number, os.strerror(number))
     return pid
 
 
-def _become(argv: Sequence[str], cwd: str, env: Mapping[str, str], streams: Iterable[int], errors: int) -> None:
+def _exec_command(
+    argv: Sequence[str], cwd: str, env: Mapping[str, str], streams: Iterable[int], error_pipe: int
+) -> None:
     try:
         os.setsid()
         os.chdir(cwd)
         for number, descriptor in enumerate(streams):
             os.dup2(descriptor, number)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and that would be inherited
+        # Python ignores these signals, and exec would keep this setting.
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         os.execvpe(argv[0], list(argv), env)
     except OSError as error:
-        os.write(errors, b"%d" % (error.errno or errno.EIO))
+        os.write(error_pipe, b"%d" % (error.errno or errno.EIO))
     finally:
-        os._exit(FAILED)
+        os._exit(EXEC_FAILED)
 
 
 def main(descriptor: str) -> None:
-    """Serve the socket `descriptor`: first hide what the other end says, then start commands."""
-    with socket.socket(fileno=int(descriptor)) as line:
-        line.set_inheritable(False)
-        received = receive(line)
+    """Serve the socket `descriptor`: hide the paths that the first message names, then start commands."""
+    with socket.socket(fileno=int(descriptor)) as connection:
+        connection.set_inheritable(False)
+        received = receive(connection)
         if received is None:
             return
         covers, staging, level, files = received[0]
         try:
-            nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
             hide((Cover(*cover) for cover in covers), staging)
             confine(level, None if files is None else AllowedFiles(*files))
-            linux.prctl(linux.PR_SET_DUMPABLE, 0)  # commands cannot trace it
+            linux.prctl(linux.PR_SET_DUMPABLE, 0)  # Commands must not be able to trace this process.
         except OSError as error:
-            send(line, f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error))
+            send(connection, f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error))
             return
-        send(line, "")
+        send(connection, "")
         try:
-            _serve(line, nothing)
+            _serve(connection, stdin)
         except OSError:
-            pass  # the other end is gone
+            pass  # The other end closed the socket.

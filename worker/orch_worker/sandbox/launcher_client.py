@@ -1,4 +1,4 @@
-"""The agent's end of a launcher: starts one, and commands by it."""
+"""The agent's side of a launcher, which starts the launcher process and sends commands to this process."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 __all__ = ["CommandLauncher", "CoveredProcess", "unavailable_reason"]
 
-BOOT: Final = (
+BOOT_CODE: Final = (
     "import sys; sys.path.insert(0, sys.argv[1]); from orch_worker.sandbox.launcher import main; main(sys.argv[2])"
 )
-PACKAGES: Final = os.fspath(Path(__file__).resolve().parents[2])
+PACKAGES_FOLDER: Final = os.fspath(Path(__file__).resolve().parents[2])
 START_SECONDS: Final = 20.0
-"""A launcher that takes longer to answer is ended, and nothing was run."""
+"""Time limit for an answer of the launcher. After this time, the launcher is killed, and the command has not run."""
 END_SECONDS: Final = 5.0
 
 
 class CoveredProcess:
-    """A command that a launcher started: what `subprocess.Popen` offers of its child."""
+    """A command started by a launcher, with an interface like `subprocess.Popen`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -40,13 +40,18 @@ class CoveredProcess:
         self._lock = threading.Lock()
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until it has ended and return its exit code, or minus the signal. Raises subprocess.TimeoutExpired."""
+        """Wait for the end of the process.
+
+        Return the exit code, or the negative number of the signal that ended the process.
+
+        Raise subprocess.TimeoutExpired after `timeout` seconds.
+        """
         with self._lock:
             if self.returncode is None:
-                self.returncode = self._reaped(timeout)
+                self.returncode = self._wait_for_child(timeout)
             return self.returncode
 
-    def _reaped(self, timeout: float | None) -> int:
+    def _wait_for_child(self, timeout: float | None) -> int:
         try:
             if timeout is not None:
                 pidfd = os.pidfd_open(self.pid)
@@ -59,31 +64,34 @@ class CoveredProcess:
                     os.close(pidfd)
             return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         except (ChildProcessError, ProcessLookupError):
-            return 0  # another wait reaped it, as subprocess assumes too
+            return 0  # The child was reaped elsewhere. The module subprocess also assumes 0 in this case.
 
 
 class CommandLauncher:
-    """A launcher that hides `covers` from the commands it starts at `level`, which reach `files` (L2).
+    """A launcher that hides `covers` from the commands that it starts at `level`.
 
-    `staging` is an existing folder. Raises OSError when the covers cannot be had; then no process is left.
+    At L2, commands can access only `files`.
+
+    `staging` is an existing folder. If the paths cannot be hidden, the constructor ends the launcher process and raises
+    OSError.
     """
 
     def __init__(
         self, covers: Sequence[Cover], staging: Path, level: Level = "L0", files: AllowedFiles | None = None
     ) -> None:
         self._lock = threading.Lock()
-        self._line, theirs = socket.socketpair()
-        self._line.settimeout(START_SECONDS)
+        self._connection, child_end = socket.socketpair()
+        self._connection.settimeout(START_SECONDS)
         try:
-            with theirs:
-                argv = [sys.executable, "-I", "-S", "-c", BOOT, PACKAGES, str(theirs.fileno())]
+            with child_end:
+                argv = [sys.executable, "-I", "-S", "-c", BOOT_CODE, PACKAGES_FOLDER, str(child_end.fileno())]
                 self._process = subprocess.Popen(
-                    argv, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), start_new_session=True, cwd="/"
+                    argv, stdin=subprocess.DEVNULL, pass_fds=(child_end.fileno(),), start_new_session=True, cwd="/"
                 )
             try:
-                asked = [tuple(cover) for cover in covers], os.fspath(staging), level, files and tuple(files)
-                send(self._line, asked)
-                received = receive(self._line)
+                request = [tuple(cover) for cover in covers], os.fspath(staging), level, files and tuple(files)
+                send(self._connection, request)
+                received = receive(self._connection)
             except OSError:
                 received = None
             if received is None or received[0]:
@@ -91,23 +99,26 @@ class CommandLauncher:
                 self._process.wait()
                 raise OSError(errno.EPERM, received[0] if received else "the launcher process ended")
         except BaseException:
-            self._line.close()
+            self._connection.close()
             raise
 
     def start(self, argv: Sequence[str], cwd: Path, env: Mapping[str, str], output: int) -> CoveredProcess:
-        """Start `argv` in a session of its own, its output going to `output`. Raises OSError, ValueError."""
+        """Start `argv` in a new session with its output redirected to `output`.
+
+        Raise OSError or ValueError if starting fails.
+        """
         if any("\0" in text for text in (*argv, *env, *env.values())):
             raise ValueError("embedded null byte")
         with self._lock:
             try:
-                send(self._line, (list(map(os.fspath, argv)), os.fspath(cwd), dict(env)), (output,))
-                received = receive(self._line)
-            except OSError:  # it has ended, or a command has stopped it
+                send(self._connection, (list(map(os.fspath, argv)), os.fspath(cwd), dict(env)), (output,))
+                received = receive(self._connection)
+            except OSError:  # The launcher has ended or was stopped.
                 received = None
             if received is None:
                 self._process.kill()
                 raise OSError(
-                    errno.EPIPE, "the process that hides denied paths ended meanwhile; the command may have run"
+                    errno.EPIPE, "the process that hides denied paths ended during the call; the command may have run"
                 )
         pid, number, text = received[0]
         if number:
@@ -116,17 +127,17 @@ class CommandLauncher:
 
     @property
     def pid(self) -> int:
-        """The id of the launcher process."""
+        """The pid of the launcher process."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it can start commands."""
+        """Whether the launcher can start commands."""
         return self._process.poll() is None
 
     def close(self) -> None:
-        """End it; commands that it started go on."""
-        self._line.close()
+        """End the launcher. The commands that it started continue to run."""
+        self._connection.close()
         try:
             self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -136,7 +147,10 @@ class CommandLauncher:
 
 @cache
 def unavailable_reason() -> str:
-    """Return why paths cannot be covered by mounts here, "" where they can. Tried once a process."""
+    """Return why mounts cannot hide paths on this machine, or "" if mounts can hide paths.
+
+    The test runs once per process.
+    """
     if not sys.platform.startswith("linux"):
         return f"no mount namespaces on {sys.platform}"
     try:

@@ -1,4 +1,7 @@
-"""What this machine can keep tools' processes from: found out by doing it and trying to get out."""
+"""Finds out which sandbox levels this machine supports.
+
+The test applies each level and tries to break out of the sandbox.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ from orch_protocol.policy.sandbox import LEVELS, WORDS, Level
 
 __all__ = ["AvailableLevels", "available_levels", "describe", "run_trials"]
 
-SECONDS: Final = 10.0
-OUTSIDE: Final = "/var"
-"""Where no confined process has anything to look for. Nothing is made for a trial, so none leaves anything behind."""
-SCRIPT: Final = """
+TRIAL_SECONDS: Final = 10.0
+OUTSIDE_PATH: Final = "/var"
+"""A path that must not be visible in the sandbox. The test creates no files."""
+TRIAL_SCRIPT: Final = """
 test ! -e "$1" || { echo "a file elsewhere can be seen" >&2; exit 1; }
 test -w "$2" || { echo "its own folder cannot be written" >&2; exit 1; }
 test "$(grep -c : /proc/net/dev)" -le 1 || { echo "the network can be seen" >&2; exit 1; }
@@ -28,28 +31,28 @@ test ! -e "/proc/$3/status" -o "$3" -le 3 || { echo "other processes can be seen
 """
 
 Trial = Callable[[], list[str]]
-"""Tries a level and returns what it cannot keep a process from here, in words. Raises OSError when it does not hold."""
+"""A function that tries a level and returns the gaps of this level. The function raises OSError if the level fails."""
 
 
 class AvailableLevels(Struct, frozen=True):
-    """The levels there are, why not the others, and what those that are there leave open. In words."""
+    """The reasons why levels are missing, and the known gaps of available levels."""
 
     missing: dict[Level, str] = {}
     gaps: dict[Level, tuple[str, ...]] = {}
 
     @property
     def highest(self) -> Level:
-        """The highest level there is."""
+        """The highest available level."""
         return [level for level in LEVELS if level not in self.missing][-1]
 
     def nearest(self, wanted: Level) -> Level:
-        """Return the lowest level that is there and is not less than `wanted`, or else the highest below it."""
-        there = [level for level in LEVELS if level not in self.missing]
-        return next((level for level in there if level >= wanted), there[-1])
+        """Return the lowest available level that is at least `wanted`. Otherwise return the highest available level."""
+        available = [level for level in LEVELS if level not in self.missing]
+        return next((level for level in available if level >= wanted), available[-1])
 
 
 def run_trials(trials: Mapping[Level, Trial]) -> AvailableLevels:
-    """Return what comes of the `trials`."""
+    """Return the results of `trials`."""
     missing: dict[Level, str] = {}
     gaps: dict[Level, tuple[str, ...]] = {}
     for level, trial in trials.items():
@@ -65,33 +68,33 @@ def run_trials(trials: Mapping[Level, Trial]) -> AvailableLevels:
 
 @cache
 def available_levels() -> AvailableLevels:
-    """Return what this machine offers to processes such as this one. Tried once a process, in some milliseconds."""
+    """Return the levels that this machine supports. The test takes some milliseconds and runs once per process."""
     if sys.platform != "linux":
-        why = f"{sys.platform} has nothing of it that orch can use; Linux has"
+        why = f"sandbox levels above L0 need Linux; this system is {sys.platform}"
         return AvailableLevels(dict.fromkeys(LEVELS[1:], why))
-    return run_trials({"L1": _try_rights, "L2": _try_landlock, "L3": _try_namespaces})
+    return run_trials({"L1": _try_capabilities, "L2": _try_landlock, "L3": _try_namespaces})
 
 
-def describe(offer: AvailableLevels) -> str:
-    """Return `offer` in a line: the highest level, what it leaves open, and why not more."""
-    level = offer.highest
+def describe(levels: AvailableLevels) -> str:
+    """Return one line about `levels`: the highest level, its gaps, and the reasons why higher levels are missing."""
+    level = levels.highest
     parts = [f"up to {level} ({WORDS[level]})"]
-    if open_ := offer.gaps.get(level):
-        parts.append(f"which leaves open: {', '.join(open_)}")
-    parts += [f"no {above}: {why}" for above, why in sorted(offer.missing.items())]
+    if gaps := levels.gaps.get(level):
+        parts.append(f"which leaves open: {', '.join(gaps)}")
+    parts += [f"no {missing_level}: {why}" for missing_level, why in sorted(levels.missing.items())]
     return "; ".join(parts)
 
 
-def _try_rights() -> list[str]:
+def _try_capabilities() -> list[str]:
     from . import landlock
 
-    def give_up() -> list[str]:
-        landlock.give_up()
-        if not landlock.given_up():
-            raise OSError("it still has rights after it gave them up")
+    def drop_capabilities() -> list[str]:
+        landlock.drop_capabilities()
+        if not landlock.has_no_capabilities():
+            raise OSError("the test process still has rights after it dropped them")
         return []
 
-    return _apart(give_up)
+    return _run_in_thread(drop_capabilities)
 
 
 def _try_landlock() -> list[str]:
@@ -101,34 +104,34 @@ def _try_landlock() -> list[str]:
 
     if why := seccomp.unavailable_reason():
         raise OSError(why)
-    version = _version()
+    version = _landlock_version()
     inside = os.path.dirname(os.__file__)
     elsewhere = os.path.join(tempfile.gettempdir(), f"orch-trial-{os.getpid()}")
 
-    def make() -> None:
+    def make_folder() -> None:
         os.mkdir(elsewhere)
         os.rmdir(elsewhere)
 
-    def get_out() -> list[str]:
-        landlock.give_up()
+    def apply_restrictions() -> list[str]:
+        landlock.drop_capabilities()
         landlock.restrict((inside,), (), network=False)
         seccomp.apply_filter(seccomp.build_filter(sockets=True, network=False))
-        _fails(lambda: open("/proc/version", "rb").close(), "a file elsewhere can be read")
-        _fails(make, "a folder elsewhere can be made")
-        _fails(lambda: socket.socket().close(), "a socket can be made")
+        _expect_denied(lambda: open("/proc/version", "rb").close(), "a file elsewhere can be read")
+        _expect_denied(make_folder, "a folder elsewhere can be made")
+        _expect_denied(lambda: socket.socket().close(), "a socket can be made")
         os.listdir(inside)
         return landlock.landlock_gaps(version)
 
-    return _apart(get_out)
+    return _run_in_thread(apply_restrictions)
 
 
-def _version() -> int:
+def _landlock_version() -> int:
     from . import landlock
 
     try:
         return landlock.landlock_abi()
     except OSError as error:
-        raise OSError(f"the kernel has no Landlock, or it is switched off ({error.strerror})") from error
+        raise OSError(f"the kernel has no Landlock, or Landlock is disabled ({error.strerror})") from error
 
 
 def _try_namespaces() -> list[str]:
@@ -141,47 +144,47 @@ def _try_namespaces() -> list[str]:
     if why := bubblewrap.unavailable_reason() or seccomp.unavailable_reason():
         raise OSError(why)
     inside = Path(tempfile.gettempdir())
-    filter = seccomp.memory_file(seccomp.build_filter(sockets=False, network=False))
+    filter_fd = seccomp.memory_file(seccomp.build_filter(sockets=False, network=False))
     try:
-        script = ("/bin/sh", "-c", SCRIPT, "sh", OUTSIDE, str(inside), str(os.getpid()))
-        done = subprocess.run(
-            bubblewrap.bubblewrap_command(sandbox_paths(inside, inside), str(inside), filter, script),
-            pass_fds=(filter,),
+        script = ("/bin/sh", "-c", TRIAL_SCRIPT, "sh", OUTSIDE_PATH, str(inside), str(os.getpid()))
+        completed = subprocess.run(
+            bubblewrap.bubblewrap_command(sandbox_paths(inside, inside), str(inside), filter_fd, script),
+            pass_fds=(filter_fd,),
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=SECONDS,
+            timeout=TRIAL_SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise OSError(f"it took more than {SECONDS:g} s") from None
+        raise OSError(f"it took more than {TRIAL_SECONDS:g} s") from None
     finally:
-        os.close(filter)
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise OSError(said[-1] if said else f"bwrap ended with {done.returncode}")
+        os.close(filter_fd)
+    if completed.returncode:
+        lines = completed.stderr.decode(errors="replace").strip().splitlines()
+        raise OSError(lines[-1] if lines else f"bwrap ended with {completed.returncode}")
     return []
 
 
-def _fails(act: Callable[[], object], otherwise: str) -> None:
+def _expect_denied(function: Callable[[], object], error_text: str) -> None:
     try:
-        act()
+        function()
     except PermissionError:
         return
-    raise OSError(otherwise)
+    raise OSError(error_text)
 
 
-def _apart(act: Callable[[], list[str]]) -> list[str]:
-    """Return what `act` returns in a thread that ends with it, and takes along what it did to itself."""
+def _run_in_thread(function: Callable[[], list[str]]) -> list[str]:
+    """Run `function` in a new thread, so that its restrictions end with the thread. Return the result of `function`."""
     result: list[str] = []
     failed: list[OSError] = []
 
-    def live() -> None:
+    def run() -> None:
         try:
-            result.extend(act())
+            result.extend(function())
         except OSError as error:
             failed.append(error)
 
-    thread = threading.Thread(target=live, name="trial")
+    thread = threading.Thread(target=run, name="trial")
     thread.start()
     thread.join()
     if failed:

@@ -1,6 +1,6 @@
-"""A filter of system calls: no sockets to the outside, no namespaces, none of the doors that Landlock does not guard.
+"""A seccomp filter that denies network sockets, namespaces and the system calls that Landlock does not cover.
 
-The program is data, made here; the kernel runs it before each call.
+This module builds the BPF program. The kernel runs the program before each system call.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ ANY_BIT: Final = 0x45  # BPF_JMP | BPF_JSET | BPF_K
 RETURN: Final = 0x06
 ALLOW: Final = 0x7FFF0000
 ERROR: Final = 0x00050000
-NUMBER_AT: Final = 0
-ARCHITECTURE_AT: Final = 4
-ARGUMENTS_AT: Final = 16
+NUMBER_OFFSET: Final = 0
+ARCHITECTURE_OFFSET: Final = 4
+ARGUMENTS_OFFSET: Final = 16
 
 X32: Final = 0x40000000
 NAMESPACES: Final = 0x7E020000
@@ -41,8 +41,8 @@ INTERNET: Final = 2
 INTERNET_6: Final = 10
 NETLINK: Final = 16
 
-# Numbers of calls: x86_64, aarch64. Those that are new enough have one number everywhere.
-CALLS: Final[dict[str, tuple[int, int]]] = {
+# System call numbers on x86_64 and aarch64. Newer system calls have the same number on both.
+CALL_NUMBERS: Final[dict[str, tuple[int, int]]] = {
     "socket": (41, 198),
     "socketpair": (53, 199),
     "clone": (56, 220),
@@ -75,7 +75,7 @@ CALLS: Final[dict[str, tuple[int, int]]] = {
     "pidfd_getfd": (438, 438),
     "mount_setattr": (442, 442),
 }
-SPECIAL: Final = frozenset({"socket", "socketpair", "clone", "clone3"})
+CALLS_WITH_ARGUMENT_CHECKS: Final = frozenset({"socket", "socketpair", "clone", "clone3"})
 
 
 class _Architecture(NamedTuple):
@@ -89,59 +89,59 @@ Instruction = tuple[int, int, int, int]
 
 
 def unavailable_reason(machine: str | None = None) -> str:
-    """Return why there can be no filter on this `machine` (this one), "" where there can."""
+    """Return why seccomp cannot be used on `machine` (default: this machine), or "" if it can be used."""
     name = machine or platform.machine()
     return "" if name in MACHINES else f"no filter of system calls is known for {name} processors"
 
 
 def build_filter(machine: str | None = None, *, sockets: bool, network: bool) -> bytes:
-    """Return the filter, as the kernel takes it.
+    """Return the filter in the kernel's format.
 
-    With `sockets` they are filtered too: none but those of the internet, and these only with `network`. Without, they
-    are left to whoever has made a network of its own.
+    If `sockets` is True, the filter denies sockets. With `network`, internet sockets are allowed nevertheless. If
+    `sockets` is False, all sockets are allowed, for a process in its own network namespace.
     """
-    here = MACHINES[machine or platform.machine()]
+    architecture = MACHINES[machine or platform.machine()]
     code = [
-        *((LOAD, 0, 0, ARCHITECTURE_AT), (EQUAL, 1, 0, here.audit), _refuse(errno.EPERM)),
-        (LOAD, 0, 0, NUMBER_AT),
+        *((LOAD, 0, 0, ARCHITECTURE_OFFSET), (EQUAL, 1, 0, architecture.audit), _deny(errno.EPERM)),
+        (LOAD, 0, 0, NUMBER_OFFSET),
     ]
-    if here.column == 0:  # another table of calls hides behind a bit of the number
-        code += [(AT_LEAST, 0, 1, X32), _refuse(errno.EPERM)]
+    if architecture.column == 0:  # The x32 ABI uses other numbers, which have this bit set.
+        code += [(AT_LEAST, 0, 1, X32), _deny(errno.EPERM)]
 
-    def number(name: str) -> int:
-        return CALLS[name][here.column]
+    def call_number(name: str) -> int:
+        return CALL_NUMBERS[name][architecture.column]
 
-    for name in CALLS:
-        if name not in SPECIAL:
-            code += _when(number(name), [_refuse(errno.EPERM)])
-    # Its arguments are in memory, where no filter can look. Programs then ask for `clone`.
-    code += _when(number("clone3"), [_refuse(errno.ENOSYS)])
-    code += _when(number("clone"), [_argument(0), (ANY_BIT, 0, 1, NAMESPACES), _refuse(errno.EPERM)])
+    for name in CALL_NUMBERS:
+        if name not in CALLS_WITH_ARGUMENT_CHECKS:
+            code += _for_call(call_number(name), [_deny(errno.EPERM)])
+    # The filter cannot read the arguments of clone3, which are in memory. After ENOSYS, programs use clone instead.
+    code += _for_call(call_number("clone3"), [_deny(errno.ENOSYS)])
+    code += _for_call(call_number("clone"), [_load_argument(0), (ANY_BIT, 0, 1, NAMESPACES), _deny(errno.EPERM)])
     if sockets:
-        code += _when(number("socket"), _internet_only() if network else [_refuse(errno.EACCES)])
-        # A pair of datagram sockets could each be turned to any other by its path.
-        datagram: list[Instruction] = [_argument(1), (AND, 0, 0, SOCKET_KIND), (EQUAL, 0, 1, DATAGRAM)]
-        code += _when(number("socketpair"), [*datagram, _refuse(errno.EACCES)])
+        code += _for_call(call_number("socket"), _internet_only() if network else [_deny(errno.EACCES)])
+        # A datagram socket of a socket pair could send to any other socket by path.
+        datagram: list[Instruction] = [_load_argument(1), (AND, 0, 0, SOCKET_KIND), (EQUAL, 0, 1, DATAGRAM)]
+        code += _for_call(call_number("socketpair"), [*datagram, _deny(errno.EACCES)])
     code.append((RETURN, 0, 0, ALLOW))
     return b"".join(struct.pack("=HBBI", *each) for each in code)
 
 
 def apply_filter(code: bytes) -> None:
-    """Let the calling thread, and what it starts, be under the filter `code`. Raises OSError.
+    """Apply the filter `code` to the calling thread and its children. Raise OSError if the kernel refuses the filter.
 
-    It has given up new privileges before.
+    The thread must have set no-new-privileges before.
     """
-    held = ctypes.create_string_buffer(code, len(code))
+    buffer = ctypes.create_string_buffer(code, len(code))
 
     class Program(ctypes.Structure):
         _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
 
-    filled = Program(len(code) // 8, ctypes.addressof(held))
-    linux.prctl(PR_SET_SECCOMP, MODE_FILTER, ctypes.addressof(filled))
+    program = Program(len(code) // 8, ctypes.addressof(buffer))
+    linux.prctl(PR_SET_SECCOMP, MODE_FILTER, ctypes.addressof(program))
 
 
 def memory_file(code: bytes) -> int:
-    """Return a descriptor to read `code` from, for a program that applies it. The caller closes it."""
+    """Return a descriptor from which another program can read `code`. The caller closes the descriptor."""
     descriptor = os.memfd_create("filter", os.MFD_CLOEXEC)
     os.write(descriptor, code)
     os.lseek(descriptor, 0, os.SEEK_SET)
@@ -149,25 +149,31 @@ def memory_file(code: bytes) -> int:
 
 
 def _internet_only() -> list[Instruction]:
-    """Return code that refuses sockets but those of the internet, raw ones too; netlink tells of own addresses."""
+    """Return code that allows internet stream and datagram sockets, and netlink sockets, which list network addresses.
+
+    The code denies all other sockets.
+    """
     return [
-        _argument(0),
-        *((EQUAL, 8, 0, NETLINK), (EQUAL, 2, 0, INTERNET), (EQUAL, 1, 0, INTERNET_6), _refuse(errno.EACCES)),
-        *(_argument(1), (AND, 0, 0, SOCKET_KIND)),
-        *((EQUAL, 2, 0, STREAM), (EQUAL, 1, 0, DATAGRAM), _refuse(errno.EACCES)),
+        _load_argument(0),
+        *((EQUAL, 8, 0, NETLINK), (EQUAL, 2, 0, INTERNET), (EQUAL, 1, 0, INTERNET_6), _deny(errno.EACCES)),
+        *(_load_argument(1), (AND, 0, 0, SOCKET_KIND)),
+        *((EQUAL, 2, 0, STREAM), (EQUAL, 1, 0, DATAGRAM), _deny(errno.EACCES)),
     ]
 
 
-def _argument(index: int) -> Instruction:
-    return LOAD, 0, 0, ARGUMENTS_AT + 8 * index
+def _load_argument(index: int) -> Instruction:
+    return LOAD, 0, 0, ARGUMENTS_OFFSET + 8 * index
 
 
-def _refuse(number: int) -> Instruction:
-    return RETURN, 0, 0, ERROR | number
+def _deny(error_number: int) -> Instruction:
+    return RETURN, 0, 0, ERROR | error_number
 
 
-def _when(number: int, then: Sequence[Instruction]) -> list[Instruction]:
-    """Return code that does `then` for the call `number`, and goes on with the number at hand."""
-    if then[-1][0] == RETURN and len(then) == 1:
-        return [(EQUAL, 0, 1, number), *then]
-    return [(EQUAL, 0, len(then) + 1, number), *then, (LOAD, 0, 0, NUMBER_AT)]
+def _for_call(call_number: int, instructions: Sequence[Instruction]) -> list[Instruction]:
+    """Return code that runs `instructions` for the system call `call_number`.
+
+    For other calls, continue with the number loaded.
+    """
+    if instructions[-1][0] == RETURN and len(instructions) == 1:
+        return [(EQUAL, 0, 1, call_number), *instructions]
+    return [(EQUAL, 0, len(instructions) + 1, call_number), *instructions, (LOAD, 0, 0, NUMBER_OFFSET)]

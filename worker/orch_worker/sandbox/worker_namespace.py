@@ -1,4 +1,7 @@
-"""The mount namespace of a worker that runs its agent's code: orch's folders and denied paths are hidden from it."""
+"""The mount namespace of a worker that runs Python code of its agent.
+
+The namespace hides orch's folders and denied paths.
+"""
 
 from __future__ import annotations
 
@@ -14,31 +17,38 @@ from .launcher import Cover, hide
 __all__ = ["NOT_OFFERED", "enter", "mark_failed", "state"]
 
 CAP_SETFCAP: Final = 31
-"""Needed to map the superuser into the namespaces of commands. It has no effect on files outside the namespace."""
+"""This capability is needed to map root into the namespaces of commands.
+
+The capability has no effect on files outside the namespace.
+"""
 NOT_OFFERED: Final = "run_python is not offered: orch's folders and denied paths cannot be hidden from it: {}"
 
 _failure: str | None = None
 
 
 def enter(covers: Iterable[Cover], staging: str) -> None:
-    """Hide `covers` from this process for good, and give up the capabilities with which it could undo that.
+    """Permanently hide `covers` from this process, and drop the capabilities that could undo this.
 
-    `staging` is an existing folder. This process must have one thread. Raises OSError; some covers may be in place.
+    `staging` is an existing folder. This process must have only one thread. Raise OSError if a step fails; in this
+    case, some paths may already be hidden.
     """
     global _failure
     with linux.keep_parent_death_signal():
         hide(covers, staging)
-        landlock.give_up(keep=CAP_SETFCAP if os.geteuid() == 0 else None)
+        landlock.drop_capabilities(keep=CAP_SETFCAP if os.geteuid() == 0 else None)
     _failure = ""
 
 
 def mark_failed(why: str) -> None:
-    """Record that hiding failed: code of the agent must not run in this process."""
+    """Record that hiding failed, so that this process must not run code of the agent."""
     global _failure
     _failure = why
     print(NOT_OFFERED.format(why), file=sys.stderr)
 
 
 def state() -> str | None:
-    """Return "" when paths are hidden from this process, why not when that failed, None when it was not tried."""
+    """Return "" if paths are hidden from this process.
+
+    Return the reason if hiding failed, and None if hiding was not tried.
+    """
     return _failure

@@ -1,4 +1,4 @@
-"""Which entry of a session follows which: a tree, of which one path at a time is the conversation. No I/O."""
+"""The tree of a session's entries. One path of the tree is the current conversation. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ __all__ = ["EntryTree"]
 
 
 class EntryTree:
-    """A tree that grows an entry at a time. An entry's place is how many came before it.
+    """A tree that grows one entry at a time. The position of an entry is the number of entries before it.
 
-    A parent stands before its children, so that every walk ends. Nothing recurses: a tree is as deep as a session is
-    long.
+    A parent always precedes its children. No method recurses, because a tree can be as deep as the session is long.
     """
 
     def __init__(self) -> None:
         self._places: dict[str, int] = {}
-        self._late: list[str] = []
-        """Ids of the last entries, as long as nobody asked where one stands."""
+        self._unindexed_ids: list[str] = []
+        """Ids of the latest entries, which are not in `_places` yet."""
         self.parents = array("q")
-        """The place of the entry that each one follows, -1 for none."""
+        """The position of each entry's parent; -1 means that the entry has no parent."""
         self.leaf: str | None = None
         """Id of the last entry."""
 
@@ -29,22 +28,25 @@ class EntryTree:
 
     @property
     def places(self) -> dict[str, int]:
-        """Where each entry stands, by its id; of several with one id the last."""
-        if self._late:
-            late, self._late = self._late, []
-            self._places.update(zip(late, range(len(self.parents) - len(late), len(self.parents)), strict=True))
+        """The position of each entry by its id.
+
+        If several entries have the same id, the position of the last of them.
+        """
+        if self._unindexed_ids:
+            ids, self._unindexed_ids = self._unindexed_ids, []
+            self._places.update(zip(ids, range(len(self.parents) - len(ids), len(self.parents)), strict=True))
         return self._places
 
     def missing(self, parent_id: str | None) -> bool:
-        """Return whether an entry that is said to follow `parent_id` follows one whose line is damaged.
+        """Return whether `parent_id` names an entry whose line is damaged.
 
-        That one is then to be added first. It was between the entry and the one before it in the file, and is taken to
-        follow that: where else it may have been nobody can say.
+        The damaged entry must be added first. The real parent of the damaged entry is unknown, so the preceding entry
+        of the file becomes the parent.
         """
         return parent_id is not None and parent_id not in self.places
 
     def add(self, id: str, parent_id: str | None) -> int:
-        """Take the next entry in, which follows a known one, or None; return where that stands, -1 for None."""
+        """Add an entry whose parent is known or None. Return the parent's position, or -1 if there is no parent."""
         places = self.places
         parent = -1 if parent_id is None else places[parent_id]
         places[id] = len(self.parents)
@@ -53,21 +55,21 @@ class EntryTree:
         return parent
 
     def extend(self, ids: Sequence[str]) -> None:
-        """Take the next entries in, each of which follows the one before it."""
+        """Add entries. Each entry follows the previous one."""
         place = len(self.parents)
-        self._late += ids
+        self._unindexed_ids += ids
         self.parents.extend(range(place - 1, place - 1 + len(ids)))
         self.leaf = ids[-1]
 
-    def back(self, place: int) -> Iterator[int]:
-        """Yield `place` and those of the entries before it on its path, the first one last."""
+    def path_to_root(self, place: int) -> Iterator[int]:
+        """Yield `place` and the positions of its ancestors, up to the root."""
         while place >= 0:
             yield place
             place = self.parents[place]
 
     def path(self, place: int) -> bytearray:
-        """Return, for each entry there is, whether it is on the path to `place`."""
+        """Return a flag for each entry. The flag is 1 if the entry is on the path to `place`."""
         on = bytearray(len(self.parents))
-        for each in self.back(place):
+        for each in self.path_to_root(place):
             on[each] = 1
         return on

@@ -1,6 +1,7 @@
-"""What a model is told of calls that were not let run, and of turns that somebody or something cut short.
+"""Texts that inform the model about calls that were not run and turns that were interrupted.
 
-Each of them ends with what to do now: without that a model tries the same again, or in another way.
+Each text ends with an instruction for the next step. Without this instruction, a model would repeat the call or try to
+get around the refusal.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Final
 
 from orch_protocol.policy.policy import Verdict
 
-from ..conversation.prompt_markers import CUT_SHORT, INTERRUPTED
+from ..conversation.framing import CUT_SHORT, INTERRUPTED
 from .session import SessionState
 
 __all__ = [
@@ -21,9 +22,9 @@ __all__ = [
     "denied_result",
     "dry_run_result",
     "interrupted_result",
-    "mark_of",
-    "not_approved",
-    "not_yet",
+    "interruption_note_adder",
+    "plan_mode_result",
+    "plan_rejected_result",
     "withheld_result",
 ]
 
@@ -35,65 +36,68 @@ AND_NOW: Final = (
 
 
 def denied_result(tool: str, reason: str) -> str:
-    """Return the result of a call of `tool` that may not run."""
+    """Return the result of a denied call of `tool`."""
     return f"[Denied: {tool} was not run: {reason}. {DIRECTIVE}]"
 
 
 def dry_run_result(tool: str, verdict: Verdict) -> str:
-    """Return the result of a call of `tool` that was only judged."""
+    """Return the result of a call of `tool` in a dry run."""
     would = {"allow": "have run", "ask": "have needed approval", "deny": "have been denied"}[verdict.approval]
     return f"[Dry run: nothing was done. {tool} would {would}{': ' if verdict.reason else ''}{verdict.reason}.]"
 
 
 def withheld_result(tool: str, reason: str) -> str:
-    """Return what stands for the result of a call of `tool` that may not be shown."""
-    return f"[Withheld: what {tool} brought is for a model on this machine: {reason}. {DIRECTIVE}]"
+    """Return the replacement for a result of `tool` that must not be shown."""
+    return f"[Withheld: only a local model may read the result of {tool}: {reason}. {DIRECTIVE}]"
 
 
-def not_yet(tool: str, reason: str) -> str:
-    """Return the result of a call of `tool` that an agent in plan mode may not run."""
+def plan_mode_result(tool: str, reason: str) -> str:
+    """Return the result of a call of `tool` that is denied in plan mode."""
     return (
-        f"[Denied: {tool} was not run: {reason}. Do not look for another way to do it: put it into the plan, and go on "
-        "with looking.]"
+        f"[Denied: {tool} was not run: {reason}. Do not look for another way to do it: add it to the plan, and "
+        "continue to read.]"
     )
 
 
-def not_approved(reason: str) -> str:
-    """Return the result of handing in a plan that nobody approved."""
+def plan_rejected_result(reason: str) -> str:
+    """Return the result of submitting a plan that was not approved."""
     return (
-        f"[The plan was not approved: {reason}. Plan mode goes on. Stop and ask what is to be changed in the plan: do "
-        "not hand it in again before you were told, and do not look for another way to do it.]"
+        f"[The plan was not approved: {reason}. Plan mode continues. Stop and ask what to change in the plan. Do "
+        "not submit the plan again before you get an answer, and do not look for another way to do it.]"
     )
 
 
 def interrupted_result(tool: str, *, began: bool) -> str:
-    """Return the result of a call of `tool` that was under way, or not even begun, when the user ended the turn."""
+    """Return the result of a call of `tool` that had not finished when the user ended the turn.
+
+    `began` is True if the call had started.
+    """
     what = "did not finish, and may have had effects" if began else "was not run"
     return f"[Interrupted: {tool} {what}: the user ended the turn. {DIRECTIVE}]"
 
 
 def after_interruption(prompt: str, unfinished: Sequence[str]) -> str:
-    """Return `prompt`, the first one after a turn that the user ended, with that said before it.
+    """Return `prompt` with a note that the user ended the previous turn.
 
-    `unfinished` names the tools whose calls it kept from running or from finishing.
+    `unfinished` names the tools whose calls did not start or did not finish.
     """
     calls = f" Not run, or not to the end: {', '.join(unfinished)}." if unfinished else ""
     return f"{INTERRUPTED}.{calls} {AND_NOW}]\n\n{prompt}"
 
 
 def after_cut(prompt: str, unfinished: Sequence[str], died: str = "") -> str:
-    """Return `prompt`, the first one after a turn that broke off by itself, with that said before it."""
+    """Return `prompt` with a note that the previous turn was cut short."""
     calls = f" Without a result, though perhaps done: {', '.join(unfinished)}." if unfinished else ""
     how = f": its process ended ({died})" if died else ""
     return f"{CUT_SHORT}{how}; what it recorded is above.{calls}]\n\n{prompt}"
 
 
-def mark_of(session: SessionState, *, ended: bool, died: str = "") -> Callable[[str], str]:
-    """Return what puts before the next prompt how the turn before it ended, where that was no end of its own.
+def interruption_note_adder(session: SessionState, *, ended: bool, died: str = "") -> Callable[[str], str]:
+    """Return a function that adds a note to the next prompt if the previous turn did not end normally.
 
-    `ended` says that the user ended it together with the agent's process, `died` how that process ended by itself.
+    `ended` is True if the user ended the turn together with the agent's process. `died` describes how the process died.
     """
-    last = session.last_said
+    last = session.last_reply
     if session.interrupted is not None:
         if ended:
             return partial(after_interruption, unfinished=session.unanswered)

@@ -1,4 +1,4 @@
-"""What an agent is up to: whether it plans still, and its tasks. What changes there is an entry of its transcript."""
+"""Plan mode and the task list of an agent. Changes are recorded as entries of its transcript."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from orch_protocol.agent.plan import MARKS, Task, TaskStatus
+from orch_protocol.agent.plan import STATUS_SYMBOLS, Task, TaskStatus
 
 from .transcript import Transcript
 
@@ -15,60 +15,63 @@ __all__ = ["HEADING", "TaskList", "new_tasks", "task_block", "task_lines", "upda
 
 
 class TaskList:
-    """The agenda of the agent whose `transcript` that is. `planning` says that it is to plan, as its root knows it;
-    `plan` is the id of that plan mode."""
+    """Plan mode and tasks in the `transcript` of an agent.
+
+    `planning` is True if the root started the agent in plan mode. `plan` is the id of that plan mode.
+    """
 
     def __init__(self, transcript: Transcript, *, planning: bool, plan: str = "") -> None:
         self._transcript = transcript
         self._planning = planning
         self._plan = plan
-        self._turn = ""
 
     @property
     def planning(self) -> bool:
-        """Whether nothing may be written or run, because no plan was approved yet."""
+        """Whether plan mode is on, so that the agent must not write or run anything."""
         return self._planning and self._plan not in self._transcript.session.plans_approved
 
     @property
     def plans(self) -> bool:
-        """Whether it is an agent that plans, or did: its tools stay the same, so that what is cached of it holds."""
+        """Whether the agent is or was in plan mode.
+
+        An agent that was in plan mode keeps its list of tools, so that the cached prompt stays valid.
+        """
         return self._planning or bool(self._transcript.session.plans_approved)
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """Its tasks, as they stand on the path that the conversation took."""
+        """The tasks on the current branch."""
         return self._transcript.session.tasks
 
-    def turn_began(self, turn: str) -> None:
-        """What changes from now on does so in the query `turn`."""
-        self._turn = turn
-
     def set_tasks(self, changed: tuple[Task, ...]) -> None:
-        """Let its tasks be those. Raises StoreError, and they are what they were, when that cannot be recorded."""
-        self._transcript.tasks(changed, self._turn)
+        """Record the new task list. If writing fails, raise StoreError; the task list is then unchanged."""
+        self._transcript.tasks(changed)
 
     def approve_plan(self) -> None:
-        """End this plan mode, for good. Raises StoreError, and it goes on, when that cannot be recorded."""
+        """Record that the plan was approved, which ends plan mode.
+
+        If writing fails, raise StoreError; plan mode then continues.
+        """
         self._transcript.plan_approved(self._plan)
 
 
-# --- The rules of a list of tasks ---
+# --- Task lists ---
 
 HEADING: Final = "# Tasks"
 
-_WHAT: Final = "Keep this list true: task_update says what you begin, and what is done."
+_WHAT: Final = "Keep this list up to date: call task_update when you begin or finish a task."
 _OPEN: Final = ("pending", "in_progress")
 
 
 def new_tasks(texts: Iterable[str]) -> tuple[Task, ...]:
-    """Return new tasks, each on one line, none of them begun."""
+    """Return pending tasks, each on one line."""
     return tuple(Task(" ".join(text.split())) for text in texts)
 
 
 def update_task(tasks: Sequence[Task], index: int, status: TaskStatus) -> tuple[Task, ...]:
-    """Return `tasks` with that status for the one at `index`, from 1. One that was in progress gives way to it.
+    """Return `tasks` with a new status for task number `index` (from 1). Any other task in progress becomes pending.
 
-    Raises IndexError for a task that is not there.
+    Raise IndexError for an unknown task.
     """
     if not 1 <= index <= len(tasks):
         raise IndexError(index)
@@ -84,10 +87,10 @@ def update_task(tasks: Sequence[Task], index: int, status: TaskStatus) -> tuple[
 
 
 def task_lines(tasks: Iterable[Task]) -> str:
-    """Return the tasks, one a line."""
-    return "\n".join(f"{MARKS[task.status]} {number}. {task.text}" for number, task in enumerate(tasks, 1))
+    """Return the tasks, one per line."""
+    return "\n".join(f"{STATUS_SYMBOLS[task.status]} {number}. {task.text}" for number, task in enumerate(tasks, 1))
 
 
 def task_block(tasks: Sequence[Task]) -> str:
-    """Return what a request is to end with, "" when there is nothing left to do."""
+    """Return the task block for a request, or "" if no task is open."""
     return f"{HEADING}\n\n{_WHAT}\n\n{task_lines(tasks)}" if any(task.status in _OPEN for task in tasks) else ""

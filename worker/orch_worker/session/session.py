@@ -1,4 +1,4 @@
-"""A session: the fold of its entries. No I/O, and nothing in it changes but by `apply`."""
+"""The state of a session: the fold of its entries. Only `apply` changes the state. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any, Final, TypeAlias, cast, get_args
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from orch_protocol.agent.plan import Task
 from orch_protocol.core.errors import StoreError
@@ -23,13 +23,13 @@ from orch_protocol.session.entries import (
     CustomMessage,
     Entry,
     Label,
-    MarksEntry,
     MessageEntry,
     ModelChange,
     PhaseEntry,
     PlanApproved,
     SessionHeader,
     SessionInfo,
+    TaintEntry,
     TasksEntry,
     ThinkingLevelChange,
     TurnEndEntry,
@@ -38,17 +38,18 @@ from orch_protocol.session.entries import (
 )
 
 from ..conversation.history import HistoryBuilder
+from .entry_codec import UnknownEntry
 from .entry_tree import EntryTree
 from .visible_messages import NOTHING, VisibleMessage, VisibleMessages
 
-__all__ = ["LeftEntry", "LostEntry", "MessageRow", "Quiet", "SessionState", "UnknownEntry"]
+__all__ = ["HiddenEntry", "LostEntry", "MessageRow", "Quiet", "SessionState"]
 
 Quiet: TypeAlias = (
     TurnStartEntry
     | TurnEndEntry
     | PlanApproved
     | TasksEntry
-    | MarksEntry
+    | TaintEntry
     | PhaseEntry
     | Custom
     | SessionInfo
@@ -56,33 +57,25 @@ Quiet: TypeAlias = (
     | ModelChange
     | ThinkingLevelChange
 )
-"""Entries that change nothing of what the model is shown."""
-SKIMMED: Final = frozenset({MessageEntry, *get_args(Quiet)})
-TELLING: Final = (MessageEntry, CustomMessage, BranchSummary)
-
-
-class UnknownEntry(Struct, frozen=True, rename="camel"):
-    """An entry of a type or shape this version does not know. It keeps its place in the tree and says nothing."""
-
-    id: str
-    parent_id: str | None = None
-    type: str = ""
+"""Entries that do not change the messages that the model sees."""
+SKIMMABLE: Final = frozenset({MessageEntry, *get_args(Quiet)})
+ENTRIES_WITH_MESSAGE: Final = (MessageEntry, CustomMessage, BranchSummary)
 
 
 class MessageRow(Struct, frozen=True, gc=False, tag="message", tag_field="type", rename="camel"):
-    """Of a message's entry, what is needed of a conversation that nobody looks at yet."""
+    """The fields of a message entry that are needed before its content is decoded."""
 
     id: str
     parent_id: str | None
     turn: str = ""
     usage: Usage | None = None
-    said: str = ""
+    steer_id: str = field(default="", name="said")
 
 
-class LeftEntry(Struct, frozen=True, gc=False):
-    """An entry that the conversation does not show: a holder has it now, or it is on another branch.
+class HiddenEntry(Struct, frozen=True, gc=False):
+    """An entry that the conversation does not show, because the entry is archived or lies on another branch.
 
-    Its line is in the file; nobody need hold it in memory.
+    The entry is in the file and need not be kept in memory.
     """
 
     id: str
@@ -91,7 +84,7 @@ class LeftEntry(Struct, frozen=True, gc=False):
 
 
 class LostEntry(Struct, frozen=True):
-    """An entry that is known by the one after it alone, which names it: its line is damaged."""
+    """An entry with a damaged line. The entry is known only because another entry names it as parent."""
 
     id: str
     parent_id: str | None
@@ -101,122 +94,134 @@ Read: TypeAlias = Callable[[], "Sequence[Entry | UnknownEntry]"]
 
 
 class SessionState:
-    """Everything that one agent's entries amount to. Attributes are read, never assigned.
+    """The state that results from one agent's entries. Do not assign attributes.
 
-    Entries form a tree: each names the entry it follows. The last one is the `leaf`, and what the session says of the
-    conversation is of the path that leads there. One that names an entry that is not there (its line was damaged)
-    follows that all the same: it was between this one and the one before it in the file, and an archive may begin or
-    end with it.
+    Entries form a tree: each entry names its parent. The last entry is the `leaf`, and the conversation is the path
+    from the root to the leaf. If a parent's line is damaged, a placeholder for the parent is inserted before the entry,
+    because archives may start or end with the damaged parent.
 
-    With `path` it is known already which of the first entries are on the path, by their places: of the others nothing
-    is kept but what they follow.
+    `path` may contain a flag for each of the first entries. The flag is 1 if the entry is on the path. Of an entry that
+    is not on the path, only the parent is kept in memory.
     """
 
     def __init__(self, path: bytes | bytearray = b"") -> None:
         self.header: SessionHeader | None = None
-        self._entries: list[Entry | UnknownEntry | LeftEntry | LostEntry] = []
+        self._entries: list[Entry | UnknownEntry | HiddenEntry | LostEntry] = []
         self.lineage = EntryTree()
-        """Which entry follows which."""
+        """The tree of entries."""
         self.replies: dict[str, Reply] = {}
-        """The reply of each finished turn on the path, by query id."""
+        """The reply of each finished turn on the path. Keys are query ids."""
         self.interrupted: str | None = None
-        """The query whose turn has messages and no end: cut short, or still running. None when there is none."""
-        self.said: set[str] = set()
-        """Ids of what was said to the agent while it worked, on all branches."""
+        """The query id of a turn that has messages but no end, because it was interrupted or is still running.
+
+        Otherwise None.
+        """
+        self.delivered_steer_ids: set[str] = set()
+        """Ids of delivered steering messages on all branches."""
         self.usage = Usage()
-        """What all turns used together, on all branches, those cut short included, as far as it is on record."""
+        """The recorded usage of all turns on all branches, including interrupted turns."""
         self._approved: dict[str, set[str]] = {}
-        """By agent, which plan modes the approval of a plan has ended, on whatever branch."""
+        """Plan modes that an approval ended, on all branches. Keys are agent ids."""
         self.tasks: tuple[Task, ...] = ()
-        """What the agent means to do, as the path has it."""
-        self.marks: tuple[TaintLabel, ...] = ()
-        """What came into the conversation that matters for what may be done, as the path has it. It does not leave with
-        what is archived: what was made of that stays."""
+        """The agent's tasks on the path."""
+        self.taint_labels: tuple[TaintLabel, ...] = ()
+        """The taint labels of the conversation on the path.
+
+        Labels stay when messages are archived, because the archived content influenced later messages.
+        """
         self.model = ""
-        """The model, `provider:name`, that the path has on record as the agent's own; "" where it has none."""
+        """The agent's own model on the path as `provider:model`, or "" if no model is recorded."""
         self.answerer = ""
-        """The model that answers by what the path has on record last: the agent's own, or another one for a turn."""
+        """The model that answered last on the path: the agent's own model, or another model used for one turn."""
         self.thinking = ""
-        """How much its model is to think, as the path has it; "" where it does not say."""
-        self.at_hand: list[Any] = []
-        """What entries on the path say of the workspace; see `artifacts.fold`."""
-        self.last_said: Reply | None = None
-        """The reply of the last finished turn on the path of which there is any message: of one that was ended before
-        it began there is none."""
+        """The thinking level on the path, or "" if no level is recorded."""
+        self.workspace_data: list[Any] = []
+        """Data of the workspace entries on the path. See `Workspace.of`."""
+        self.last_reply: Reply | None = None
+        """The reply of the last finished turn on the path that has at least one message.
+
+        A turn that ended before its first message does not count.
+        """
         self.turns = 0
-        """How many turns on the path are finished."""
+        """Number of finished turns on the path."""
         self._turn = ""
         self._used_before = Usage()
-        """What was used before the turn `_turn` began."""
+        """The usage before the turn `_turn`."""
         self.compactions = 0
-        """How many summaries on the path took the place of what was said."""
+        """Number of compactions on the path."""
         self.compacted: CompactionEntry | None = None
-        """The last of them, whatever it was archived with since."""
-        self.asked = False
-        """Whether the agent itself was asked on this path: what it was seeded with is somebody else's."""
+        """The last compaction on the path, even if it was archived later."""
+        self.was_queried = False
+        """Whether the agent itself was queried on this path. History given at the start does not count."""
         self._responses = 0
         self._view: VisibleMessages[int] = VisibleMessages()
         self._unread: list[Read] = []
-        """What gives the last entries, which have their places already: they are read when somebody looks at them."""
-        self.hollow = False
-        """Whether the path has left the one it was: only who reads all entries again knows what is shown now."""
+        """Functions that read the last entries. These entries are in the tree, but their content has not been read."""
+        self.must_refold = False
+        """Whether the path has changed to another branch, so that all entries must be read again."""
         self._path = path
-        self._gone: list[VisibleMessage[int]] = []
-        """What the last archive took out of the view."""
+        self._archived_items: list[VisibleMessage[int]] = []
+        """The messages that the last archive removed from the view."""
         self._messages: tuple[Message, ...] | None = ()
 
     @classmethod
     def fold(cls, entries: Iterable[Entry | UnknownEntry]) -> SessionState:
-        """Return the session that `entries`, in file order, amount to. They are gone through twice if they branch."""
+        """Return the state that results from `entries`, which are in file order.
+
+        If the entries branch, `entries` are read twice.
+        """
         session = cls()
         for entry in entries:
             session.apply(entry)
-        return session.refolded(entries) if session.hollow else session
+        return session.refolded(entries) if session.must_refold else session
 
     def refolded(self, entries: Iterable[Entry | UnknownEntry]) -> SessionState:
-        """Return this session as it is when its path is known beforehand. `entries` are all it was made of, or more."""
+        """Return the state, computed again from all entries. In this second pass, the path is known.
+
+        `entries` must contain at least all entries of this state.
+        """
         session = type(self)(self.lineage.path(len(self.entries) - 1))
         for entry in entries:
             session.apply(entry)
-        return session.refolded(entries) if session.hollow else session
+        return session.refolded(entries) if session.must_refold else session
 
     @property
-    def entries(self) -> list[Entry | UnknownEntry | LeftEntry | LostEntry]:
-        """All entries but the header, in file order."""
+    def entries(self) -> list[Entry | UnknownEntry | HiddenEntry | LostEntry]:
+        """All entries except the header, in file order."""
         if self._unread:
             self._read()
         return self._entries
 
     @property
     def view(self) -> VisibleMessages[int]:
-        """What the model is shown, before it is brought into a form that providers accept."""
+        """The messages that the model sees, before they are converted to a form that providers accept."""
         if self._unread:
             self._read()
         return self._view
 
     @property
     def responses(self) -> int:
-        """How many responses it gave, on all branches, those that a holder keeps included."""
+        """Number of the agent's responses on all branches, including archived responses."""
         if self._unread:
             self._read()
         return self._responses
 
     @property
     def places(self) -> dict[str, int]:
-        """Where each entry stands in `entries`, by its id."""
+        """The position of each entry in `entries`. Keys are entry ids."""
         return self.lineage.places
 
     @property
     def leaf(self) -> str | None:
-        """Id of the last entry, which the next one follows; None in an empty session."""
+        """Id of the last entry, which is the parent of the next entry. An empty session has the leaf None."""
         return self.lineage.leaf
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The model's context: the messages from the root to the leaf, always in a form that providers accept.
+        """The conversation for the model: the messages from the root to the leaf, in a form that providers accept.
 
-        Neighbours of one role are one message. Each tool call has exactly one result right after it: one that is
-        missing says that the process ended, one whose call is missing becomes text.
+        Adjacent messages with the same role are merged. Each tool call is directly followed by exactly one result. A
+        note replaces a missing result, and a result without a call becomes text.
         """
         if self._messages is None:
             history = HistoryBuilder()
@@ -226,7 +231,7 @@ class SessionState:
         return self._messages
 
     def messages_before(self, turn: str) -> tuple[Message, ...]:
-        """Return `messages` without those of the turn of that query."""
+        """Return `messages` without the messages of the query `turn`."""
         history = HistoryBuilder()
         for item in self.view.items:
             entry = self.entries[self.places[item.last]]
@@ -236,19 +241,24 @@ class SessionState:
 
     @property
     def plans_approved(self) -> frozenset[str]:
-        """Which plan modes of the agent's have ended: of this one, not of one whose conversation it goes on with."""
+        """The plan modes of this agent that have ended.
+
+        If the agent continues the conversation of another agent, the plan modes of that agent are not included.
+        """
         return frozenset(self._approved.get(self.header.agent, ()) if self.header is not None else ())
 
     @property
     def fresh(self) -> bool:
-        """Whether the agent is yet to be told its task. One that goes on with a conversation from elsewhere is not,
-        unless it begins anew."""
+        """Whether the next prompt must contain the agent's task.
+
+        The value is False for an agent that continues an inherited conversation.
+        """
         taken_over = self.header is not None and self.header.parent_session is not None
-        return not self.asked and not (taken_over and self.view.items)
+        return not self.was_queried and not (taken_over and self.view.items)
 
     @property
     def unanswered(self) -> tuple[str, ...]:
-        """Names of the tools that were called last, and of whose calls no result is on record."""
+        """Names of the tools whose last calls have no recorded result."""
         last = self.view.items[-1].message if self.view.items else NOTHING
         return tuple(call.name for call in tool_uses(last))
 
@@ -257,52 +267,62 @@ class SessionState:
         return self.replies.get(query_id)
 
     def apply(self, entry: Entry | UnknownEntry) -> None:
-        """Take the next entry in."""
+        """Apply the next entry to the state."""
         if isinstance(entry, SessionHeader):
             self.header = self.header or entry
             return
-        if entry.parent_id is not None and self.lineage.missing(entry.parent_id):
-            self._add(LostEntry(entry.parent_id, self.leaf))
+        if self._unread:
+            self._read()
+        lineage = self.lineage
+        if entry.parent_id is not None and entry.parent_id != lineage.leaf and lineage.missing(entry.parent_id):
+            self._add(LostEntry(entry.parent_id, lineage.leaf))
         shown = self._add(entry)
-        if isinstance(entry, (MessageEntry, TurnEndEntry, CompactionEntry, PhaseEntry, PlanApproved)):
-            self._count(entry)
         if isinstance(entry, MessageEntry):
-            self._responses += bool(entry.turn) and entry.message.role == "assistant"
+            self._count(entry)
+            if entry.turn and entry.message.role == "assistant":
+                self._responses += 1
+        elif isinstance(entry, (TurnEndEntry, CompactionEntry, PhaseEntry, PlanApproved)):
+            self._count(entry)
         if shown:
-            self._tell(entry)
-        elif not isinstance(entry, LeftEntry):
-            self._forget(entry)
+            self._update_turn_state(entry)
+        elif not isinstance(entry, HiddenEntry):
+            self._hide_last_entry(entry)
 
     def extend(self, entries: Iterable[Entry | UnknownEntry]) -> None:
-        """Take the next entries in, as `apply` would one by one; a long conversation is mostly messages in a row."""
-        for quiet, each in groupby(entries, lambda entry: type(entry) in SKIMMED):
+        """Apply the next entries to the state.
+
+        For long runs of messages, this method is faster than calling `apply` repeatedly.
+        """
+        for quiet, each in groupby(entries, lambda entry: type(entry) in SKIMMABLE):
             run = list(each)
             if not (quiet and self.skim(cast("list[MessageEntry | Quiet]", run), lambda run=run: run)):  # type: ignore[misc]
                 for entry in run:
                     self.apply(entry)
 
     def skim(self, rows: Sequence[MessageRow | MessageEntry | Quiet], read: Read) -> bool:
-        """Take the next entries in without what they say: `rows` are what else there is to them, `read` reads them.
+        """Apply the next entries without reading their content. `rows` are their other fields.
 
-        Each is to follow the one before; return False, and do nothing, where one does not.
+        `read` returns the entries.
+
+        Return whether the entries were applied. Nothing changes if an entry does not follow the previous entry.
         """
         ids = [row.id for row in rows]
-        if self.hollow or self._path or [row.parent_id for row in rows] != [self.leaf, *ids[:-1]]:
+        if self.must_refold or self._path or [row.parent_id for row in rows] != [self.leaf, *ids[:-1]]:
             return False
         self.lineage.extend(ids)
         self._unread.append(read)
         self._messages = None
-        current: str | None = None  # the turn of which it is known already that the agent was asked
+        current: str | None = None  # The turn that was already counted as queried.
         for row in rows:
             message = type(row) is MessageRow or type(row) is MessageEntry
-            if not message or row.turn != current or row.usage is not None or row.said:  # type: ignore[union-attr]
+            if not message or row.turn != current or row.usage is not None or row.steer_id:  # type: ignore[union-attr]
                 self._count(row)
-                self._tell(row)
+                self._update_turn_state(row)
                 current = row.turn if message else None  # type: ignore[union-attr]
         return True
 
     def _read(self) -> None:
-        """Read what was only skimmed."""
+        """Read the entries that were only skimmed."""
         reads, self._unread = self._unread, []
         for read in reads:
             place = len(self._entries)
@@ -313,91 +333,95 @@ class SessionState:
             self._responses += sum(bool(entry.turn) and entry.message.role == "assistant" for _, entry in messages)
 
     def _add(self, entry: Entry | UnknownEntry | LostEntry) -> bool:
-        """Give `entry` its place; return whether it is on the path."""
+        """Append `entry` to the tree. Return whether `entry` is on the path. Skimmed entries must be read first."""
         assert not isinstance(entry, SessionHeader)
-        place = len(self.entries)
+        place = len(self._entries)
         parent = self.lineage.add(entry.id, entry.parent_id)
-        self.entries.append(entry)
-        # Gathered when asked for: a worker at work asks seldom, and records all the time.
+        self._entries.append(entry)
+        # The messages are computed on demand, because a running worker records often and reads rarely.
         self._messages = None
         if place < len(self._path):
             shown = bool(self._path[place])
         else:
-            self.hollow = self.hollow or parent != place - 1
-            shown = not self.hollow
+            self.must_refold = self.must_refold or parent != place - 1
+            shown = not self.must_refold
         if shown:
             self._show(entry, place)
         return shown
 
-    def _forget(self, entry: Entry | UnknownEntry) -> None:
-        """Keep of the last entry, which is not on the path, what it follows. Each text is there once."""
+    def _hide_last_entry(self, entry: Entry | UnknownEntry) -> None:
+        """Replace the last entry, which is not on the path, by an entry that keeps only its parent."""
         assert not isinstance(entry, SessionHeader)
         above, turn = self.lineage.parents[-1], getattr(entry, "turn", "")
         parent = self.entries[above] if above >= 0 else None
-        said = parent.turn if isinstance(parent, LeftEntry) and parent.turn == turn else turn
-        self.entries[-1] = LeftEntry(entry.id, parent.id if parent is not None else None, said)
+        entry_turn = parent.turn if isinstance(parent, HiddenEntry) and parent.turn == turn else turn
+        self.entries[-1] = HiddenEntry(entry.id, parent.id if parent is not None else None, entry_turn)
 
     def _show(self, entry: Entry | UnknownEntry | LostEntry, place: int) -> None:
-        """Let the view take `entry` in, which stands at `place` and follows what it shows."""
-        if isinstance(entry, TELLING):
-            self.view.add(entry.id, entry.message, place)
+        """Add `entry`, which has the position `place`, to the view."""
+        view = self._view
+        if isinstance(entry, ENTRIES_WITH_MESSAGE):
+            view.add(entry.id, entry.message, place)
         elif isinstance(entry, LostEntry):
-            self.view.lose(entry.id, place)
+            view.add_placeholder(entry.id, place)
         elif isinstance(entry, ArchiveEntry):
             try:
-                self._gone = self.view.collapse(entry.collapse, place, deleted=bool(entry.deleted))
+                self._archived_items = view.collapse(entry.collapse, place, deleted=bool(entry.deleted))
             except StoreError:
-                self._gone = []  # what a damaged file does not show any more in one piece stays as it is
+                # In a damaged file, the archived messages may not be contiguous. In this case, they stay visible.
+                self._archived_items = []
         elif isinstance(entry, UpgradeEntry):
-            self.view.upgrade(entry.upgrade)
+            view.upgrade(entry.upgrade)
         elif isinstance(entry, CompactionEntry):
-            stop = self.view.kept(entry.first_kept_entry_id)
-            for item in self.view.compact(entry.summary, stop, entry.id, lambda _: place):
-                self._drop(item.note)
+            stop = view.items_before(entry.first_kept_entry_id)
+            for item in view.compact(entry.summary, stop, entry.id, lambda _: place):
+                self._hide_entry(item.note)
 
     def _count(self, entry: Entry | MessageRow) -> None:
-        """Take in what an entry tells on whichever branch it is: what was used was used."""
-        if isinstance(entry, PlanApproved):
+        """Count the data of an entry that concern all branches, such as usage."""
+        if isinstance(entry, (MessageEntry, MessageRow)):
+            if entry.steer_id:
+                self.delivered_steer_ids.add(entry.steer_id)
+        elif isinstance(entry, PlanApproved):
             self._approved.setdefault(entry.agent, set()).add(entry.plan)
-        if isinstance(entry, TurnEndEntry):
-            # The reply knows of failed requests too, which no message tells of.
+            return
+        elif isinstance(entry, TurnEndEntry):
+            # The usage of the reply includes failed requests, which have no message.
             self.usage = entry.reply.usage + (self._used_before if entry.turn == self._turn else self.usage)
             return
-        if not isinstance(entry, (MessageEntry, MessageRow, CompactionEntry, PhaseEntry)):
+        elif not isinstance(entry, (CompactionEntry, PhaseEntry)):
             return
-        if isinstance(entry, (MessageEntry, MessageRow)) and entry.said:
-            self.said.add(entry.said)
         if entry.turn != self._turn:
             self._turn, self._used_before = entry.turn, self.usage
         if entry.usage is not None:
             self.usage += entry.usage
 
-    def _tell(self, entry: Entry | UnknownEntry | MessageRow) -> None:
-        """Take in what an entry on the path tells of its turns."""
+    def _update_turn_state(self, entry: Entry | UnknownEntry | MessageRow) -> None:
+        """Update the state of turns with the data of an entry on the path."""
         if isinstance(entry, (MessageEntry, MessageRow)):
             if entry.turn:
-                self.asked = True
+                self.was_queried = True
                 if entry.turn not in self.replies:
                     self.interrupted = entry.turn
         elif isinstance(entry, ArchiveEntry):
-            self._leave(entry)
+            self._apply_archive(entry)
         elif isinstance(entry, TurnEndEntry):
             self.replies[entry.turn] = entry.reply
             self.turns += 1
             if self.interrupted == entry.turn:
                 self.interrupted = None
-                self.last_said = entry.reply
+                self.last_reply = entry.reply
         elif isinstance(entry, TasksEntry):
             self.tasks = entry.tasks
-        elif isinstance(entry, MarksEntry):
-            self.marks = join_labels(self.marks, entry.marks)
+        elif isinstance(entry, TaintEntry):
+            self.taint_labels = join_labels(self.taint_labels, entry.marks)
         elif isinstance(entry, CompactionEntry):
             self.compactions += 1
             self.compacted = entry
         elif isinstance(entry, TurnStartEntry) and self.interrupted == entry.interrupted:
             self.interrupted = None
         elif isinstance(entry, (Checkout, BranchSummary)):
-            self.interrupted = None  # who went back there knows where that is
+            self.interrupted = None  # Going back was a deliberate change, so no note is needed.
         elif isinstance(entry, ModelChange):
             self.answerer = f"{entry.provider}:{entry.model_id}" if entry.model_id else entry.provider
             if entry.own:
@@ -405,29 +429,32 @@ class SessionState:
         elif isinstance(entry, ThinkingLevelChange):
             self.thinking = entry.thinking_level
         elif isinstance(entry, Custom) and entry.custom_type == WORKSPACE:
-            self.at_hand.append(entry.data)
+            self.workspace_data.append(entry.data)
 
-    def _leave(self, entry: ArchiveEntry) -> None:
-        """Forget the messages that are the holder's now, and let the reply to their turn say so."""
+    def _apply_archive(self, entry: ArchiveEntry) -> None:
+        """Remove the archived messages from the view. Record the archive in the reply of the archived turn."""
         collapse = entry.collapse
-        if not self._gone:
-            return  # it could not be carried out
-        path = (self.entries[place] for place in self.lineage.back(self.places[collapse.last]))
-        turn = next((each.turn for each in path if isinstance(each, (MessageEntry, LeftEntry))), "")
+        if not self._archived_items:
+            return  # The archive was not applied.
+        path = (self.entries[place] for place in self.lineage.path_to_root(self.places[collapse.last]))
+        turn = next((each.turn for each in path if isinstance(each, (MessageEntry, HiddenEntry))), "")
         if collapse.kind == "turn" and turn in self.replies:
             self.replies[turn] = msgspec.structs.replace(self.replies[turn], archived_to=collapse.holder)
-        for place in (item.note for item in self._gone):
-            self._drop(place, turn)
+        for place in (item.note for item in self._archived_items):
+            self._hide_entry(place, turn)
         self.entries[self.places[entry.id]] = msgspec.structs.replace(
             entry, collapse=msgspec.structs.replace(collapse, record={})
         )
 
-    def _drop(self, place: int, turn: str = "") -> None:
-        """Keep of the entry at `place`, which is not shown any more, what it follows and its turn, mostly `turn`."""
+    def _hide_entry(self, place: int, turn: str = "") -> None:
+        """Replace the entry at `place`, which is no longer shown, by its parent and turn.
+
+        `turn` is used if the entry does not name a turn.
+        """
         left = self.entries[place]
-        if isinstance(left, (*TELLING, ArchiveEntry, CompactionEntry)):
-            # Of a long life most is this: each text in it is there once.
-            said = left.turn if isinstance(left, (MessageEntry, CompactionEntry)) else turn
+        if isinstance(left, (*ENTRIES_WITH_MESSAGE, ArchiveEntry, CompactionEntry)):
+            # Long sessions consist mostly of such entries, so their strings are shared.
+            entry_turn = left.turn if isinstance(left, (MessageEntry, CompactionEntry)) else turn
             before = self.lineage.parents[place]
             above = self.entries[before].id if before >= 0 else None
-            self.entries[place] = LeftEntry(left.id, above, turn if said == turn else said)
+            self.entries[place] = HiddenEntry(left.id, above, turn if entry_turn == turn else entry_turn)

@@ -1,6 +1,6 @@
-"""What is in a session file, entry by entry: which branches there are, where the conversation is, what has a name.
+"""An index of a session file: its branches, the current position, labels and the title.
 
-Read without decoding what was said, and without keeping it: a head of each entry is enough to find it by.
+Only the beginning of each entry is read. The content of messages is not decoded.
 """
 
 from __future__ import annotations
@@ -15,30 +15,29 @@ from msgspec import Struct
 
 from orch_protocol.core.errors import AmbiguousRefError, EntryNotFoundError
 from orch_protocol.core.messages import ToolResult, text_of
+from orch_protocol.services.sessions.sessions import Branch, EntryRow
 from orch_protocol.session.entries import MessageEntry, SessionHeader
-from orch_protocol.session.tree import Branch, EntryRow
 
 from ..conversation.framing import question_in
 from ..conversation.stubs import deletion_marker
+from .entry_codec import DECODE_ERRORS, HEADER_PREFIX, decode_entry, decode_link, line_prefixes
 from .entry_tree import EntryTree
-from .transcript import read_lines
+from .session_reader import read_lines
 
 __all__ = ["ROOT_NAME", "SessionIndex", "read_prompt", "read_session_index"]
 
 ROOT_NAME: Final = "root"
-"""What a person calls the place before the first entry."""
+"""The name of the position before the first entry."""
 MAX_HEAD_CHARS: Final = 80
 MIN_PREFIX: Final = 2
 PREAMBLE: Final = ("<project> ", '<context name="')
-"""How the messages begin that describe the project to an agent before its first prompt; see `framing`."""
+"""Beginnings of messages that contain the project description before the first prompt. See `framing`."""
 TURN_NUMBER: Final = re.compile(r"turn:(-?\d{1,9})|(-?\d{1,3})")
-"""`turn:12`, or up to three digits. A longer run of digits may be the prefix of an entry id."""
+"""`turn:12`, or up to three digits. More digits may be the prefix of an entry id."""
 NON_CONVERSATION_TYPES: Final = frozenset(
     {"checkout", "label", "session_info", "model_change", "thinking_level_change", "custom"}
 )
-"""Entries with which nothing was said."""
-
-_ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeError, OverflowError)
+"""Types of entries that are not part of the conversation."""
 
 
 class _ContentBlock(Struct):
@@ -83,29 +82,21 @@ class _IndexedLine(Struct, rename="camel"):
     deleted: str = ""
 
 
-class _EntryPlace(Struct, rename="camel"):
-    id: str
-    parent_id: str | None = None
-    type: str = ""
-
-
+MESSAGE_PREFIX: Final = line_prefixes(MessageEntry)
 _line: msgspec.json.Decoder[_IndexedLine] = msgspec.json.Decoder(_IndexedLine)
-_place: msgspec.json.Decoder[_EntryPlace] = msgspec.json.Decoder(_EntryPlace)
-_message: msgspec.json.Decoder[MessageEntry] = msgspec.json.Decoder(MessageEntry)
-_header: msgspec.json.Decoder[SessionHeader] = msgspec.json.Decoder(SessionHeader)
 
 
 class SessionIndex:
-    """The tree of a session, as the fold of its lines. Attributes are read, never assigned."""
+    """The tree of a session, computed from the lines of its file. Do not assign attributes."""
 
     def __init__(self, lines: Iterable[bytes] = ()) -> None:
         self.header: SessionHeader | None = None
         self.lineage = EntryTree()
-        """Which entry follows which, those whose line is damaged included."""
+        """The tree of entries, including entries on damaged lines."""
         self.labels: dict[str, str] = {}
-        """The label of each entry that has one, by its id."""
+        """The labels of entries. Keys are entry ids."""
         self.name = ""
-        """What the session was called last."""
+        """The current title of the session."""
         self._rows: list[EntryRow] = []
         self._own: set[str] = set()
         for line in lines:
@@ -113,11 +104,11 @@ class SessionIndex:
 
     @property
     def leaf(self) -> str | None:
-        """Id of the last entry, where the conversation goes on; None in an empty session."""
+        """Id of the last entry, after which the conversation continues. An empty session has the leaf None."""
         return self.lineage.leaf
 
     def rows(self) -> list[EntryRow]:
-        """Return every entry, in file order."""
+        """Return all entries, in file order."""
         path = self.lineage.path(len(self._rows) - 1)
         return [
             msgspec.structs.replace(row, on_path=bool(on), label=self.labels.get(row.id))
@@ -127,7 +118,7 @@ class SessionIndex:
         ]
 
     def branches(self) -> list[Branch]:
-        """Return the branches, in the order of what was said last on each; the current one may end anywhere."""
+        """Return the branches, ordered by their last message. The current branch may end at any entry."""
         parents = self.lineage.parents
         last = len(self._rows) - 1
         path = self.lineage.path(last)
@@ -135,24 +126,26 @@ class SessionIndex:
         for parent in parents:
             if parent >= 0:
                 followed[parent] = 1
-        here = self._said_at(last)
+        here = self._conversation_entry_at(last)
         tips = {here} if last >= 0 else set()
         inner = bytearray(len(parents))
-        for end in (self._said_at(place) for place in range(last, -1, -1) if not followed[place]):
+        for end in (self._conversation_entry_at(place) for place in range(last, -1, -1) if not followed[place]):
             if end >= 0 and not inner[end]:
                 tips.add(end)
                 above = parents[end]
                 while above >= 0 and not inner[above]:
                     inner[above] = 1
                     above = parents[above]
-        # One whose end something else was said behind is none of its own.
+        # An entry that has later entries is not the end of a branch.
         return [self._branch(tip, path, current=tip == here) for tip in sorted(tips) if tip == here or not inner[tip]]
 
-    def answers(self, at: str | None) -> tuple[str, str]:
-        """Return the model (`provider:name`) that the path to the entry `at` has on record as the agent's own, and how
-        much it is to think; "" for what it does not say."""
+    def model_at(self, at: str | None) -> tuple[str, str]:
+        """Return the agent's own model (`provider:name`) and the thinking level on the path to the entry `at`.
+
+        A missing value is "".
+        """
         model, level = "", ""
-        for place in self.lineage.back(self.lineage.places[at] if at is not None else -1):
+        for place in self.lineage.path_to_root(self.lineage.places[at] if at is not None else -1):
             row = self._rows[place]
             if row.id in self._own:
                 model = model or row.head
@@ -165,12 +158,12 @@ class SessionIndex:
     def turns(self) -> list[tuple[str, str]]:
         """Return the first and the last entry id of each turn of the current conversation, in order.
 
-        A turn begins with its prompt. Steering messages belong to the turn that received them; the description of the
-        project before the first prompt belongs to no turn.
+        A turn starts with its prompt. A steering message belongs to the turn that received the message. The project
+        description before the first prompt belongs to no turn.
         """
         found: list[tuple[str, str]] = []
         turn = ""
-        for row in (self._rows[place] for place in [*self.lineage.back(len(self._rows) - 1)][::-1]):
+        for row in (self._rows[place] for place in [*self.lineage.path_to_root(len(self._rows) - 1)][::-1]):
             if row.type == "message" and row.role == "user" and not row.turn and row.head.startswith(PREAMBLE):
                 continue
             if row.type == "message" and row.role == "user" and (not found or not row.turn or row.turn != turn):
@@ -181,25 +174,26 @@ class SessionIndex:
         return found
 
     def find(self, ref: str, *, prompt: bool = False) -> str | None:
-        """Return the id of the entry that `ref` names, None for "root", the place before the first entry.
+        """Return the id of the entry named by `ref`. Return None for "root", the position before the first entry.
 
-        `ref` is an entry id, a label, a turn number (1 is the first turn of the current conversation, -1 the last one),
-        or a unique prefix of an entry id. A turn number means the last entry of the turn; with `prompt` its prompt.
-        Raises EntryNotFoundError, AmbiguousRefError.
+        `ref` is an entry id, a label, a turn number, or a unique prefix of an entry id. Turn 1 is the first turn of the
+        current conversation, and turn -1 the last turn. A turn number means the last entry of the turn. If `prompt` is
+        True, a turn number means the prompt of the turn. Raise EntryNotFoundError if no entry matches, and
+        AmbiguousRefError if several entries match.
         """
-        if self._is_there(ref):
+        if self._exists(ref):
             return ref
-        labelled = [id for id, label in self.labels.items() if label == ref]
-        if labelled:
-            return labelled[-1]
+        labeled = [id for id, label in self.labels.items() if label == ref]
+        if labeled:
+            return labeled[-1]
         if ref == ROOT_NAME:
             return None
         if number := TURN_NUMBER.fullmatch(ref):
             return self._turn(int(number[1] or number[2]))[0 if prompt else 1]
         found = [id for id in self.lineage.places if len(ref) >= MIN_PREFIX and id.startswith(ref)]
         if len(found) > 1:
-            raise AmbiguousRefError(f"{ref!r} is the beginning of {len(found)} entries: {', '.join(found[:8])}")
-        if not found or not self._is_there(found[0]):
+            raise AmbiguousRefError(f"{ref!r} is a prefix of {len(found)} entry ids: {', '.join(found[:8])}")
+        if not found or not self._exists(found[0]):
             raise EntryNotFoundError(
                 f"the session has no entry {ref[:80]!r}: give an id or a unique prefix, a label, a turn number, or "
                 f"{ROOT_NAME!r}; `orch session tree` shows them"
@@ -207,7 +201,7 @@ class SessionIndex:
         return found[0]
 
     def row(self, id: str) -> EntryRow:
-        """Return the entry with that id, which is there."""
+        """Return the entry with this id, which must exist."""
         return self._rows[self.lineage.places[id]]
 
     def _turn(self, number: int) -> tuple[str, str]:
@@ -216,21 +210,22 @@ class SessionIndex:
             raise EntryNotFoundError(f"no turn {number}: the conversation has {len(turns)} turns, numbered from 1")
         return turns[number - 1 if number > 0 else number]
 
-    def _is_there(self, id: str) -> bool:
+    def _exists(self, id: str) -> bool:
         place = self.lineage.places.get(id)
         return place is not None and self._rows[place].type != "lost"
 
-    def _said_at(self, place: int) -> int:
-        """Return the last entry on the path to `place` with which something was said or done, -1 for none."""
+    def _conversation_entry_at(self, place: int) -> int:
+        """Return the position of the last conversation entry on the path to `place`, or -1."""
         return next(
-            (each for each in self.lineage.back(place) if self._rows[each].type not in NON_CONVERSATION_TYPES), -1
+            (each for each in self.lineage.path_to_root(place) if self._rows[each].type not in NON_CONVERSATION_TYPES),
+            -1,
         )
 
     def _branch(self, tip: int, path: bytearray, *, current: bool) -> Branch:
         if tip < 0:
             return Branch(id=None, from_id=None, entries=0, head="", timestamp="", current=current)
         own: list[int] = []
-        for place in self.lineage.back(tip):
+        for place in self.lineage.path_to_root(tip):
             if path[place] and not current:
                 break
             own.append(place)
@@ -248,20 +243,14 @@ class SessionIndex:
         )
 
     def _take(self, line: bytes) -> None:
-        if line.startswith(b'{"type":"session",'):
-            try:
-                self.header = self.header or _header.decode(line)
-            except _ERRORS:
-                pass  # whoever opens the file for writing is told
+        if line.startswith(HEADER_PREFIX):
+            header = decode_entry(line)
+            if self.header is None and isinstance(header, SessionHeader):
+                self.header = header
             return
-        try:
-            entry = _line.decode(line)
-        except _ERRORS:
-            try:
-                place = _place.decode(line)
-            except _ERRORS:
-                return
-            entry = _IndexedLine(place.id, place.parent_id, place.type)
+        entry = _decode(line)
+        if entry is None:
+            return
         lineage = self.lineage
         if entry.parent_id is not None and lineage.missing(entry.parent_id):
             self._rows.append(EntryRow(entry.parent_id, lineage.leaf, "lost"))
@@ -282,33 +271,45 @@ class SessionIndex:
 
 
 def read_session_index(folder: Path) -> SessionIndex:
-    """Return what is in the session in `folder` as its file stands; nothing if there is none.
+    """Return the index of the session in `folder`. The index is empty if there is no session.
 
-    Raises ForeignFileError when the file is not a transcript, StoreError when it cannot be read.
+    Raise ForeignFileError if the file is not a transcript. Raise StoreError if the file cannot be read.
     """
     return SessionIndex(read_lines(folder))
 
 
 def read_prompt(folder: Path, id: str) -> str | None:
-    """Return what was asked in the entry `id` of the session in `folder`, None when that is no question.
+    """Return the question in the entry `id` of the session in `folder`. Return None if the entry contains no question.
 
-    Raises as `read_session_index` does.
+    Raise the same errors as `read_session_index`.
     """
     wanted = b'"id":"%b"' % id.encode()
     for line in read_lines(folder):
-        if wanted not in line[:64] or not line.startswith(b'{"type":"message"'):
+        if wanted not in line[:64] or not line.startswith(MESSAGE_PREFIX):
             continue
-        try:
-            message = _message.decode(line).message
-        except _ERRORS:
+        entry = decode_entry(line)
+        if not isinstance(entry, MessageEntry):
             return None
+        message = entry.message
         results = any(isinstance(block, ToolResult) for block in message.content)
         return question_in(text_of(message)) if message.role == "user" and not results else None
     return None
 
 
+def _decode(line: bytes) -> _IndexedLine | None:
+    """Return the fields that the index needs of the entry on `line`.
+
+    Return None if the entry has no place in the tree.
+    """
+    try:
+        return _line.decode(line)
+    except DECODE_ERRORS:
+        link = decode_link(line)
+        return _IndexedLine(link.id, link.parent_id, link.type) if link is not None else None
+
+
 def _shown(entry: _IndexedLine) -> tuple[str, str]:
-    """Return who speaks in an entry, and what it says in short."""
+    """Return the speaker and a short text of an entry."""
     match entry.type:
         case "message" if entry.message is not None:
             content = entry.message.content

@@ -1,6 +1,7 @@
-"""What of a session's messages the conversation still shows: those that nobody archived, and stubs for the others.
+"""The messages that a conversation still shows: messages that are not archived, and records of archives.
 
-Session and archive fold the same entries by the same rules, each with what it needs to know of a message.
+The session and the archives apply the same rules to the same entries. The session and the archives attach their own
+notes to the messages.
 """
 
 from __future__ import annotations
@@ -30,12 +31,16 @@ __all__ = ["VisibleMessage", "VisibleMessages"]
 
 T = TypeVar("T")
 NEAR: Final = 512
-"""Among how many messages behind what was archived last the next part is looked for first."""
+"""Number of messages after the last archived part in which the next part is searched first."""
 NOTHING: Final = Message("user", ())
 
 
 class VisibleMessage(Struct, Generic[T], frozen=True, gc=False):
-    """A message that is shown. It stands for the entries `first` to `last`, mostly one; `note` is the keeper's own."""
+    """A shown message.
+
+    The message represents the entries `first` to `last`, usually one entry. The user of this class stores data in
+    `note`.
+    """
 
     message: Message
     first: str
@@ -44,40 +49,44 @@ class VisibleMessage(Struct, Generic[T], frozen=True, gc=False):
 
 
 class VisibleMessages(Generic[T]):
-    """The messages that are shown, in order."""
+    """The shown messages, in order."""
 
     def __init__(self) -> None:
         self.items: list[VisibleMessage[T]] = []
         self._tasks: dict[str, str] = {}
         self._deleted: set[str] = set()
-        self._late: dict[str, str] = {}
-        self._near = 0  # where something was archived last
+        self._pending_records: dict[str, str] = {}
+        self._near = 0  # Position of the last archived part.
 
     def __iter__(self) -> Iterator[Message]:
         return (item.message for item in self.items)
 
     def copy(self) -> VisibleMessages[T]:
-        """Return a view that can go its own way."""
+        """Return an independent copy."""
         other: VisibleMessages[T] = VisibleMessages()
-        other.items, other._tasks, other._late = list(self.items), dict(self._tasks), dict(self._late)
+        other.items, other._tasks, other._pending_records = (
+            list(self.items),
+            dict(self._tasks),
+            dict(self._pending_records),
+        )
         other._deleted = set(self._deleted)
         return other
 
     def add(self, id: str, message: Message, note: T) -> None:
-        """Show the message of the entry `id`."""
+        """Add the message of the entry `id`."""
         self.items.append(VisibleMessage(message, id, id, note))
 
-    def lose(self, id: str, note: T) -> None:
-        """Know of the entry `id`, whatever it was: its line is damaged."""
+    def add_placeholder(self, id: str, note: T) -> None:
+        """Add a placeholder for the entry `id`, whose line is damaged."""
         self.items.append(VisibleMessage(NOTHING, id, id, note))
 
     def part(self, first: str, last: str) -> tuple[int, int]:
-        """Return from where to where (exclusive) the items stand for the entries `first` to `last`.
+        """Return the start and stop (exclusive) of the items that represent the entries `first` to `last`.
 
-        Raises StoreError when they do not stand for exactly these.
+        Raise StoreError if no items represent exactly these entries.
         """
-        # Where much is archived at once, each part follows the one before it. Else it is rarely the oldest, and looking
-        # from the end finds it sooner.
+        # In a series of archives, each part follows the previous one. Otherwise the part is usually near the end, so
+        # search backwards.
         near = range(self._near, min(self._near + NEAR, len(self.items)))
         back = range(len(self.items) - 1, -1, -1)
         stop = next((place for place in chain(near, back) if self.items[place].last == last), -1)
@@ -85,18 +94,18 @@ class VisibleMessages(Generic[T]):
             stop += 1
         start = next((place for place in range(stop, -1, -1) if self.items[place].first == first), -1)
         if start < 0:
-            raise StoreError(f"entries {first} to {last} are not, or not any more, a part of the conversation")
+            raise StoreError(f"entries {first} to {last} are not, or no longer, a part of the conversation")
         while start and self.items[start - 1].first == first:
             start -= 1
         return start, stop + 1
 
     def collapse(self, collapse: Collapse, note: T, *, deleted: bool = False) -> list[VisibleMessage[T]]:
-        """Show the messages of `collapse` instead of what it archives, or archived until that was `deleted`.
+        """Replace the archived messages by the messages of `collapse`, and return the replaced items.
 
-        Returns what was shown. Raises StoreError when that is not.
+        `deleted` is True if the archive was deleted later. Raise StoreError if the archived messages are not shown.
         """
         start, stop = self.part(collapse.first, collapse.last)
-        # A stub that stays may read better by now than when this was worked out.
+        # A record in this part may have been improved since `collapse` was computed.
         texts = {holder: text for item in self.items[start:stop] for holder, text in stubs_in(item.message).items()}
         messages = collapse.messages
         for text in texts.values():
@@ -107,63 +116,63 @@ class VisibleMessages(Generic[T]):
             self._deleted.add(collapse.holder)
         gone, self.items[start:stop] = self.items[start:stop], stubs
         self._near = start
-        for place in range(start, len(self.items)) if self._late else ():
+        for place in range(start, len(self.items)) if self._pending_records else ():
             for holder in holders_in(self.items[place].message):
-                if stub := self._late.pop(holder, None):
+                if stub := self._pending_records.pop(holder, None):
                     self._restub(place, stub)
         return gone
 
-    def kept(self, first: str) -> int:
-        """Return how many items stand before the entry `first`: all of them when it is none of these."""
+    def items_before(self, first: str) -> int:
+        """Return the number of items before the entry `first`, or the number of all items if `first` is not shown."""
         return next((place for place, item in enumerate(self.items) if item.first == first), len(self.items))
 
     @property
-    def told(self) -> int:
-        """How many items at the beginning are what the agent is told of its project: these stay."""
+    def project_items(self) -> int:
+        """Number of items at the beginning that contain the project description. These items always stay."""
         return next((place for place, item in enumerate(self.items) if not is_project(item.message)), len(self.items))
 
     def compact(self, summary: str, stop: int, id: str, note: Callable[[list[T]], T]) -> list[VisibleMessage[T]]:
-        """Show `summary`, which the entry `id` has, instead of the first `stop` items, which are returned.
+        """Replace the first `stop` items by `summary`, the text of the entry `id`, and return the replaced items.
 
-        What is told of the project in front of them stays, and so do the ids of archives. `note` makes one of theirs.
+        The project description and the ids of archives stay. `note` combines the notes of the replaced items.
         """
-        start = min(self.told, stop)
+        start = min(self.project_items, stop)
         gone = self.items[start:stop]
         first, last = (gone[0].first, gone[-1].last) if gone else (id, id)
         stubs = {holder: text for item in gone for holder, text in stubs_in(item.message).items()}
         kept = (shorten_record(text, self.task(holder)) for holder, text in stubs.items())
-        said = summary_message(summary, kept)
-        self.items[start:stop] = [VisibleMessage(said, first, last, note([item.note for item in gone]))]
+        shown = summary_message(summary, kept)
+        self.items[start:stop] = [VisibleMessage(shown, first, last, note([item.note for item in gone]))]
         for holder in stubs:
-            self._late.pop(holder, None)
+            self._pending_records.pop(holder, None)
         return gone
 
     def upgrade(self, upgrade: RecordUpgrade) -> None:
-        """Take a better text for a stub in; a stub that is not shown any more needs none."""
+        """Apply a better text for a record. The text is ignored if the record is no longer shown."""
         place = self._place(upgrade.holder)
         if place is None or holder_of(upgrade.stub) != upgrade.holder:
             return
         if is_brief(stubs_in(self.items[place].message)[upgrade.holder]):
             return
         if upgrade.at_once:
-            self._late.pop(upgrade.holder, None)
+            self._pending_records.pop(upgrade.holder, None)
             self._restub(place, upgrade.stub)
         else:
-            self._late[upgrade.holder] = upgrade.stub
+            self._pending_records[upgrade.holder] = upgrade.stub
 
     @property
-    def late(self) -> dict[str, str]:
-        """Better texts that wait for a collapse before them, by holder."""
-        return self._late
+    def pending_records(self) -> dict[str, str]:
+        """Better texts of records. Keys are archive ids. A text is used at the next collapse before its record."""
+        return self._pending_records
 
     def holders(self, known: Iterable[str] | None = None) -> list[tuple[str, str]]:
-        """Return id and task of the holders that can be asked and whose stubs are shown, in order."""
+        """Return the id and the task of each archive that can be queried and whose record is shown, in order."""
         known = self._tasks.keys() - self._deleted if known is None else known
         shown = (holder for item in self.items for holder in holders_in(item.message))
         return [(holder, self._tasks[holder]) for holder in dict.fromkeys(shown) if holder in known]
 
     def task(self, holder: str) -> str:
-        """Return what the archive of a holder was about, "" when that is not known."""
+        """Return the task of an archive, or "" if the task is unknown."""
         return self._tasks.get(holder, "")
 
     def _restub(self, place: int, stub: str) -> None:

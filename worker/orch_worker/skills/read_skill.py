@@ -1,4 +1,4 @@
-"""Reading skills: read_skill."""
+"""The skill tool: read_skill."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from .prompt_listing import line_of
 
 __all__ = ["read_skill"]
 
-SHOWN: Final = 12
+HASH_DIGITS: Final = 12
 WIDTH: Final = 2_000
 
 
-@tool(category="skills", bits=())
+@tool(bits=())
 async def read_skill(context: ToolContext, name: str = "", file: str = "") -> str:
-    """Read a skill: instructions for particular work, or a file that belongs to them.
+    """Read a skill: instructions for a kind of task, or a file that belongs to it.
 
     Args:
-        name: The skill; without one, all are listed.
-        file: A file of it, such as references/forms.md, instead of the instructions.
+        name: The skill. Without a name, all skills are listed.
+        file: A file of the skill, such as references/forms.md, instead of the instructions.
     """
-    shelf = context.skills
-    if not isinstance(shelf, SkillCatalog):
+    catalog = context.skills
+    if not isinstance(catalog, SkillCatalog):
         raise ToolError("No skills are available.")
     if not name:
-        return "\n".join(map(line_of, shelf.skills.values()))
+        return "\n".join(map(line_of, catalog.skills.values()))
     try:
-        taken = await shelf.read(name, file)
+        skill_text = await catalog.read(name, file)
     except ConfigError as error:
         raise ToolError(f"{error}.") from error
-    path, allowed = shelf.skills[name].path, " ".join(taken.allowed or ())
-    said = (
-        f"skill {name}, {taken.hash[:SHOWN]}",
+    path, allowed = catalog.skills[name].path, " ".join(skill_text.allowed or ())
+    text = (
+        f"skill {name}, {skill_text.hash[:HASH_DIGITS]}",
         file,
-        taken.note,
+        skill_text.note,
         f"its folder: {path}" if path else "",
-        f"its files, read by file=...: {plain_line(', '.join(taken.others), WIDTH)}" if taken.others else "",
+        f"its files, read by file=...: {plain_line(', '.join(skill_text.others), WIDTH)}" if skill_text.others else "",
         f"made for the tools {plain_line(allowed, WIDTH)}: in this turn others need approval" if allowed else "",
     )
-    return f"[{'; '.join(filter(None, said))}]\n\n{taken.text}"
+    return f"[{'; '.join(filter(None, text))}]\n\n{skill_text.text}"

@@ -1,4 +1,4 @@
-"""The tools that skills name, as other agents call them or as we do."""
+"""Maps the tool names in skills and agent types to orch's tools. Tool names of other programs are recognized."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Final
 
 from orch_protocol.resources.skills import READ_SKILL
 
-__all__ = ["FREE", "tools_named"]
+__all__ = ["ALWAYS_ALLOWED", "tools_named"]
 
-FREE: Final = frozenset({READ_SKILL, "read_handle", "exit_plan_mode", "task_create", "task_update"})
-"""Tools that no skill needs to name."""
-OTHERS: Final[Mapping[str, tuple[str, ...]]] = {
+ALWAYS_ALLOWED: Final = frozenset({READ_SKILL, "read_handle", "exit_plan_mode", "task_create", "task_update"})
+"""Tools that are allowed even if a skill does not name them."""
+SUBAGENTS: Final = ("spawn_subagent", "query_subagent", "collect_subagent", "wait_subagents", "list_subagents")
+FOREIGN_TOOLS: Final[Mapping[str, tuple[str, ...]]] = {
     "Read": ("read_file", "describe_data"),
     "Write": ("write_file",),
     "Edit": ("replace_in_file",),
@@ -22,12 +23,22 @@ OTHERS: Final[Mapping[str, tuple[str, ...]]] = {
     "Bash": ("bash", "bg_status", "bg_kill"),
     "WebFetch": ("fetch_url",),
     "WebSearch": ("web_search",),
-    "Task": ("spawn_subagent", "query_subagent", "collect_subagent", "wait_subagents", "list_subagents"),
+    "Task": SUBAGENTS,
+    "Agent": SUBAGENTS,
+    "BashOutput": ("bg_status",),
+    "KillBash": ("bg_kill",),
+    "KillShell": ("bg_kill",),
+    "TodoWrite": ("task_create", "task_update"),
+    "ExitPlanMode": (),
+    "Skill": (),
 }
-"""What tools are called in skills that were written for other agents."""
+"""Tool names of other programs, and the corresponding tools of orch.
+
+The list of corresponding tools is empty if agents get the tool without a grant.
+"""
 
 
 def tools_named(names: Iterable[str]) -> frozenset[str]:
-    """Return the tools of ours that `names`, as skills write them, mean; what is in parentheses does not count."""
-    bare = [name.partition("(")[0] for name in names]
-    return frozenset(tool for name in bare for tool in OTHERS.get(name, (name,)))
+    """Return the tools that the names in a file refer to. Restrictions in parentheses are ignored."""
+    plain_names = [name.partition("(")[0] for name in names]
+    return frozenset(tool for name in plain_names for tool in FOREIGN_TOOLS.get(name, (name,)))

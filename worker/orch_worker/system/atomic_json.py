@@ -1,4 +1,4 @@
-"""Small records of a user's, a JSON file each: read whole, and replaced whole, so that nobody ever sees half of one."""
+"""Small JSON files of a user. Each file is read and replaced as a whole, so that readers never see a partial file."""
 
 from __future__ import annotations
 
@@ -13,66 +13,59 @@ import msgspec
 
 from orch_protocol.core.errors import ConfigError
 
-from .files import io_error, sync_folder
+from .atomic_write import atomic_write
+from .files import io_error
 
 __all__ = ["change_json", "file_lock", "read", "write"]
 
 T = TypeVar("T")
 
 
-def read(file: Path, kind: type[T], otherwise: T, then: str) -> T:
-    """Return what `file` holds, `otherwise` when there is none.
+def read(file: Path, kind: type[T], default: T, remedy: str) -> T:
+    """Return the content of `file`. Return `default` if the file does not exist.
 
-    Raises ConfigError when it cannot be read, which says to remove it, and `then` what to do.
+    Raise ConfigError if the file cannot be read. The message recommends removing the file and ends with the text
+    `remedy`.
     """
     try:
         return msgspec.json.decode(file.read_bytes(), type=kind)
     except FileNotFoundError:
-        return otherwise
+        return default
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} cannot be read ({error}): remove it, and {then}") from error
+        raise ConfigError(f"cannot read {file} ({error}): remove the file and {remedy}") from error
 
 
 def write(file: Path, data: Any, *, durable: bool = True) -> None:
-    """Let `file`, which its user alone may read, hold `data` and nothing else. Raises StoreError.
+    """Replace the content of `file` by `data`. Only the user can read the file. Raise StoreError if writing fails.
 
-    When it returns that survives a loss of power, unless it is not to be `durable`: then either content may be there.
+    If `durable` is True, the new content survives a power loss as soon as the function returns. Otherwise, a power loss
+    may restore the old content.
     """
-    beside = file.with_name(f"{file.name}.{os.getpid()}.tmp")
     try:
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "wb") as opened:
-            os.fchmod(descriptor, 0o600)
+        with atomic_write(file, sync="all" if durable else "none") as opened:
             opened.write(msgspec.json.encode(data, order="sorted"))
-            if durable:
-                opened.flush()
-                os.fsync(descriptor)
-        os.replace(beside, file)
-        if durable:
-            sync_folder(file.parent)
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise io_error("write", file, error) from error
 
 
-def change_json(file: Path, kind: type[T], otherwise: T, then: str, changed: Callable[[T], T]) -> T:
-    """Let `file`, whose folder is there, hold what `changed` makes of what it holds; return what it held. Whoever does
-    so at the same time, in whatever process, does it before or after.
+def change_json(file: Path, kind: type[T], default: T, remedy: str, update: Callable[[T], T]) -> T:
+    """Replace the content of `file` by the result of `update`, and return the old content. The folder must exist.
 
-    Raises ConfigError as `read` does, StoreError.
+    A lock serializes concurrent changes, including changes by other processes. Raise StoreError if writing fails, and
+    ConfigError if the file cannot be read.
     """
     with file_lock(file.with_name(f"{file.name}.lock")):
-        held = read(file, kind, otherwise, then)
-        if (new := changed(held)) != held:
+        old = read(file, kind, default, remedy)
+        if (new := update(old)) != old:
             write(file, new)
-    return held
+    return old
 
 
 @contextmanager
 def file_lock(file: Path) -> Iterator[int]:
-    """Let one process at a time do what the block does, by the lock on `file`, which is made; its descriptor appends.
+    """Hold an exclusive lock on `file` during the block. Yield the descriptor of the file, which is open for appending.
 
-    Its folder is there. Raises StoreError when that cannot be had.
+    The file is created if necessary. The folder of the file must exist. Raise StoreError if the file cannot be opened.
     """
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""Opening, reading and syncing files carefully, and saying what went wrong."""
+"""Opens, reads and syncs files safely, and describes errors."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ __all__ = [
     "keep_aside",
     "lines_backwards",
     "open_regular",
-    "regular_open_regular",
+    "open_regular_file",
     "sync_folder",
 ]
 
 
-MOST_SMALL: Final = 1 << 20
-"""No configuration is longer."""
+MAX_SMALL: Final = 1 << 20
+"""Maximum size of a configuration file."""
 
 _CAUSES: Final = {
     errno.ENOSPC: "disk full: free some space",
@@ -42,22 +42,23 @@ _CAUSES: Final = {
 
 
 def error_text(error: OSError) -> str:
-    """Return what `error` means, in words."""
+    """Return a description of `error` for users."""
     return _CAUSES.get(error.errno or 0) or error.strerror or str(error)
 
 
 def io_error(what: str, path: Path, error: OSError) -> StoreError:
-    """Return the error to raise when `error` kept us from doing `what` to `path`."""
+    """Return a StoreError. Its message says that the action `what` failed for `path` because of `error`."""
     return StoreError(f"cannot {what} {path}: {error_text(error)}")
 
 
 def open_regular(path: Path, flags: int) -> int:
-    """Return a descriptor of the regular file at `path` (mode 0600 if it is created).
+    """Return a descriptor of the regular file at `path`. If the file is created, its mode is 0600.
 
-    Raises FileNotFoundError, ForeignFileError when it is a device, FIFO or socket, StoreError for all else.
+    Raise FileNotFoundError for a missing file, ForeignFileError for a device, FIFO or socket, and StoreError for other
+    failures.
     """
     try:
-        # Without O_NONBLOCK a FIFO of that name would hang the opening.
+        # Without O_NONBLOCK, opening a FIFO would block.
         descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, 0o600)
     except FileNotFoundError:
         raise
@@ -65,14 +66,14 @@ def open_regular(path: Path, flags: int) -> int:
         raise io_error("open", path, error) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ForeignFileError(f"{path} is not a regular file: it was left alone")
+        raise ForeignFileError(f"{path} is not a regular file and was not changed")
     return descriptor
 
 
-def bytes_of(path: Path, most: int = MOST_SMALL) -> bytes:
-    """Return what is in the file at `path`, whoever put it there: no pipe is waited for, no device read without end.
+def bytes_of(path: Path, limit: int = MAX_SMALL) -> bytes:
+    """Return the content of the file at `path`. This function does not block on a pipe and does not read a device.
 
-    Raises OSError, also for what is no regular file, and for one of more than `most` bytes.
+    Raise OSError if the file cannot be read, is not a regular file, or has more than `limit` bytes.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
@@ -82,19 +83,19 @@ def bytes_of(path: Path, most: int = MOST_SMALL) -> bytes:
         if not stat.S_ISREG(mode):
             raise OSError(errno.EINVAL, "it is not a regular file")
         data = b""
-        while len(data) <= most and (more := os.read(descriptor, most + 1 - len(data))):
+        while len(data) <= limit and (more := os.read(descriptor, limit + 1 - len(data))):
             data += more
     finally:
         os.close(descriptor)
-    if len(data) > most:
-        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes")
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"it has more than {limit:,} bytes")
     return data
 
 
 def lines_backwards(path: Path) -> Iterator[bytes]:
-    """Yield the complete lines of the file from last to first, then b"" for what stands before the first.
+    """Yield the complete lines of the file, the last line first. At the start of the file, yield b"".
 
-    A missing file has none. Raises StoreError when it cannot be read.
+    A missing file yields nothing. Raise StoreError if the file cannot be read.
     """
     try:
         with open(open_regular(path, os.O_RDONLY), "rb") as file:
@@ -105,7 +106,7 @@ def lines_backwards(path: Path) -> Iterator[bytes]:
                 file.seek(position)
                 rest, *lines = (file.read(size) + rest).split(b"\n")
                 if lines and not seen_end:
-                    lines.pop()  # what follows the last newline
+                    lines.pop()  # This is the incomplete line after the last newline.
                     seen_end = True
                 yield from reversed(lines)
             if seen_end:
@@ -118,7 +119,7 @@ def lines_backwards(path: Path) -> Iterator[bytes]:
 
 
 def keep_aside(path: Path, torn: bytes) -> Path:
-    """Write `torn` durably to the first free `<name>.torn-<n>` beside `path` and return where."""
+    """Write `torn` durably to the first free name `<name>.torn-<n>` beside `path`. Return the path of the new file."""
     number = 1
     while True:
         aside = path.with_name(f"{path.name}.torn-{number}")
@@ -140,7 +141,7 @@ def keep_aside(path: Path, torn: bytes) -> Path:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in `folder` are on the disk. A folder we may not read is not one we made: left out."""
+    """Wait until the names in `folder` are on the disk. Skip a folder without read permission."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except PermissionError:
@@ -148,26 +149,27 @@ def sync_folder(folder: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system without such a thing
+        if error.errno != errno.EINVAL:  # The file system does not support syncing folders.
             raise
     finally:
         os.close(descriptor)
 
 
-# --- Opening files that are files ---
+# --- Opening regular files only ---
 
 
 class NotRegularError(OSError):
-    """The path leads to something else than a regular file."""
+    """The path is not a regular file."""
 
 
 @contextmanager
-def regular_open_regular(path: Path, root: Path | None = None) -> Iterator[BinaryIO]:
-    """Open the regular file `path` for reading bytes. Raises OSError; NotRegularError for links, pipes and so on.
+def open_regular_file(path: Path, root: Path | None = None) -> Iterator[BinaryIO]:
+    """Open the regular file `path` for reading bytes.
 
-    With `root` nothing is opened that does not lie below that folder, whatever is swapped meanwhile; both are real.
+    Raise OSError if opening fails, and NotRegularError for links, pipes and other types. If `root` is given, the file
+    must lie below this folder, even if folders are swapped during the call. Both paths must contain no links.
     """
-    # Asked twice: opening a device can have effects, and what was a file may be a pipe by the time it is opened.
+    # Check twice: opening a device can have side effects, and the file may be replaced before it is opened.
     if not stat.S_ISREG(os.stat(path, follow_symlinks=False).st_mode):
         raise NotRegularError
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -1,4 +1,4 @@
-"""What is in a folder that somebody wrote for agents: its files, and one hash for all of them."""
+"""Reads and hashes the files of a folder, such as an extension or a skill."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Final, TypeAlias
 
 from orch_protocol.core.errors import ConfigError
 
-from .files import regular_open_regular
+from .files import open_regular_file
 
 __all__ = [
     "LEFT_OUT",
-    "MOST_BYTES",
+    "MAX_BYTES",
     "Contents",
     "contents_of",
     "digest_of",
@@ -27,15 +27,15 @@ __all__ = [
 
 LEFT_OUT: Final = frozenset({"__pycache__"})
 NOT_A_SKILLS: Final = LEFT_OUT | {".git"}
-MOST_BYTES: Final = 16 << 20
+MAX_BYTES: Final = 16 << 20
 
 Contents: TypeAlias = dict[str, bytes]
 
 
 def files_in(folder: Path, left_out: frozenset[str] = LEFT_OUT) -> Iterator[Path]:
-    """Yield the files below `folder`, without those in folders called as `left_out` says.
+    """Yield the files below `folder`, except in subfolders named in `left_out`.
 
-    Raises ConfigError for a link, or anything else that is no file of its own, and for what cannot be read.
+    Raise ConfigError for links, for entries that are not regular files, and for unreadable folders.
     """
     try:
         for root, folders, files in os.walk(folder, onerror=_raised):
@@ -51,32 +51,33 @@ def files_in(folder: Path, left_out: frozenset[str] = LEFT_OUT) -> Iterator[Path
 
 
 def digest_of(folder: Path, left_out: frozenset[str] = LEFT_OUT) -> str:
-    """Return a hash of all that is in `folder`, names and contents. Raises ConfigError for what cannot be trusted."""
+    """Return a hash of the names and contents in `folder`. Raise ConfigError in the same cases as `contents_of`."""
     return hash_of(contents_of(folder, left_out))
 
 
 def contents_of(folder: Path, left_out: frozenset[str] = LEFT_OUT) -> Contents:
-    """Return all that is in `folder`, by path below it: whoever uses what was trusted takes it from what was hashed.
+    """Return the contents of all files in `folder`. Keys are relative paths.
 
-    Raises ConfigError for what cannot be trusted.
+    After hashing, use these bytes instead of the files, because the files may change. Raise ConfigError for files that
+    `files_in` rejects, for unreadable files, and if the files have more than MAX_BYTES.
     """
     found: Contents = {}
-    left = MOST_BYTES
+    left = MAX_BYTES
     for path in sorted(files_in(folder, left_out)):
         try:
-            with regular_open_regular(path) as opened:
+            with open_regular_file(path) as opened:
                 data = opened.read(left + 1)
         except OSError as error:
-            raise ConfigError(f"{path} cannot be read: {error.strerror or 'it is no file'}") from error
+            raise ConfigError(f"{path} cannot be read: {error.strerror or 'it is not a file'}") from error
         left -= len(data)
         if left < 0:
-            raise ConfigError(f"{folder} holds more than {MOST_BYTES >> 20} MiB: it is for code and texts")
+            raise ConfigError(f"{folder} contains more than {MAX_BYTES >> 20} MiB: store only code and texts there")
         found[path.relative_to(folder).as_posix()] = data
     return found
 
 
 def hash_of(contents: Contents) -> str:
-    """Return a hash of names and contents, in this order."""
+    """Return a hash of names and contents, in the given order."""
     digest = hashlib.sha256()
     for path, data in contents.items():
         name = os.fsencode(path)
@@ -86,17 +87,20 @@ def hash_of(contents: Contents) -> str:
 
 
 def skill_contents(folder: Path) -> Contents:
-    """Return all that is in the folder of a skill. Raises ConfigError for what cannot be a skill's."""
+    """Return the contents of a skill's folder. Keys are relative paths.
+
+    Raise ConfigError in the same cases as `contents_of`.
+    """
     return contents_of(folder, NOT_A_SKILLS)
 
 
 def skill_digest(folder: Path) -> str:
-    """Return a hash of all that is in the folder of a skill. Raises ConfigError for what cannot be a skill's."""
+    """Return a hash of a skill's folder. Raise ConfigError in the same cases as `contents_of`."""
     return hash_of(skill_contents(folder))
 
 
 def skill_files(folder: Path) -> Iterator[Path]:
-    """Yield the files of the skill in `folder`. Raises ConfigError for what cannot be a skill's."""
+    """Yield the files of the skill in `folder`. Raise ConfigError in the same cases as `files_in`."""
     return files_in(folder, NOT_A_SKILLS)
 
 

@@ -1,4 +1,4 @@
-"""Reading bytes of others in a process that may die of it, before they are read here."""
+"""Reads untrusted bytes in a separate process first, because the bytes may crash a native library."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import subprocess
 import sys
 from typing import Final
 
-__all__ = ["BOUND", "NEEDED", "FatalBytesError", "check_reads_safely", "resource_limit_arguments"]
+__all__ = ["LIMIT_CODE", "NEEDED", "FatalBytesError", "check_reads_safely", "resource_limit_arguments"]
 
 SECONDS: Final = 60
-ROOM: Final = 1 << 30
-TIMES: Final = 16
-"""How much memory the process may take: so much, and so many times the size of what it reads."""
+BASE_MEMORY_BYTES: Final = 1 << 30
+MEMORY_FACTOR: Final = 16
+"""Factor of the memory limit. The process may use ROOM bytes plus this factor times the size of the data."""
 
 NEEDED: Final = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
-"""The variables without which a Python may not start."""
-BOUND: Final = """
+"""Environment variables that Python may need to start."""
+LIMIT_CODE: Final = """
 import resource, sys
 for what, most in zip((resource.RLIMIT_CORE, resource.RLIMIT_CPU, resource.RLIMIT_DATA), map(int, sys.argv[-3:])):
     hard = resource.getrlimit(what)[1]
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(what, (most, most))
 """
-"""What such a process begins with: its last arguments are its `resource_limit_arguments`."""
-READ: Final = f"""{BOUND}
+"""The first lines of the code of the process. The last arguments of the process are the `resource_limit_arguments`."""
+READ: Final = f"""{LIMIT_CODE}
 import importlib, io, json
 sys.path[:] = json.loads(sys.argv[1])
 data = sys.stdin.buffer.read()
@@ -38,22 +38,22 @@ print("alive")
 
 
 class FatalBytesError(ValueError):
-    """Bytes of which a process dies that reads them."""
+    """The bytes crash the process that reads them, or make the process exceed its limits."""
 
 
-def resource_limit_arguments(seconds: int, room: int) -> tuple[str, str, str]:
-    """Return the arguments for a process that may take so many seconds of CPU and bytes of memory."""
-    return "0", str(seconds), str(room)
+def resource_limit_arguments(seconds: int, memory_bytes: int) -> tuple[str, str, str]:
+    """Return the arguments for a process that is limited to `seconds` of CPU time and `memory_bytes` of memory."""
+    return "0", str(seconds), str(memory_bytes)
 
 
 def check_reads_safely(library: str, reader: str, data: bytes) -> None:
-    """Raise Deadly when reading `data` with `reader` of `library` ends the process that does so, or takes it too much
-    memory or time, or when no process can be had for it. What it raises is not told.
+    """Read `data` with `reader` of `library` in a separate process, to check that this is safe.
 
-    Libraries that are no Python end their process where bytes tell them of more than there can be: whoever made the
-    bytes would have ended ours.
+    Raise FatalBytesError if the process crashes, exceeds its limits or cannot be started. Exceptions of the reader are
+    ignored. Native libraries may abort the process when they read invalid sizes. Without this check, the author of the
+    bytes could end this process.
     """
-    limits = resource_limit_arguments(SECONDS, ROOM + TIMES * len(data))
+    limits = resource_limit_arguments(SECONDS, BASE_MEMORY_BYTES + MEMORY_FACTOR * len(data))
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-c", READ, json.dumps([*map(str, sys.path)]), library, reader, *limits],
@@ -64,8 +64,8 @@ def check_reads_safely(library: str, reader: str, data: bytes) -> None:
             timeout=SECONDS,
         )
     except subprocess.TimeoutExpired:
-        raise FatalBytesError(f"reading it does not end within {SECONDS} s") from None
+        raise FatalBytesError(f"reading the data does not end within {SECONDS} s") from None
     except OSError as error:
-        raise FatalBytesError(f"no process could be started that reads it first: {error.strerror}") from error
-    if done.stdout.strip() != b"alive":  # the exit code is not to be had where a program ignores its children
-        raise FatalBytesError("a process that read it died of that")
+        raise FatalBytesError(f"cannot start the process that reads the data first: {error.strerror}") from error
+    if done.stdout.strip() != b"alive":  # The exit code is not available if the program ignores SIGCHLD.
+        raise FatalBytesError("reading the data crashed a test process")

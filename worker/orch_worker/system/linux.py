@@ -1,7 +1,8 @@
-"""What we ask of the kernel beyond the standard library: ties between processes, and signs of their end.
+"""System calls that the standard library lacks: calls that tie processes together, and calls that detect the end of
+processes.
 
-Linux does it all; elsewhere each function does what the platform can, which its docstring names. Imports stay few:
-the shim loads this module.
+All functions work on Linux. Each docstring states the behavior on other systems. The module has few imports, because
+the shim loads it.
 """
 
 from __future__ import annotations
@@ -43,27 +44,30 @@ PIDFD_GET_INFO: Final = 0xC040FF0B
 PIDFD_INFO_EXIT: Final = 1 << 3
 PIDFD_INFO_BYTES: Final = 64
 
-SIGKILL: Final = 9  # by number: Windows, where this is imported too, has no name for it
+SIGKILL: Final = 9  # The number is used because Windows, which imports this module too, does not define the name.
 LAST_DESCRIPTOR: Final = (1 << 32) - 1
 MADV_COLLAPSE: Final = 25
 HUGE_BYTES: Final = 2 << 20
 LARGE_BYTES: Final = 8 << 20
 LINUX: Final = sys.platform == "linux"
-# Python ignores these two in every process it starts, and its libraries count on it.
+# Python ignores these two signals in every process, and its libraries rely on that.
 PYTHONS_OWN: Final = {"SIGPIPE", "SIGXFSZ"}
 
 
 def prctl(option: int, argument: int, more: int = 0) -> None:
-    """Call prctl with `option` for the calling thread. Raises OSError. Nothing happens elsewhere than on Linux."""
+    """Call prctl with `option` for the calling thread. Raise OSError if the call fails.
+
+    Do nothing on systems other than Linux.
+    """
     if LINUX and _libc.prctl(option, argument, more, 0, 0):
         number = ctypes.get_errno()
         raise OSError(number, f"prctl({option}): {os.strerror(number)}")
 
 
 def syscall(number: int, *arguments: int) -> int:
-    """Make the system call `number` and return its result. Raises OSError. Linux.
+    """Make the system call `number` and return its result. Raise OSError if the call fails. Linux only.
 
-    An argument that is an address stays its owner's, who keeps it until the call is over.
+    If an argument is an address, the caller must keep the memory at this address alive.
     """
     result: int = _libc.syscall(number, *map(ctypes.c_long, arguments))
     if result < 0:
@@ -77,13 +81,16 @@ if LINUX:
     _libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
     _libc.syscall.restype = ctypes.c_long
     _libc.madvise.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
-    _close_range: Any = getattr(_libc, "close_range", None)  # the C library may be older than it
+    _close_range: Any = getattr(_libc, "close_range", None)  # Older C libraries do not have this function.
     if _close_range is not None:
         _close_range.argtypes = [ctypes.c_uint] * 3
 
 
 def reset_signals(*, ignore: tuple[signal.Signals, ...] = ()) -> None:
-    """Unblock every signal and give each its default, or ignore it: both states pass through exec otherwise."""
+    """Unblock all signals, ignore the signals in `ignore`, and reset the other signals.
+
+    Without this function, blocked and ignored signals would stay blocked and ignored after exec.
+    """
     for number in signal.valid_signals():
         if isinstance(number, signal.Signals) and number.name in PYTHONS_OWN:
             continue
@@ -92,18 +99,24 @@ def reset_signals(*, ignore: tuple[signal.Signals, ...] = ()) -> None:
             try:
                 signal.signal(number, wanted)
             except (OSError, ValueError):
-                pass  # KILL, STOP and the C library's own cannot be set, nor need to be
+                pass  # SIGKILL, SIGSTOP and signals of the C library cannot be changed.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def default_signals(numbers: tuple[signal.Signals, ...]) -> None:
-    """Give each signal of `numbers` its default: what a fork does whose parent changed no other."""
+    """Set the signals `numbers` to their defaults.
+
+    After a fork, this function is sufficient instead of `reset_signals` if the parent changed no other signal.
+    """
     for number in numbers:
         signal.signal(number, signal.SIG_DFL)
 
 
 def wake_on_child() -> int:
-    """Return a descriptor that becomes readable when a child has ended; the caller reads it empty."""
+    """Return a descriptor that becomes readable when a child has ended.
+
+    The caller must read all bytes from the descriptor.
+    """
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
@@ -113,9 +126,9 @@ def wake_on_child() -> int:
 
 
 def die_with_parent(parent: int) -> None:
-    """End with the process `parent`, or now if it has ended. Linux.
+    """Make the kernel kill this process when `parent` ends. Exit now if `parent` has already ended. Linux only.
 
-    The signal follows the *thread* that forked, so a parent with threads must not be tied to like this.
+    The kernel watches the *thread* that forked, so the parent must not have threads that end.
     """
     if LINUX:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -125,9 +138,10 @@ def die_with_parent(parent: int) -> None:
 
 @contextmanager
 def keep_parent_death_signal() -> Iterator[None]:
-    """Restore the signal that the parent's end sends after the block, which changes this process's credentials. Linux.
+    """Restore the parent-death signal after a block that changes the credentials of this process. Linux only.
 
-    A change of credentials clears it. Ends this process if the parent has ended meanwhile and the signal was SIGKILL.
+    A change of credentials clears the signal. If the signal was SIGKILL and the parent ended during the block, this
+    process also ends.
     """
     number, parent = ctypes.c_int(0), os.getppid()
     prctl(PR_GET_PDEATHSIG, ctypes.addressof(number))
@@ -138,9 +152,10 @@ def keep_parent_death_signal() -> Iterator[None]:
 
 
 def start_tied(argv: list[bytes], descriptors: list[int]) -> int:
-    """Start `argv`, followed by the numbers of the `descriptors` it inherits, and return its pid.
+    """Start `argv`, and return the pid. The numbers of the inherited `descriptors` are the last arguments.
 
-    It ends with this process, which must have no threads. Raises BlockingIOError when the system has no process left.
+    The new process ends when this process ends. This process must have no threads. Raise BlockingIOError if the process
+    limit is reached.
     """
     parent = os.getpid()
     pid = os.fork()
@@ -158,12 +173,12 @@ def start_tied(argv: list[bytes], descriptors: list[int]) -> int:
 
 
 def become_subreaper() -> None:
-    """Adopt descendants whose own parents have ended. Linux."""
+    """Become the parent of orphaned descendants of this process. Linux only."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def hide_memory() -> None:
-    """Keep this process's memory and descriptors from its own user's other processes, and out of core dumps."""
+    """Protect the memory and descriptors of this process from other processes of the user. Also disable core dumps."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -171,10 +186,10 @@ def hide_memory() -> None:
 
 
 def huge_pages(maps: str = "/proc/self/maps") -> int:
-    """Put this process's large areas of memory on huge pages and return how many bytes that are at most. Linux.
+    """Move large memory areas of this process to huge pages. Return an upper bound of the moved bytes. Linux only.
 
-    A fork copies one entry of the page table for each, not 512; one that is written to falls apart for the writer
-    alone. Where the kernel knows nothing of it (before 6.1) or has no such pages free, all stays as it is.
+    A fork then copies one page-table entry instead of 512. A written page is split only in the process that writes.
+    Nothing changes on kernels before 6.1 or if no huge pages are free.
     """
     total = 0
     with open(maps) as file:
@@ -182,18 +197,24 @@ def huge_pages(maps: str = "/proc/self/maps") -> int:
             bounds, rights, _, _, inode, *name = line.split()
             begin, end = (int(bound, 16) for bound in bounds.split("-"))
             first, last = -(-begin // HUGE_BYTES) * HUGE_BYTES, end // HUGE_BYTES * HUGE_BYTES
-            ours = rights == "rw-p" and inode == "0" and name in ([], ["[heap]"])
-            if ours and last - first >= LARGE_BYTES and _libc.madvise(first, last - first, MADV_COLLAPSE) == 0:
+            is_private_memory = rights == "rw-p" and inode == "0" and name in ([], ["[heap]"])
+            if (
+                is_private_memory
+                and last - first >= LARGE_BYTES
+                and _libc.madvise(first, last - first, MADV_COLLAPSE) == 0
+            ):
                 total += last - first
     return total
 
 
 def arm_lifeline(descriptor: int) -> None:
-    """End this process when the last write end of the pipe `descriptor` closes, or now if it has closed.
+    """Kill this process when the last write end of the pipe `descriptor` closes.
 
-    On Linux the kernel does it, whatever this process is busy with or even when it is stopped; a byte in the pipe
-    counts too. The owner belongs to the open file description, so two processes never share one lifeline. Elsewhere a
-    thread watches, which a call that never lets go of the interpreter can hold up.
+    Kill the process now if all write ends are closed.
+
+    On Linux, the kernel kills the process even if it is busy or stopped. A byte in the pipe has the same effect. The
+    setting belongs to the open file description, so two processes must not share a lifeline. On other systems, a thread
+    watches the pipe, and a call that never releases the GIL can block this thread.
     """
     if LINUX:
         import fcntl
@@ -216,9 +237,10 @@ def arm_lifeline(descriptor: int) -> None:
 
 
 def children() -> set[int]:
-    """Return the pids of this single-threaded process's children, zombies included. Linux.
+    """Return the pids of the children of this single-threaded process, including zombies. Linux only.
 
-    A child that ends during the call may hide another: ask again before relying on an empty answer.
+    A child that ends during the call may hide another child. Call this function again before you rely on an empty
+    result.
     """
     me = os.getpid()
     try:
@@ -237,7 +259,7 @@ def _parent_of(pid: int) -> int | None:
 
 
 def kill(pidfd: int, number: int = SIGKILL) -> None:
-    """Send signal `number` to the process behind `pidfd`; nothing happens if it is gone. Linux."""
+    """Send the signal `number` to the process of `pidfd` if the process still exists. Linux only."""
     try:
         signal.pidfd_send_signal(pidfd, number)
     except ProcessLookupError:
@@ -245,9 +267,14 @@ def kill(pidfd: int, number: int = SIGKILL) -> None:
 
 
 def reap(pidfd: int) -> int | None:
-    """Bury our ended child behind `pidfd` and return its exit code (or minus the signal). Linux.
+    """Reap the ended child process of the descriptor `pidfd`.
 
-    None when it was buried by another (the program may ignore or serve SIGCHLD) and the kernel does not tell.
+    Return the exit code of the child, or the negative number of the signal.
+
+    Linux only.
+
+    Return None if the child was reaped elsewhere, for example because SIGCHLD is ignored, and the kernel does not keep
+    the status.
     """
     try:
         dead = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
@@ -258,17 +285,18 @@ def reap(pidfd: int) -> int | None:
 
 
 def reap_if_ended(pidfd: int) -> None:
-    """See to it that the ended process behind `pidfd` is no zombie, if it is our child. Linux."""
+    """Reap the process of `pidfd` if it has ended and is a child of this process. Linux only."""
     try:
         os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
     except ChildProcessError:
-        pass  # its parent does that
+        pass  # The process is not a child of this process. Its parent reaps it.
 
 
 def close_from(first: int) -> None:
-    """Close every descriptor of this process from the number `first` on.
+    """Close all descriptors of this process whose number is at least `first`.
 
-    By one call, or else by the list of what is open: counting up to the limit can take minutes where that is "none".
+    This function uses one system call or the list of open descriptors. A loop over all possible numbers could take
+    minutes if there is no limit.
     """
     if LINUX and _close_range is not None and _close_range(first, LAST_DESCRIPTOR, 0) == 0:
         return
@@ -277,13 +305,15 @@ def close_from(first: int) -> None:
             try:
                 os.close(int(name))
             except OSError:
-                pass  # the listing's own
+                pass  # This is the descriptor of the listing itself.
 
 
 def exit_status(pidfd: int) -> int | None:
-    """Return the exit code (or minus the signal) of the reaped process behind `pidfd`; None if nobody knows.
+    """Return the exit code of the reaped process of `pidfd`, or the negative number of the signal.
 
-    The kernel keeps it for holders of a pidfd since Linux 6.15.
+    Return None if the status is unknown.
+
+    Since Linux 6.15, the kernel keeps the status for holders of a pidfd.
     """
     if not LINUX:
         return None

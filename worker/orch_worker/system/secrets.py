@@ -1,4 +1,4 @@
-"""Which variables hold secrets, by their names; and text without them."""
+"""Recognizes environment variables with secret values by their names, and removes secrets from text."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ __all__ = [
     "SEARCH_KEY",
     "VENDORS",
     "WITHHELD",
+    "ApiKeys",
     "Masker",
     "holds_secret",
-    "is_plain_value",
     "is_secret",
     "mask_secrets",
+    "plain_key",
     "secrets_of",
     "withheld_hint",
 ]
 
 
-# --- Whose variables an environment may hold ---
+# --- Names of variables ---
 
 VENDORS: Final = (
     "ANTHROPIC_",
@@ -39,7 +40,7 @@ VENDORS: Final = (
     "VERTEX_",
     "XAI_",
 )
-"""Beginnings of the names of variables that hold a model vendor's secrets, addresses and headers."""
+"""Prefixes of variables that contain keys, addresses or headers of model providers."""
 
 
 SECRET: Final = re.compile(
@@ -49,33 +50,36 @@ SECRET: Final = re.compile(
 
 PASSWORD_IN_ADDRESS: Final = re.compile(r"://[^\s/@:]*:[^\s/@]+@")
 PROXY: Final = "_PROXY"
-"""Ends the names of addresses that are asked for every other one: without what lets them in nothing is reached."""
+"""Suffix of proxy variables.
+
+Proxy variables may contain a password, but processes receive them, because the network is not reachable without them.
+"""
 
 SEARCH_KEY: Final = "TAVILY_API_KEY"
-"""Variable with the key of the web search."""
+"""The variable that contains the API key of the web search."""
 
 WITHHELD: Final = "ORCH_WITHHELD"
-"""Variable with the names, separated by spaces, that a process was not given."""
+"""The variable that contains the names of the variables that were not passed to a process, separated by spaces."""
 
 HIDDEN: Final = "[a key]"
 SHORTEST: Final = 8
-"""What is shorter is no secret that protects anything, and may be part of any word."""
+"""Minimum length of a secret. ShorteningReason values may occur in ordinary words."""
 
 
 def is_secret(name: str) -> bool:
-    """Whether the variable `name` looks as if its value were a secret. Rather one too many than one too few."""
+    """Return whether the name of a variable suggests a secret value. In case of doubt, return True."""
     return name.upper().startswith(VENDORS) or SECRET.search(name) is not None
 
 
 def holds_secret(name: str, value: str) -> bool:
-    """Whether the variable `name` looks as if `value` were a secret, or an address with a password."""
+    """Return whether the variable seems to contain a secret, or an address with a password."""
     return is_secret(name) or (not name.upper().endswith(PROXY) and PASSWORD_IN_ADDRESS.search(value) is not None)
 
 
 def withheld_hint(error: BaseException) -> str:
-    """Return advice for a KeyError about a variable that the user's shell has and this process was not given.
+    """Return a hint for a KeyError about a variable of the user's shell that was not passed to this process.
 
-    Returns "" for any other error.
+    Return "" for any other error.
     """
     if not isinstance(error, KeyError) or len(error.args) != 1 or error.args[0] not in _withheld():
         return ""
@@ -87,32 +91,44 @@ def _withheld() -> list[str]:
     return os.environ.get(WITHHELD, "").split()
 
 
-def is_plain_value(name: str) -> str:
-    """Return what the variable `name` goes by among keys when its value is no secret: no variable is called so."""
+def plain_key(name: str) -> str:
+    """Return the key under which the non-secret variable `name` is stored.
+
+    The key is not a valid name of a variable.
+    """
     return f"{{{name}}}"
 
 
+class ApiKeys(dict[str, str]):
+    """Secrets. Keys are names of variables. The repr shows only the number of secrets."""
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} keys>"
+
+    __str__ = __repr__
+
+
 def secrets_of(keys: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the values of `keys` that nobody is to see."""
+    """Return the secret values in `keys`."""
     return tuple(value for name, value in keys.items() if not name.startswith("{"))
 
 
 def mask_secrets(text: str, secrets: Iterable[str]) -> str:
-    """Return `text` with each of the `secrets` replaced by what says that one stood there."""
+    """Return `text` with each of the `secrets` replaced by a placeholder."""
     for secret in _long_enough(secrets):
         text = text.replace(secret, HIDDEN)
     return text
 
 
 class Masker:
-    """Takes the `secrets` out of a stream of bytes, also those that come in pieces."""
+    """Replaces `secrets` in a stream of bytes, even if a secret is split across chunks."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         self._secrets = [secret.encode() for secret in _long_enough(secrets)]
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Return what may be shown once `data` has come; what may be the beginning of a secret waits for the rest."""
+        """Return the output for `data`. A possible beginning of a secret is held back until the next call."""
         if not self._secrets:
             return data
         data = self._held + data
@@ -123,17 +139,20 @@ class Masker:
         return data[: len(data) - held]
 
     def rest(self) -> bytes:
-        """Return what still waits, when nothing more will come."""
+        """Return the bytes that are held back. Call this method at the end of the stream."""
         held, self._held = self._held, b""
         return held
 
 
 def _long_enough(secrets: Iterable[str]) -> list[str]:
-    """Return the `secrets` that are any, the longest first: one may be part of another."""
+    """Return the `secrets` of sufficient length.
+
+    The longest secrets come first, because a secret may contain another secret.
+    """
     return sorted((secret for secret in secrets if len(secret) >= SHORTEST), key=len, reverse=True)
 
 
 def _begun(data: bytes, secret: bytes) -> int:
-    """Return how many bytes at the end of `data` are the beginning of `secret`."""
-    most = min(len(secret) - 1, len(data))
-    return next((length for length in range(most, 0, -1) if data.endswith(secret[:length])), 0)
+    """Return the length of the longest suffix of `data` that is a prefix of `secret`."""
+    limit = min(len(secret) - 1, len(data))
+    return next((length for length in range(limit, 0, -1) if data.endswith(secret[:length])), 0)

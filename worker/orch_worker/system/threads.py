@@ -1,4 +1,4 @@
-"""Functions of the user's that run beside an event loop, in threads that keep nobody from leaving."""
+"""Runs user functions in daemon threads beside an event loop, so that a function that hangs cannot block the exit."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import contextvars
 import inspect
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Executor, Future
+from operator import sub
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
@@ -17,9 +18,11 @@ from typing import Any, Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 from .secrets import withheld_hint
 
 __all__ = [
-    "ASIDE",
+    "DAEMON_THREADS",
     "DeadlineExceeded",
+    "OverdueTasks",
     "Task",
+    "TaskBatch",
     "TaskResults",
     "ThreadPerCall",
     "ThreadPool",
@@ -27,6 +30,7 @@ __all__ = [
     "describe_exception",
     "in_thread",
     "is_interrupt",
+    "run_coroutine",
     "transferable_error",
 ]
 
@@ -36,11 +40,14 @@ T = TypeVar("T")
 
 
 class ThreadPerCall(Executor):
-    """Runs each call in a thread of its own: none waits until another one's returns, and none keeps anybody from
-    leaving. Those of the event loop's own executor do both, and belong to the program."""
+    """An executor that runs each call in a new daemon thread. Calls never wait for each other and never block the exit.
+
+    In the default executor of the event loop, calls may wait for each other and block the exit. Moreover, the default
+    executor belongs to the user's program.
+    """
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Begin the call, and return its future."""
+        """Start the call, and return its future."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -56,12 +63,14 @@ class ThreadPerCall(Executor):
         return future
 
 
-ASIDE: Final = ThreadPerCall()
+DAEMON_THREADS: Final = ThreadPerCall()
 
 
 def in_thread(act: Callable[[], Any]) -> asyncio.Future[tuple[Any, str]]:
-    """Run `act` in a thread that keeps nobody from leaving, with the context variables that there are here; return what
-    it returned, or what it raised as text."""
+    """Run `act` in a daemon thread with a copy of the current context variables.
+
+    The result of the future is a pair: the value and "", or None and the text of the exception.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[tuple[Any, str]] = loop.create_future()
 
@@ -74,7 +83,7 @@ def in_thread(act: Callable[[], Any]) -> asyncio.Future[tuple[Any, str]]:
             outcome = act(), ""
         except BaseException as error:
             outcome = None, describe_exception(error)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # The loop is closed, and no task waits for the result.
             loop.call_soon_threadsafe(settle, outcome)
 
     here = contextvars.copy_context()
@@ -82,11 +91,15 @@ def in_thread(act: Callable[[], Any]) -> asyncio.Future[tuple[Any, str]]:
     return future
 
 
-async def await_result(said: Any) -> tuple[Any, str]:
-    """Return what `said` comes to, which may be awaitable, or what is raised as text: also when it leaves the program,
-    or was cancelled from within, as by awaiting what somebody else has cancelled."""
+async def await_result(value: Any) -> tuple[Any, str]:
+    """Return the value of `value` and "". Await `value` if necessary.
+
+    On failure, return None and the text of the exception.
+
+    SystemExit, and a cancellation inside the awaited code, count as exceptions. A cancellation of the caller is raised.
+    """
     try:
-        return (await said if inspect.isawaitable(said) else said), ""
+        return (await value if inspect.isawaitable(value) else value), ""
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
@@ -99,194 +112,259 @@ async def await_result(said: Any) -> tuple[Any, str]:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Tell whether `error` may be Ctrl-C: the main thread alone hears that, anywhere else a function raised it."""
+    """Return whether `error` is a Ctrl-C.
+
+    Only the main thread receives a Ctrl-C. In other threads, a function raised the exception itself.
+    """
     return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
 def describe_exception(error: BaseException) -> str:
-    """Return the type and the text of `error`, and a hint where a variable was withheld from this process."""
+    """Return the type and text of `error`, with a hint if the error concerns a withheld variable."""
     try:
         return f"{type(error).__name__}: {error}{withheld_hint(error)}"
     except Exception:
         return type(error).__name__
 
 
-# --- Threads in which plain functions run for an event loop that does not wait longer for them than it wants ... ---
+# --- Thread pool with timeouts ---
 
 Job = Callable[[], None]
 Task: TypeAlias = tuple[str, float, Callable[[Any, Any], Any], Any]
-"""A function and its second argument, behind the seconds that it may take and the key that it is counted under while
-it hangs. A plain tuple, which is made once: there are hundreds of them to be called in a turn."""
+"""A task: key for `overdue`, timeout in seconds, function, and second argument of the function.
+
+A task is a plain tuple, because a turn may run hundreds of tasks.
+"""
 
 
 class DeadlineExceeded(Exception):
-    """A function did not return in time; says so. It runs on."""
+    """A function did not return before its timeout. The function may still be running."""
 
 
 class TaskResults(NamedTuple):
-    """What came of some tasks: how long each one took, and by its place what one returned that was not None, or raised
-    (Late when it is late)."""
+    """The durations of tasks in seconds, and their return values (other than None) or errors.
+
+    Keys of `results` are positions.
+    """
 
     seconds: list[float]
-    said: dict[int, tuple[Any, Exception | None]]
+    results: dict[int, tuple[Any, Exception | None]]
+
+
+class OverdueTasks(Counter[str]):
+    """The number of tasks that still run after their timeout, by the key of the task."""
+
+    def returned(self, key: str) -> None:
+        """Count a task that returned after its timeout."""
+        self[key] -= 1
+        if not self[key]:
+            del self[key]
+
+
+class TaskBatch:
+    """Tasks that one thread runs in order. If a task hangs, the thread is abandoned.
+
+    `turns` is an iterator with one item for each task from the position `first` on: the thread takes one item at a
+    time, and `abandon` takes all remaining items. Taking an item from an iterator is atomic. Therefore no lock is
+    needed, and no task runs twice.
+    """
+
+    def __init__(self, tasks: Sequence[Task], turns: Iterator[Any], first: int = 0) -> None:
+        self.tasks, self.turns, self.first = tasks, turns, first
+        self.stop = len(tasks)
+        """The position before which the tasks belong to the thread."""
+        self.hanging_task = ""
+        """Key of the task that did not return when the thread was abandoned, otherwise ""."""
+        self.began = perf_counter()
+        self.end_times: list[float] = []
+        """End times of the finished tasks."""
+        self.results: dict[int, tuple[Any, Exception | None]] = {}
+        """The return values other than None, and the errors. Keys are positions of tasks."""
+
+    def remaining_seconds(self) -> float:
+        """Return the seconds until the current task exceeds its timeout."""
+        done = len(self.end_times)
+        place = min(self.first + done, len(self.tasks) - 1)
+        return (self.end_times[done - 1] if done else self.began) + self.tasks[place][1] - perf_counter()
+
+    def abandon(self) -> None:
+        """Prevent the thread from starting further tasks. A running task continues, but its result is ignored."""
+        self.stop -= len(list(self.turns))
+        done = len(self.end_times)
+        if self.first + done < self.stop:
+            # The task counts as late even if it returns at this moment.
+            self.hanging_task = self.tasks[self.first + done][0]
+            self.end_times = self.end_times[:done]  # This is a copy, because the thread still appends to the old list.
+
+    def durations(self) -> list[float]:
+        """Return the durations of the finished tasks in seconds."""
+        return list(map(sub, self.end_times, (self.began, *self.end_times)))
+
+    def timeout_error(self) -> DeadlineExceeded:
+        """Return the error of the task that hangs."""
+        return DeadlineExceeded(f"did not answer within {self.tasks[self.first + len(self.end_times)][1]:g} s")
 
 
 class ThreadPool:
-    """As many threads as functions run at once. One that hangs keeps its thread, and holds up nobody else.
+    """A pool with one thread for each concurrent batch.
 
-    A thread cannot be ended: `overdue` counts the functions that were given up and run on, by key.
+    A function that hangs keeps its thread and delays no other task.
+
+    Threads cannot be ended. `overdue` counts the functions that still run after their timeout.
     """
 
     def __init__(self) -> None:
-        self.overdue: Counter[str] = Counter()
+        self.overdue = OverdueTasks()
         self._idle: list[SimpleQueue[Job | None]] = []
 
     async def run(self, key: str, function: Callable[[], Any], seconds: float) -> Any:
-        """Return what `function` returns, or raise what it raises. Raises Late after `seconds`."""
+        """Return the result of `function`, or raise its exception. Raise DeadlineExceeded after `seconds`."""
         ran = await self.run_all([(key, seconds, lambda _first, _second: function(), None)], [None])
-        value, error = ran.said.get(0, (None, None))
+        value, error = ran.results.get(0, (None, None))
         if error is not None:
             raise error
         return value
 
-    async def run_all(self, tasks: Sequence[Task], firsts: Sequence[Any]) -> TaskResults:
-        """Call the functions of `tasks` one after the other, each with its one of `firsts`, and return what came of it.
+    async def run_all(self, tasks: Sequence[Task], first_arguments: Sequence[Any]) -> TaskResults:
+        """Call the functions of `tasks` in order, and return the results.
 
-        All run in one thread, so that going there and back is paid for once; behind one that hangs another thread goes
-        on. Raises nothing but CancelledError.
+        The first argument of each function is the item of `first_arguments` at the same position. All calls share one
+        thread, because switching threads takes time. If a function hangs, another thread continues with the next
+        function. Raise only CancelledError.
         """
         if not tasks:
             return TaskResults([], {})
-        ran = await self._run(tasks, firsts)
+        ran = await self._run(tasks, first_arguments)
         while (done := len(ran.seconds)) < len(tasks):
-            more = await self._run(tasks[done:], firsts[done:])
-            ran.said.update((done + place, said) for place, said in more.said.items())
+            more = await self._run(tasks[done:], first_arguments[done:])
+            ran.results.update((done + place, result) for place, result in more.results.items())
             ran.seconds.extend(more.seconds)
         return ran
 
-    async def _run(self, tasks: Sequence[Task], firsts: Sequence[Any]) -> TaskResults:
-        """Return what came of `tasks`: of all, or of those up to one that hangs."""
+    async def _run(self, tasks: Sequence[Task], first_arguments: Sequence[Any]) -> TaskResults:
+        """Return the results of `tasks` up to the first task that hangs."""
         queue = self._idle.pop() if self._idle else _started()
-        batch = _TaskBatch(tasks, firsts)
+        batch = _PoolBatch(tasks, first_arguments)
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
         timer: asyncio.TimerHandle
 
         def job() -> None:
-            batch.work()
+            batch.run_tasks()
             try:
                 loop.call_soon_threadsafe(self._finish, batch, queue, done)
             except RuntimeError:
-                queue.put(None)  # the loop is closed: nobody will need this thread again
+                queue.put(None)  # The loop is closed, so the thread is not needed again.
 
-        def look() -> None:
+        def check_timeout() -> None:
             nonlocal timer
             if done.done():
                 return
-            if (left := batch.left()) > 0:
-                timer = loop.call_later(min(left, shortest), look)
+            if (left := batch.remaining_seconds()) > 0:
+                timer = loop.call_later(min(left, shortest), check_timeout)
             else:
-                batch.leave()
+                batch.abandon()
                 done.set_result(None)
 
         queue.put(job)
-        # One whose time is short may be due before the time of the first one ends.
+        # A later task with a short timeout may time out before the first task's timeout ends.
         shortest = min(seconds for _, seconds, _, _ in tasks)
-        timer = loop.call_later(shortest, look)
+        timer = loop.call_later(shortest, check_timeout)
         try:
             await done
         except asyncio.CancelledError:
-            batch.leave()
+            batch.abandon()
             raise
         finally:
             timer.cancel()
-            if batch.hangs:
-                self.overdue[batch.hangs] += 1
+            if batch.hanging_task:
+                self.overdue[batch.hanging_task] += 1
         return batch.ran()
 
     def close(self) -> None:
-        """End the threads that do nothing."""
+        """End the idle threads."""
         while self._idle:
             self._idle.pop().put(None)
 
-    def _finish(self, batch: _TaskBatch, queue: SimpleQueue[Job | None], done: asyncio.Future[None]) -> None:
+    def _finish(self, batch: _PoolBatch, queue: SimpleQueue[Job | None], done: asyncio.Future[None]) -> None:
         self._idle.append(queue)
-        if batch.hangs:
-            self.overdue[batch.hangs] -= 1
-            if not self.overdue[batch.hangs]:
-                del self.overdue[batch.hangs]
+        if batch.hanging_task:
+            self.overdue.returned(batch.hanging_task)
         if not done.done():
             done.set_result(None)
 
 
-class _TaskBatch:
-    """Tasks that one thread does in order, until they are done or it is left behind with one that hangs.
+class _PoolBatch(TaskBatch):
+    """The tasks of one call of `run_all`. `first_arguments` are the first arguments of their functions."""
 
-    A task is whose turn it is to take the next number of `_turns` takes: the thread, or whoever leaves it, who takes
-    all there are. No lock is needed for that, and nothing is done twice.
-    """
+    def __init__(self, tasks: Sequence[Task], first_arguments: Sequence[Any]) -> None:
+        super().__init__(tasks, iter(range(len(tasks))))
+        self._first_arguments = first_arguments
 
-    def __init__(self, tasks: Sequence[Task], firsts: Sequence[Any]) -> None:
-        self.hangs = ""
-        """The key of the task with which the thread was left behind."""
-        self._tasks = tasks
-        self._firsts = firsts
-        self._turns: Iterator[int] = iter(range(len(tasks)))
-        self._owned = len(tasks)
-        """How many of them are the thread's."""
-        self._began = perf_counter()
-        self._ended: list[float] = []
-        """When each of those ended that are done."""
-        self._said: dict[int, tuple[Any, Exception | None]] = {}
-        """What they returned that was not None, and what they raised."""
-
-    def work(self) -> None:
-        """Do the tasks."""
-        self._began = perf_counter()
-        tasks, firsts, ended, said = self._tasks, self._firsts, self._ended, self._said
-        for place in self._turns:
+    def run_tasks(self) -> None:
+        """Run the tasks."""
+        self.began = perf_counter()
+        tasks, first_arguments, ended, results = self.tasks, self._first_arguments, self.end_times, self.results
+        for place in self.turns:
             _, _, function, second = tasks[place]
             try:
-                value = function(firsts[place], second)
+                value = function(first_arguments[place], second)
                 if value is not None:
-                    said[place] = value, None
+                    results[place] = value, None
             except StopIteration as raised:
-                said[place] = None, transferable_error(raised)
+                results[place] = None, transferable_error(raised)
             except Exception as raised:
-                said[place] = None, raised
+                results[place] = None, raised
             except BaseException as raised:
-                said[place] = None, transferable_error(raised)
+                results[place] = None, transferable_error(raised)
             ended.append(perf_counter())
 
-    def left(self) -> float:
-        """Return for how many seconds the task under way may go on."""
-        place = min(len(self._ended), len(self._tasks) - 1)
-        began = self._ended[place - 1] if place else self._began
-        return began + self._tasks[place][1] - perf_counter()
-
-    def leave(self) -> None:
-        """Let the thread begin no other task. The one under way, if there is one, runs on unheard."""
-        self._owned -= len(list(self._turns))
-        done = len(self._ended)
-        if done < self._owned:
-            self.hangs = self._tasks[done][0]
-            self._ended = self._ended[:done]  # the thread keeps the other list
-
     def ran(self) -> TaskResults:
-        """Return what came of the tasks that were the thread's."""
-        ended = self._ended
-        seconds = [end - begin for begin, end in zip([self._began, *ended], ended, strict=False)]
-        said = self._said
-        if self.hangs:
-            place, most = len(seconds), self._tasks[len(seconds)][1]
-            said = {at: each for at, each in said.copy().items() if at < place}
-            said[place] = None, DeadlineExceeded(f"did not answer within {most:g} s")
-            seconds.append(most)
-        return TaskResults(seconds, said)
+        """Return the results of the tasks that belong to the thread."""
+        seconds, results = self.durations(), self.results
+        if self.hanging_task:
+            place = len(seconds)
+            results = {at: each for at, each in results.copy().items() if at < place}
+            results[place] = None, self.timeout_error()
+            seconds.append(self.tasks[place][1])
+        return TaskResults(seconds, results)
+
+
+async def run_coroutine(coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
+    """Return the result of `coroutine`, or raise its exception. Raise DeadlineExceeded after `seconds`."""
+    task: asyncio.Task[T] = asyncio.create_task(_transferable(coroutine))
+    try:
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    if not done:
+        task.cancel()
+        task.add_done_callback(_retrieve)
+        raise DeadlineExceeded(f"did not answer within {seconds:g} s")
+    if task.cancelled():
+        raise RuntimeError("cancelled itself")
+    return task.result()
+
+
+async def _transferable(coroutine: Coroutine[Any, Any, T]) -> T:
+    try:
+        return await coroutine
+    except (asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as error:
+        if isinstance(error, Exception) and not isinstance(error, StopIteration):
+            raise
+        raise transferable_error(error) from error
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()
 
 
 def transferable_error(error: BaseException) -> Exception:
-    """Return what stands for an error that does not pass from a thread through a future and an event loop unharmed."""
+    """Return a RuntimeError for an exception that futures and event loops treat specially, such as StopIteration."""
     return RuntimeError(f"{type(error).__name__}: {error}")
 
 

@@ -1,4 +1,4 @@
-"""What was told of a turn so far, for whoever comes in the middle of it. Bounded: what is oldest goes first."""
+"""A bounded buffer of a turn's events, for clients that start to watch in the middle of the turn."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from typing import Final
 
 from orch_protocol.wire.worker_messages import TurnEvent, TurnSoFar
 
-__all__ = ["MOST_CHARACTERS", "MOST_EVENTS", "TurnEventBuffer"]
+__all__ = ["MAX_CHARACTERS", "MAX_EVENTS", "TurnEventBuffer"]
 
-MOST_EVENTS: Final = 1000
-MOST_CHARACTERS: Final = 400_000
-"""Of all events together, and of the response under way as much again: more than most models say at once."""
-MOST_PIECES: Final = 512
+MAX_EVENTS: Final = 1000
+MAX_CHARACTERS: Final = 400_000
+"""Maximum number of characters of all events together. The same limit applies to the text of the current response."""
+MAX_PIECES: Final = 512
 
 
 class TurnEventBuffer:
-    """Keeps the events of a turn. Of a response under way the pieces are one event, of one that is complete the whole
-    is."""
+    """Stores the latest events of a turn.
+
+    Text pieces of the current response are merged into one event. The final message of the response replaces this
+    event.
+    """
 
     def __init__(self) -> None:
         self._events: deque[TurnEvent] = deque()
@@ -27,33 +30,33 @@ class TurnEventBuffer:
         self._lost = 0
 
     def add(self, event: TurnEvent) -> None:
-        """Keep the next event."""
+        """Add the next event."""
         self._n = event.n
         if event.kind == "text":
             self._pieces.append(event.text)
-            if len(self._pieces) > MOST_PIECES:
+            if len(self._pieces) > MAX_PIECES:
                 self._pieces = [self._text()]
             return
         if event.kind in ("message", "retry"):
             self._pieces.clear()
         self._events.append(event)
         self._size += len(event.text)
-        while len(self._events) > 1 and (len(self._events) > MOST_EVENTS or self._size > MOST_CHARACTERS):
+        while len(self._events) > 1 and (len(self._events) > MAX_EVENTS or self._size > MAX_CHARACTERS):
             self._size -= len(self._events.popleft().text)
             self._lost += 1
 
-    def follow(self, told: TurnSoFar) -> None:
-        """Keep what another one has kept."""
-        for event in told.events:
+    def merge(self, position: TurnSoFar) -> None:
+        """Add the events of another buffer."""
+        for event in position.events:
             self.add(event)
-        self._n, self._lost = told.n, self._lost + told.lost
+        self._n, self._lost = position.n, self._lost + position.lost
 
     def so_far(self, query_id: str) -> TurnSoFar:
-        """Return what is kept of the turn of that query."""
+        """Return the buffered events of the query."""
         events = tuple(self._events)
         if text := self._text():
             events += (TurnEvent(self._n, "text", text),)
         return TurnSoFar(query_id, events, self._n, self._lost)
 
     def _text(self) -> str:
-        return "".join(self._pieces)[-MOST_CHARACTERS:]
+        return "".join(self._pieces)[-MAX_CHARACTERS:]

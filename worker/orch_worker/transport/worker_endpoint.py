@@ -1,4 +1,4 @@
-"""A worker's edge: its line to the root, with commands coming in and reports and calls going out."""
+"""The worker's end of the connection to the root: receives commands, sends reports and calls services."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from orch_protocol.wire.worker_messages import (
     RootCall,
     RootReply,
     SetSteeringModes,
-    SteeringHeard,
+    SteeringDelivered,
     SteeringRetractedReply,
     SteerTurn,
     StopWorker,
@@ -65,36 +65,36 @@ from ..tools.api.root_client import RootClient
 from .reliable_channel import ReliableChannel
 from .turn_event_buffer import TurnEventBuffer
 
-__all__ = ["Make", "RootConnection", "WorkerEndpoint"]
+__all__ = ["MakeRuntime", "RootConnection", "WorkerEndpoint"]
 
 ROOT_CALL_SECONDS = 3600.0
 CONNECT_SECONDS = 30.0
 PROGRESS_SECONDS = 0.1
-LEAVE_SECONDS = 2.0
-LARGE = MAX_BODY // 2
-"""Bytes of a call from which on it may go by way of a file."""
+SHUTDOWN_SECONDS = 2.0
+LARGE_CALL_BYTES = MAX_BODY // 2
+"""Minimum size in bytes of a call that may be sent through a file."""
 
 T = TypeVar("T")
 P = TypeVar("P", bound=Struct)
 R = TypeVar("R")
-Make: TypeAlias = Callable[[AgentSpec, dict[str, str], RootClient, tuple[str, ...]], Runtime]
+MakeRuntime: TypeAlias = Callable[[AgentSpec, dict[str, str], RootClient, tuple[str, ...]], Runtime]
 
 
 class RootConnection(Protocol):
-    """Carries frames to the root."""
+    """A connection that sends frames to the root."""
 
     def send(self, data: bytes) -> None:
-        """Send one frame. Must not raise for the peer's sake."""
+        """Send one frame. This method must not raise if the peer fails."""
 
     def close(self) -> None:
-        """Let what was sent leave, then end (at most 2 s)."""
+        """Send all pending frames, then close the connection, within 2 s."""
 
 
 class WorkerEndpoint:
-    """Serves one agent over the line that `connect` opens with a callback for arriving frames.
+    """Serves one agent over the connection from `connect`. `connect` takes a callback for received frames.
 
-    `enter` is called with the agent's spec before anything else of it; a process of its own goes to its folder. `make`
-    makes the agent.
+    First, `enter` is called with the agent's spec. In a separate process, `enter` changes to the agent's folder. Then
+    `make` creates the agent.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class WorkerEndpoint:
         incarnation: int,
         spool: Path,
         enter: Callable[[AgentSpec], None] | None = None,
-        make: Make = Runtime,
+        make: MakeRuntime = Runtime,
     ) -> None:
         self._make = make
         self._enter = enter
@@ -113,74 +113,83 @@ class WorkerEndpoint:
         self._runtime: Runtime | None = None
         self._turn: asyncio.Task[None] | None = None
         self._compaction: asyncio.Task[None] | None = None
-        """Somebody asked for it between turns: a turn waits for it."""
-        self._asides: set[asyncio.Task[None]] = set()
+        """The task of a requested compaction between turns. The next turn waits for this task."""
+        self._background_tasks: set[asyncio.Task[None]] = set()
         self._progress: Progress | None = None
         self._progress_due: asyncio.TimerHandle | None = None
         self._query, self._events = "", 0
-        self._tale: TurnEventBuffer | None = None
-        """What happened in the turn so far, while nobody watches it."""
+        self._event_buffer: TurnEventBuffer | None = None
+        """Events of the current turn. The events are kept until a client watches the turn."""
         self._calls: dict[str, asyncio.Future[RootReply]] = {}
         self._stopped: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._line = connect(self._on_data)
-        self._courier = ReliableChannel(FrameChannel(incarnation, spool), self._line.send)
+        self._connection = connect(self._on_data)
+        self._channel = ReliableChannel(FrameChannel(incarnation, spool), self._connection.send)
 
     async def serve(self) -> int:
-        """Say hello, then serve until told to leave; return the exit code. Waits at most 30 s to be initialised."""
-        self._courier.send("hello", Hello(self._birth.token, VERSION, os.getpid()))
+        """Send "hello", serve until the end is requested, and return the exit code.
+
+        Stop if no "init" arrives within 30 s.
+        """
+        self._channel.send("hello", Hello(self._birth.token, VERSION, os.getpid()))
         overdue = asyncio.get_running_loop().call_later(CONNECT_SECONDS, self._on_no_init)
         try:
             return await self._stopped
         finally:
             overdue.cancel()
-            await self._leave()
+            await self._shut_down()
 
     def stop(self, code: int = 0) -> None:
-        """Leave with exit code `code`."""
+        """End the service with the exit code `code`."""
         if not self._stopped.done():
             self._stopped.set_result(code)
 
     def report(self, phase: str, detail: str, step: int) -> None:
-        """Tell the root what the agent does, if it still does it a moment from now; nobody waits for it to arrive."""
+        """Send the current activity of the agent to the root after a short delay.
+
+        Only the latest report is sent, and delivery is not guaranteed.
+        """
         self._progress = Progress(phase, detail, step)
         if self._progress_due is None:
             loop = asyncio.get_running_loop()
             self._progress_due = loop.call_later(PROGRESS_SECONDS, self._send_progress)
 
     def emit(self, query_id: str, kind: str, text: str, name: str, step: int, is_error: bool) -> None:
-        """Tell the root what happened in the turn; it may be lost, which its number shows.
+        """Send an event of the turn to the root. An event may be lost. A gap in the event numbers shows such a loss.
 
-        While nobody watches it is kept for who may come yet.
+        Events are buffered while no client watches the turn.
         """
         if query_id != self._query:
             return
         self._events += 1
         event = TurnEvent(self._events, kind, text, name, step, is_error)  # type: ignore[arg-type]
-        if self._tale is not None:
-            self._tale.add(event)
+        if self._event_buffer is not None:
+            self._event_buffer.add(event)
         else:
-            self._courier.send("event", event, query_id, reliable=False)
+            self._channel.send("event", event, query_id, reliable=False)
 
     def called(self, query_id: str, called: CallReport) -> None:
-        """Tell the root what became of a call; what cannot be told is no reason for the call to fail."""
+        """Report a finished call to the root. If reporting fails, the error is logged, and the call is not affected."""
         try:
-            self._courier.send("called", called, query_id)
+            self._channel.send("called", called, query_id)
         except OrchError as error:
-            print(f"observers are not told of a call of {called.tool}: {error}", flush=True)
+            print(f"observers did not get the report about a call of {called.tool}: {error}", flush=True)
 
-    def heard(self, steer_id: str) -> None:
-        """Tell the root that what was said is in the conversation."""
-        self._courier.send("steered", SteeringHeard(), steer_id)
+    def steering_recorded(self, steer_id: str) -> None:
+        """Report to the root that a steering message is in the conversation."""
+        self._channel.send("steered", SteeringDelivered(), steer_id)
 
     async def call_root(self, service: Service[P, R], params: P, seconds: float | None = None) -> R:
-        """Call a service of the root and return its result. Raises the OrchError that the root answers with."""
+        """Call a service of the root, and return the result.
+
+        Raise the OrchError in the root's answer. Raise QueryTimeoutError if the root does not answer within `seconds`.
+        """
         call_id = new_id()
         seconds = ROOT_CALL_SECONDS if seconds is None else seconds
         answer = self._calls[call_id] = asyncio.get_running_loop().create_future()
         try:
             payload = msgspec.Raw(encode_body(params))
-            if len(payload) < LARGE:
-                self._courier.send("root_call", RootCall(service.name, payload), call_id)
+            if len(payload) < LARGE_CALL_BYTES:
+                self._channel.send("root_call", RootCall(service.name, payload), call_id)
             else:
                 await asyncio.create_task(self._send_large(RootCall(service.name, payload), call_id), context=Context())
             async with asyncio.timeout(seconds):
@@ -190,21 +199,24 @@ class WorkerEndpoint:
         finally:
             del self._calls[call_id]
             if not answer.done() or answer.cancelled():
-                # The root must not take an answer for somebody who has given up.
-                self._courier.send("cancel", CancelCurrentTurn(), call_id)
+                # Cancel the call, because the caller no longer waits for the answer.
+                self._channel.send("cancel", CancelCurrentTurn(), call_id)
         if reply.error is not None:
             raise error_from(reply.error)
         return msgspec.msgpack.decode(reply.payload, type=service.result)
 
     async def _send_large(self, call: RootCall, call_id: str) -> None:
-        """Send what goes by way of a file, in a task of its own: whoever asks may be held to other files."""
-        self._courier.send("root_call", call, call_id)
+        """Send a large call through a file.
 
-    # Frames from the root.
+        A separate task does this to avoid the file restrictions of the caller's context.
+        """
+        self._channel.send("root_call", call, call_id)
+
+    # Frames from the root
 
     def _on_data(self, data: bytes) -> None:
         try:
-            received = self._courier.receive(data)
+            received = self._channel.receive(data)
         except ProtocolError as error:
             print(f"frame dropped: {error}", flush=True)
             return
@@ -216,7 +228,7 @@ class WorkerEndpoint:
                 self._dispatch(frame.kind, frame.id, body)
 
     def _dispatch(self, kind: str, id: str, body: Struct) -> None:
-        """Handle one frame of the root. `kind` decides where several kinds have an empty body."""
+        """Handle one frame from the root. `kind` distinguishes frames with an empty body."""
         match body:
             case Init():
                 self._on_init(id, body)
@@ -227,27 +239,27 @@ class WorkerEndpoint:
             case SteerTurn():
                 self._on_steer(id, body)
             case RetractSteering():
-                self._on_unsay(id, body)
+                self._on_retract_steering(id, body)
             case SetSteeringModes():
-                self._on_hearing(body)
+                self._on_set_steering_modes(body)
             case SummarizeBranch():
-                self._on_sum_up(id, body)
+                self._on_summarize_branch(id, body)
             case CompactRequest():
                 self._on_compact(id, body)
             case RateLimited():
-                self._on_limit(body)
+                self._on_rate_limited(body)
             case SessionEdit():
-                self._on_edit(id, body)
+                self._on_session_edit(id, body)
             case UserAction():
-                self._on_do(id, body)
+                self._on_user_action(id, body)
             case ExportValue():
                 self._on_export(id, body)
             case AgentEvent():
-                self._on_happened(body)
+                self._on_agent_event(body)
             case WithdrawTools():
-                self._on_narrow(body)
+                self._on_withdraw_tools(body)
             case CancelCurrentTurn():
-                self._on_cancel(body)
+                self._on_cancel_turn(body)
             case RootReply():
                 self._on_root_reply(id, body)
             case StopWorker():
@@ -257,7 +269,7 @@ class WorkerEndpoint:
             case EmptyBody() if kind == "prompt":
                 self._on_prompt(id)
             case EmptyBody() if kind == "drop":
-                self._on_drop(id)
+                self._on_cancel_action(id)
             case _:
                 self._on_unexpected(id, body)
 
@@ -265,7 +277,7 @@ class WorkerEndpoint:
         print(f"a root does not send {type(body).__name__} ({id}): dropped", flush=True)
 
     def _on_unreadable(self, kind: str, id: str, error: ErrorInfo) -> None:
-        """A frame arrived without its body, and will not come again: whoever waits for what it asks for is told."""
+        """Handle a frame whose body cannot be read and will not be sent again. Report the error to the waiting side."""
         print(f"{kind} {id} cannot be read: {error.message}", flush=True)
         if kind in ("init", "query"):
             self._finish(id, TurnFinished(error=error))
@@ -276,7 +288,7 @@ class WorkerEndpoint:
 
     def _on_no_init(self) -> None:
         if self._runtime is None:
-            print(f"no word from the root for {CONNECT_SECONDS:g} s", flush=True)
+            print(f"no message from the root for {CONNECT_SECONDS:g} s", flush=True)
             self.stop(70)
 
     def _on_init(self, id: str, body: Init) -> None:
@@ -284,65 +296,65 @@ class WorkerEndpoint:
             if self._enter is not None:
                 self._enter(body.spec)
             self._runtime = self._make(body.spec, self._birth.keys, self, body.orch_folders)
-            for lane in body.crowded:
+            for lane in body.rate_limited_models:
                 self._runtime.gate.limit(lane)
             ready = self._runtime.ready(body.transcript)
         except Exception as error:
             import traceback
 
             traceback.print_exc()
-            self._courier.send("finished", TurnFinished(error=error_info(error)), id)
+            self._channel.send("finished", TurnFinished(error=error_info(error)), id)
             self.stop(71)
         else:
-            self._courier.send("ready", ready)
+            self._channel.send("ready", ready)
 
     def _on_ping(self, id: str) -> None:
-        self._courier.send("pong", EmptyBody(), id, reliable=False)
+        self._channel.send("pong", EmptyBody(), id, reliable=False)
 
     def _on_query(self, id: str, body: Query) -> None:
         if self._stopped.done():
-            return  # the next process is asked the same
+            return  # The next process of the agent gets the same query.
         if self._runtime is None or self._in_turn:
-            busy = AgentBusyError("the worker is in the middle of a turn; one query at a time")
+            busy = AgentBusyError("the worker is running a turn; only one query at a time is possible")
             self._finish(id, TurnFinished(error=error_info(busy)))
             return
-        self._query, self._events, self._tale = id, 0, None if body.stream else TurnEventBuffer()
-        turn = self._run(self._runtime, self._runtime.begin(), id, body)
+        self._query, self._events, self._event_buffer = id, 0, None if body.stream else TurnEventBuffer()
+        turn = self._run(self._runtime, self._runtime.begin_turn(), id, body)
         self._turn = asyncio.get_running_loop().create_task(turn)
 
     def _on_watch(self, id: str) -> None:
-        if id == self._query and self._tale is not None:
-            tale, self._tale = self._tale, None
-            self._courier.send("so_far", tale.so_far(id), id)
+        if id == self._query and self._event_buffer is not None:
+            buffer, self._event_buffer = self._event_buffer, None
+            self._channel.send("so_far", buffer.so_far(id), id)
 
     def _on_steer(self, id: str, body: SteerTurn) -> None:
         if self._runtime is not None:
             self._runtime.steer(SteeringMessage(id, body.text), follow_up=body.follow_up)
 
-    def _on_unsay(self, id: str, body: RetractSteering) -> None:
-        gone = self._runtime.unsay(body.ids) if self._runtime is not None else ()
-        self._courier.send("unsaid", SteeringRetractedReply(tuple(gone)), id)
+    def _on_retract_steering(self, id: str, body: RetractSteering) -> None:
+        retracted = self._runtime.retract_steering(body.ids) if self._runtime is not None else ()
+        self._channel.send("unsaid", SteeringRetractedReply(tuple(retracted)), id)
 
-    def _on_hearing(self, body: SetSteeringModes) -> None:
+    def _on_set_steering_modes(self, body: SetSteeringModes) -> None:
         if self._runtime is not None:
-            self._runtime.hear(body.steering, body.follow_up)
+            self._runtime.set_queue_modes(body.steering, body.follow_up)
 
-    def _on_sum_up(self, id: str, body: SummarizeBranch) -> None:
-        self._beside(self._sum_up(id, body))
+    def _on_summarize_branch(self, id: str, body: SummarizeBranch) -> None:
+        self._run_in_background(self._summarize_branch(id, body))
 
-    async def _sum_up(self, id: str, body: SummarizeBranch) -> None:
+    async def _summarize_branch(self, id: str, body: SummarizeBranch) -> None:
         try:
             if self._runtime is None:
                 raise AgentBusyError("the agent is not up yet")
-            summed = await self._runtime.sum_up(body)
+            summarized = await self._runtime.summarize_branch(body)
         except Exception as error:
-            summed = BranchSummarized(error=error_info(error))
-        self._courier.send("summed", summed, id)
+            summarized = BranchSummarized(error=error_info(error))
+        self._channel.send("summed", summarized, id)
 
     def _on_compact(self, id: str, body: CompactRequest) -> None:
         if self._runtime is None or self._in_turn or _is_under_way(self._compaction):
-            busy = AgentBusyError("the agent is in the middle of a turn, or being compacted: wait for that")
-            self._courier.send("compacted", CompactResult(error=error_info(busy)), id)
+            busy = AgentBusyError("the agent is running a turn or a compaction: wait until it has ended")
+            self._channel.send("compacted", CompactResult(error=error_info(busy)), id)
         else:
             self._compaction = asyncio.get_running_loop().create_task(self._compact(self._runtime, id, body))
 
@@ -351,107 +363,105 @@ class WorkerEndpoint:
             answer = CompactResult(await runtime.compact(id, body))
         except Exception as error:
             answer = CompactResult(error=error_info(error))
-        self._courier.send("compacted", answer, id)
+        self._channel.send("compacted", answer, id)
 
-    def _on_limit(self, body: RateLimited) -> None:
+    def _on_rate_limited(self, body: RateLimited) -> None:
         if self._runtime is not None:
             self._runtime.gate.limit(body.lane)
 
-    def _on_edit(self, id: str, body: SessionEdit) -> None:
+    def _on_session_edit(self, id: str, body: SessionEdit) -> None:
         try:
             if self._runtime is None or self._in_turn or _is_under_way(self._compaction):
-                raise AgentBusyError("the agent is in the middle of a turn; its session changes between turns")
+                raise AgentBusyError("the agent is running a turn; its session can be changed only between turns")
             done = self._runtime.edit(body)
         except Exception as error:
             done = EditResult(error=error_info(error))
-        self._courier.send("edited", done, id)
+        self._channel.send("edited", done, id)
 
     def _on_prompt(self, id: str) -> None:
-        self._beside(self._show_prompt(id))
+        self._run_in_background(self._show_prompt(id))
 
-    def _on_do(self, id: str, body: UserAction) -> None:
-        self._beside(self._do(id, body)).set_name(id)
+    def _on_user_action(self, id: str, body: UserAction) -> None:
+        self._run_in_background(self._run_user_action(id, body)).set_name(id)
 
-    def _on_drop(self, id: str) -> None:
-        for doing in [each for each in self._asides if each.get_name() == id]:
-            doing.cancel()
+    def _on_cancel_action(self, id: str) -> None:
+        for task in [each for each in self._background_tasks if each.get_name() == id]:
+            task.cancel()
 
-    def _beside(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Let `work` go on beside whatever else there is to do."""
+    def _run_in_background(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Run `work` as a background task."""
         task = asyncio.get_running_loop().create_task(work)
-        self._asides.add(task)
-        task.add_done_callback(self._asides.discard)
+        self._background_tasks.add(task)
+        task.add_done_callback(self._background_tasks.discard)
         return task
 
-    async def _do(self, id: str, body: UserAction) -> None:
+    async def _run_user_action(self, id: str, body: UserAction) -> None:
         try:
             if self._runtime is None:
                 raise AgentBusyError("the worker is not up yet")
-            from ..agent.user_actions import done  # most agents are never told to
+            from ..agent.user_actions import run_action  # This module is rarely needed.
 
-            did = await done(self._runtime, body.deed, body.hooks)
+            result = await run_action(self._runtime, body.action, body.hooks)
         except Exception as error:
-            did = UserActionResult(error=error_info(error))
-        self._courier.send("did", did, id)
+            result = UserActionResult(error=error_info(error))
+        self._channel.send("did", result, id)
 
     async def _show_prompt(self, id: str) -> None:
         try:
             if self._runtime is None:
                 raise AgentBusyError("the worker is not up yet")
-            said = PromptResult(await self._runtime.prompt())
+            result = PromptResult(await self._runtime.prompt())
         except Exception as error:
-            said = PromptResult(error=error_info(error))
-        self._courier.send("prompted", said, id)
+            result = PromptResult(error=error_info(error))
+        self._channel.send("prompted", result, id)
 
     def _on_export(self, id: str, body: ExportValue) -> None:
-        exporting = asyncio.get_running_loop().create_task(self._export(id, body))
-        self._asides.add(exporting)
-        exporting.add_done_callback(self._asides.discard)
+        self._run_in_background(self._export(id, body))
 
     async def _export(self, id: str, body: ExportValue) -> None:
         try:
             if self._runtime is None:
                 raise AgentBusyError("the worker is not up yet")
-            from ..tools.python.export import export  # by those who are asked for a value
+            from ..tools.python.export import export  # This module is rarely needed.
 
-            said = ExportResult(await export(self._runtime.context, body.name))
+            result = ExportResult(await export(self._runtime.context, body.name))
         except Exception as error:
-            said = ExportResult(error=error_info(error))
-        self._courier.send("exported", said, id)
+            result = ExportResult(error=error_info(error))
+        self._channel.send("exported", result, id)
 
-    def _on_happened(self, body: AgentEvent) -> None:
+    def _on_agent_event(self, body: AgentEvent) -> None:
         if self._runtime is not None:
-            self._runtime.happened(body)
+            self._runtime.notify_event(body)
 
-    def _on_narrow(self, body: WithdrawTools) -> None:
+    def _on_withdraw_tools(self, body: WithdrawTools) -> None:
         if self._runtime is not None:
             self._runtime.toolbox.withdraw(body.withdrawn)
 
-    def _on_cancel(self, body: CancelCurrentTurn) -> None:
+    def _on_cancel_turn(self, body: CancelCurrentTurn) -> None:
         if self._runtime is not None:
-            self._runtime.cancel(body.short)
+            self._runtime.cancel(body.exceeded_budget)
 
     def _on_root_reply(self, id: str, body: RootReply) -> None:
         answer = self._calls.get(id)
         if answer is not None and not answer.done():
             answer.set_result(body)
 
-    # Turns.
+    # Turns
 
     def _send_progress(self) -> None:
         self._progress_due = None
         if self._progress is not None and self._in_turn:
-            self._courier.send("progress", self._progress, reliable=False)
+            self._channel.send("progress", self._progress, reliable=False)
 
     @property
     def _in_turn(self) -> bool:
         return _is_under_way(self._turn)
 
-    async def _run(self, runtime: Runtime, brake: CancelToken, query_id: str, query: Query) -> None:
+    async def _run(self, runtime: Runtime, cancel_token: CancelToken, query_id: str, query: Query) -> None:
         try:
             if self._compaction is not None:
                 await asyncio.wait([self._compaction])
-            finished = await runtime.query(query_id, query, brake)
+            finished = await runtime.query(query_id, query, cancel_token)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if self._stopped.done() or (task is not None and task.cancelling()):
@@ -462,37 +472,37 @@ class WorkerEndpoint:
             finished = TurnFinished(error=error_info(error))
         self._finish(query_id, finished)
         if query_id == self._query:
-            self._query, self._tale = "", None  # of a turn that is over nobody need be told
+            self._query, self._event_buffer = "", None  # The events of a finished turn are not needed.
 
     def _finish(self, query_id: str, finished: TurnFinished) -> None:
         if finished.error is not None:
-            told = mask_secrets(finished.error.message, secrets_of(self._birth.keys))
-            finished = replace(finished, error=replace(finished.error, message=told))
+            message = mask_secrets(finished.error.message, secrets_of(self._birth.keys))
+            finished = replace(finished, error=replace(finished.error, message=message))
         try:
-            self._courier.send("finished", finished, query_id)
+            self._channel.send("finished", finished, query_id)
         except Exception as error:
-            self._courier.send("finished", TurnFinished(error=ErrorInfo("ProtocolError", str(error))), query_id)
+            self._channel.send("finished", TurnFinished(error=ErrorInfo("ProtocolError", str(error))), query_id)
 
-    async def _leave(self) -> None:
+    async def _shut_down(self) -> None:
         if self._progress_due is not None:
             self._progress_due.cancel()
-        if at_it := [task for task in (self._turn, self._compaction) if task is not None and not task.done()]:
-            for task in at_it:
+        if running_tasks := [task for task in (self._turn, self._compaction) if task is not None and not task.done()]:
+            for task in running_tasks:
                 task.cancel()
-            await asyncio.wait(at_it, timeout=LEAVE_SECONDS)
+            await asyncio.wait(running_tasks, timeout=SHUTDOWN_SECONDS)
         try:
             if self._runtime is not None:
-                await self._runtime.farewell(LEAVE_SECONDS)
+                await self._runtime.run_end_hooks(SHUTDOWN_SECONDS)
                 self._runtime.close()
-                async with asyncio.timeout(LEAVE_SECONDS):
+                async with asyncio.timeout(SHUTDOWN_SECONDS):
                     await self._runtime.backend.close()
         except (OrchError, TimeoutError) as error:
-            # The next process of this agent reads what there is.
-            print(f"leaving all the same: {str(error) or 'its backend does not close'}", flush=True)
+            # The next process of this agent continues from the files.
+            print(f"worker ends although an error occurred: {str(error) or 'the backend did not close'}", flush=True)
         finally:
-            self._courier.flush()
-            self._courier.close()
-            self._line.close()
+            self._channel.flush()
+            self._channel.close()
+            self._connection.close()
 
 
 def _is_under_way(task: asyncio.Task[None] | None) -> bool:

@@ -1,8 +1,8 @@
-"""A zmq socket driven by an event loop, without losing a wake-up. The one module of the worker that imports zmq.
+"""Connects a zmq socket to an event loop without losing wake-ups. No other module of the worker imports zmq.
 
-libzmq's descriptor is edge-triggered, and *any* call into the socket may consume the edge. Hence the rule: one reading
-of EVENTS decides both directions, and after every attempt to send, a failed one too, EVENTS is read again. A simpler
-rule stalls once in ten thousand connections.
+libzmq's descriptor is edge-triggered, and *any* call on the socket may consume the edge. Therefore, one read of EVENTS
+decides both directions, and EVENTS is read again after each attempt to send, even after a failed attempt. With a
+simpler rule, 0.01 % of the connections stalled.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ __all__ = ["DealerSocket", "SocketReader"]
 
 
 MAX_BATCH = 64
-# Plain integers: arithmetic on the enum's members costs more than the calls it guards.
+# These are plain integers, because operations on enum members take longer than the socket calls.
 SEND_MORE_FLAGS = int(zmq.NOBLOCK | zmq.SNDMORE)
 IN, OUT, EVENTS, NOBLOCK = int(zmq.POLLIN), int(zmq.POLLOUT), int(zmq.EVENTS), int(zmq.NOBLOCK)
 MAX_FRAME_BYTES = 2 << 20
 
 
 class SocketReader:
-    """Calls `receive` whenever a message waits in `socket`; with `keep`, holds what could not be sent at once.
+    """Calls `receive` whenever a message waits in `socket`. If `keep` is True, messages that cannot be sent are queued.
 
-    `receive` takes exactly one message from the socket, or raises zmq.Again. Without `keep` a message that cannot be
-    sent now is dropped (a ROUTER's peer that is gone or full): the sender's re-send brings it again.
+    `receive` takes exactly one message from the socket, or raises zmq.Again. If `keep` is False, a message that cannot
+    be sent now is dropped, for example because the peer of a ROUTER is gone or its queue is full. The sender sends such
+    a message again later.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], receive: Callable[[], None], *, keep: bool) -> None:
         self._socket = socket
-        # What pyzmq's `send` does around this one, for options that nobody uses here, costs more than it.
+        # The wrapper in pyzmq's `send` takes longer than the call itself, and its options are not used here.
         self._put: Callable[[bytes, int], object] = super(zmq.Socket, socket).send
         self._receive = receive
         self._keep = keep
@@ -45,24 +46,29 @@ class SocketReader:
         self._seen = -1
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()
-        """What comes in is not the doing of whoever sent something just before."""
+        """The context in which received messages are processed, which must differ from the context of the last
+        sender.
+        """
         self._descriptor = cast("int", socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._descriptor, self._drain)
         self._schedule()
 
     def send(self, parts: list[bytes]) -> None:
-        """Send `parts` as one message, now or as soon as the socket takes it. Must not raise for a peer's sake."""
+        """Send `parts` as one message, now or when the socket is ready.
+
+        This method must not raise if the peer fails.
+        """
         if self._closed:
             return
         if self._queue:
             self._queue.append(parts)
         else:
             self._attempt(parts)
-        if not self._draining and self._wants(self._look()):
+        if not self._draining and self._has_work(self._current_events()):
             self._schedule()
 
     def close(self, linger: int = 1000) -> None:
-        """Stop driving and close the socket; what libzmq already holds gets `linger` milliseconds to leave."""
+        """Stop, and close the socket. libzmq gets `linger` milliseconds to send queued messages."""
         if self._closed:
             return
         self._closed = True
@@ -86,13 +92,13 @@ class SocketReader:
                 raise
         return True
 
-    def _look(self) -> int:
-        """Return EVENTS, read after the last call into the socket: what comes later is an edge of its own."""
+    def _current_events(self) -> int:
+        """Return the value of EVENTS after the last call on the socket. Later changes cause a new edge."""
         if self._seen < 0:
             self._seen = cast("int", self._socket.getsockopt(EVENTS))
         return self._seen
 
-    def _wants(self, events: int) -> bool:
+    def _has_work(self, events: int) -> bool:
         return bool(events & IN or (self._queue and events & OUT))
 
     def _schedule(self) -> None:
@@ -112,12 +118,12 @@ class SocketReader:
         self._seen = -1
         self._draining = True
         try:
-            # Most often a message is why we are here: taking it costs a third of asking whether there is one.
+            # Usually a message has arrived. Receiving it takes a third of the time of checking EVENTS.
             self._try_to_receive()
             for _ in range(MAX_BATCH):
                 if self._closed:
                     return
-                events = self._look()
+                events = self._current_events()
                 if events & IN:
                     self._seen = -1
                     self._receive()
@@ -127,13 +133,16 @@ class SocketReader:
                     return
         finally:
             self._draining = False
-            # After a full batch, and after an error in a receiver, there may be more.
-            if not self._closed and (self._seen < 0 or self._wants(self._seen)):
+            # After a full batch or an error in `receive`, more messages may wait.
+            if not self._closed and (self._seen < 0 or self._has_work(self._seen)):
                 self._schedule()
 
 
 class DealerSocket:
-    """A worker's line to its root at `address`, known there as `ident`. `on_data` gets each frame's bytes."""
+    """A worker's connection to its root at `address`, with the identity `ident`.
+
+    `on_data` receives the bytes of each frame.
+    """
 
     def __init__(self, address: str, ident: bytes, on_data: Callable[[bytes], None]) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
@@ -150,7 +159,7 @@ class DealerSocket:
         self._drain.send([data])
 
     def close(self) -> None:
-        """Let what was sent leave, then end the socket's thread (at most 2 s)."""
+        """Send all pending frames, then end the socket's thread, within 2 s."""
         self._drain.close(2000)
         self._context.term()
 

@@ -1,4 +1,4 @@
-"""Which results of tools are worth keeping track of, and what is said of them. Pure."""
+"""Decides which tool results become artifacts of the workspace, and summarizes them. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -7,31 +7,27 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from orch_protocol.core.workspace import Artifact
+from orch_protocol.policy.builtin_tools import FILE_WRITERS, facts_of
 
-__all__ = ["NOT_KEPT", "WRITES", "artifact_of", "first_path", "handle_in", "handle_of", "one_line", "paths_read"]
+__all__ = [
+    "artifact_of",
+    "handle_read",
+    "handle_shown",
+    "one_line",
+    "path_argument",
+    "paths_read",
+]
 
-WRITES: Final = frozenset({"write_file", "replace_in_file"})
-NOT_KEPT: Final = frozenset(
-    {
-        *("run_python", "describe_variables", "read_handle", "replace_in_file", "list_files", "git_status"),
-        *("bg_status", "bg_kill", "py_help", "installed_packages", "list_models", "pin_object"),
-        *("remember", "recall", "exit_plan_mode", "task_create", "task_update"),
-        *("search_archive", "read_archive", "map_subagents", "spawn_subagent", "query_subagent", "collect_subagent"),
-        *("wait_subagents", "list_subagents", "kill_subagent"),
-    }
-)
-"""Tools whose results are no objects, or kept track of by others: what Python binds are values, agents are archived."""
-
-MAIN: Final = ("path", "url", "query", "pattern", "command", "code", "file", "name", "id")
-LONGEST_NAME: Final = 120
-LONGEST_ARGUMENT: Final = 200
-MOST_PATHS: Final = 20
-LEAST: Final = 16
-"""A shorter result is no object, but an answer."""
-READ: Final = 20_000
-_NUMBERED: Final = re.compile(r"^[ \t]*+\d++[\t:| ] ?", re.MULTILINE)
+MAIN_ARGUMENTS: Final = ("path", "url", "query", "pattern", "command", "code", "file", "name", "id")
+MAX_NAME_CHARS: Final = 120
+MAX_ARGUMENT_CHARS: Final = 200
+MAX_PATHS: Final = 20
+MIN_RESULT_CHARS: Final = 16
+"""Minimum length of a result that becomes an artifact, in characters."""
+MAX_SCANNED_CHARS: Final = 20_000
+_LINE_NUMBER: Final = re.compile(r"^[ \t]*+\d++[\t:| ] ?", re.MULTILINE)
 _NOTE: Final = re.compile(r"^\[.*\]$", re.MULTILINE)
-_DEFINED: Final = re.compile(
+_DEFINITION: Final = re.compile(
     r"^[ \t]*+(?:export |pub |public |static |async |abstract |final )*"
     r"(?:def|class|function|func|fn|struct|enum|trait|interface|type|impl|module)\s+([A-Za-z_]\w*)",
     re.MULTILINE,
@@ -41,85 +37,88 @@ _HANDLE: Final = re.compile(r"read_handle with (\.h_\d{3,}) shows")
 _MATCH: Final = re.compile(r"^(.+?):\d+: ", re.MULTILINE)
 
 
-def artifact_of(tool: str, input: Mapping[str, Any], text: str, *, most: int) -> Artifact | None:
-    """Return what the result `text` of a call is kept as, without where it is from; None when it is not worth it.
+def artifact_of(tool: str, input: Mapping[str, Any], text: str, *, limit: int) -> Artifact | None:
+    """Return the artifact for the result `text` of a call. Return None if the result is not worth keeping.
 
-    Its summary has at most `most` characters.
+    The artifact has no origin yet. The summary of the artifact has at most `limit` characters.
     """
-    if tool in NOT_KEPT or (len(text) < LEAST and tool not in WRITES):
+    if not facts_of(tool).artifact or (len(text) < MIN_RESULT_CHARS and tool not in FILE_WRITERS):
         return None
     content = input.get("content")
-    whole = content if tool in WRITES and isinstance(content, str) else text
-    said = {name: one_line(value, LONGEST_ARGUMENT) for name, value in input.items() if name != "content"}
-    name, kind, summary = _named(tool, input, text)
+    full_text = content if tool in FILE_WRITERS and isinstance(content, str) else text
+    arguments = {name: one_line(value, MAX_ARGUMENT_CHARS) for name, value in input.items() if name != "content"}
+    name, kind, summary = _describe_result(tool, input, text)
     if not name:
         return None
     return Artifact(
-        one_line(name, LONGEST_NAME),
+        one_line(name, MAX_NAME_CHARS),
         kind,
-        one_line(summary, most),
+        one_line(summary, limit),
         tool,
-        said,
-        size=len(whole.encode("utf-8", "replace")),
+        arguments,
+        size=len(full_text.encode("utf-8", "replace")),
     )
 
 
-def _named(tool: str, input: Mapping[str, Any], text: str) -> tuple[str, str, str]:
-    """Return the name, kind and summary of what a call came to."""
-    path, first = first_path(input), next((str(input[name]) for name in MAIN if input.get(name)), "")
+def _describe_result(tool: str, input: Mapping[str, Any], text: str) -> tuple[str, str, str]:
+    """Return the name, kind and summary of the result of a call."""
+    path, main_argument = (
+        path_argument(input),
+        next((str(input[name]) for name in MAIN_ARGUMENTS if input.get(name)), ""),
+    )
     match tool:
         case "read_file":
-            return f"file:{path}", "file", _read(text)
+            return f"file:{path}", "file", _outline_numbered(text)
         case "write_file":
-            return f"file:{path}", "file", _contents(str(input.get("content", "")))
+            return f"file:{path}", "file", _outline(str(input.get("content", "")))
         case "describe_data":
             return f"table:{path}", "table", text.partition(": ")[2]
         case "grep_files":
-            return f"search:{first_of(input, 'pattern')} in {path or '.'}", "search", _matches(text)
+            return f"search:{string_argument(input, 'pattern')} in {path or '.'}", "search", _summarize_matches(text)
         case "web_search":
-            return f"search:{first_of(input, 'query')}", "search", text
+            return f"search:{string_argument(input, 'query')}", "search", text
         case "fetch_url":
-            return f"page:{first_of(input, 'url')}", "page", _contents(text)
-    return f"result:{f'{tool} {first}'.strip()}", "result", _ends(text)
+            return f"page:{string_argument(input, 'url')}", "page", _outline(text)
+    return f"result:{f'{tool} {main_argument}'.strip()}", "result", _first_and_last_lines(text)
 
 
-def first_of(input: Mapping[str, Any], name: str) -> str:
-    """Return an argument as text."""
+def string_argument(input: Mapping[str, Any], name: str) -> str:
+    """Return the argument `name` if the argument is a string, otherwise ""."""
     value = input.get(name)
     return value if isinstance(value, str) else ""
 
 
-def first_path(input: Mapping[str, Any]) -> str:
-    """Return the path that a call names, "" for none."""
-    return first_of(input, "path")
+def path_argument(input: Mapping[str, Any]) -> str:
+    """Return the path argument of a call, or ""."""
+    return string_argument(input, "path")
 
 
 def paths_read(tool: str, input: Mapping[str, Any], text: str) -> tuple[str, ...]:
-    """Return the files that the result `text` of a call was made from, as far as it tells."""
+    """Return the files from which the result `text` of a call was made, as far as the call shows them."""
     if tool in ("read_file", "write_file", "describe_data"):
-        return (first_path(input),)
+        return (path_argument(input),)
     if tool == "grep_files":
-        return tuple(dict.fromkeys(_MATCH.findall(text[:READ])))[:MOST_PATHS]
+        return tuple(dict.fromkeys(_MATCH.findall(text[:MAX_SCANNED_CHARS])))[:MAX_PATHS]
     return ()
 
 
-def one_line(value: Any, most: int) -> str:
-    """Return `value` as text on one line, of at most `most` characters, without anything that begins something new."""
+def one_line(value: Any, limit: int) -> str:
+    """Return `value` as one line of at most `limit` printable characters."""
     text = value if isinstance(value, str) else repr(value)
-    line = " ".join("".join(each if each.isprintable() else " " for each in text[: 20 * most]).split())
-    return line if len(line) <= most else f"{line[: most - 3].rstrip()}..."
+    line = " ".join("".join(each if each.isprintable() else " " for each in text[: 20 * limit]).split())
+    return line if len(line) <= limit else f"{line[: limit - 3].rstrip()}..."
 
 
-def _read(text: str) -> str:
-    return _contents(_NUMBERED.sub("", _NOTE.sub("", text[:READ])))
+def _outline_numbered(text: str) -> str:
+    return _outline(_LINE_NUMBER.sub("", _NOTE.sub("", text[:MAX_SCANNED_CHARS])))
 
 
-def _contents(text: str) -> str:
-    """Return what a text is about: what it defines, its headings, or else how it begins."""
-    text = text[:READ]
-    for pattern, what in ((_DEFINED, "defines"), (_HEADING, "headings:")):
+def _outline(text: str) -> str:
+    """Return an outline of a text: its definitions or its headings. If there are none, return the text itself."""
+    text = text[:MAX_SCANNED_CHARS]
+    for pattern, label in ((_DEFINITION, "defines"), (_HEADING, "headings:")):
         if len(found := list(dict.fromkeys(pattern.findall(text)))) > 1:
-            return f"{_first_line(text)} ... {what} {', '.join(found)}"
+            return f"{_first_line(text)} ... {label} {', '.join(found)}"
     return text
 
 
@@ -127,27 +126,28 @@ def _first_line(text: str) -> str:
     return one_line(next((line for line in text.splitlines() if line.strip()), ""), 80)
 
 
-def _matches(text: str) -> str:
-    files = _MATCH.findall(text[:READ])
+def _summarize_matches(text: str) -> str:
+    files = _MATCH.findall(text[:MAX_SCANNED_CHARS])
     if not files:
         return text
-    names = list(dict.fromkeys(files))
-    return f"{len(files)} matching lines in {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}: {text[:READ]}"
+    unique_files = list(dict.fromkeys(files))
+    names = f"{', '.join(unique_files[:8])}{', ...' if len(unique_files) > 8 else ''}"
+    return f"{len(files)} matching lines in {names}: {text[:MAX_SCANNED_CHARS]}"
 
 
-def _ends(text: str) -> str:
-    """Return how a result begins and how it ends: of a command the end says most."""
+def _first_and_last_lines(text: str) -> str:
+    """Return the first and last lines of a result. The last lines of a command's output are the most important."""
     lines = [line for line in text.splitlines() if line.strip()]
     return text if len(lines) <= 4 else " / ".join((*lines[:2], "...", *lines[-2:]))
 
 
-def handle_of(tool: str, input: Mapping[str, Any]) -> str:
-    """Return the handle that a call reads, "" when it reads none."""
-    handle = first_of(input, "handle") if tool == "read_handle" else ""
+def handle_read(tool: str, input: Mapping[str, Any]) -> str:
+    """Return the handle that a call reads, or ""."""
+    handle = string_argument(input, "handle") if tool == "read_handle" else ""
     return f".{handle.strip().lstrip('.')}" if handle else ""
 
 
-def handle_in(shown: str) -> str:
-    """Return the handle under which the whole is kept of a text that was cut, "" for none."""
+def handle_shown(shown: str) -> str:
+    """Return the handle under which the complete form of a shortened text is stored, or ""."""
     found = _HANDLE.search(shown)
     return found[1] if found else ""

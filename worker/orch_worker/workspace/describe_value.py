@@ -1,6 +1,7 @@
-"""What a Python value is, in a line: its type, size and beginning. No code of its own is run, but of known types.
+"""Describes a Python value in one line: type, size and first items.
 
-A value may be anybody's: asking it for its length or its text may take for ever, or change something.
+Only values of known types are inspected. The methods of other types are not called, because they may block or have side
+effects.
 """
 
 from __future__ import annotations
@@ -14,31 +15,33 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-__all__ = ["ValueDescription", "describe_value", "is_ours"]
+__all__ = ["ValueDescription", "created_by_agent", "describe_value"]
 
-MOST_ITEMS: Final = 6
-MOST_TEXT: Final = 80
-MOST_COLUMNS: Final = 12
+MAX_ITEMS: Final = 6
+MAX_TEXT: Final = 80
+MAX_COLUMNS: Final = 12
 SCALARS: Final = (bool, int, float, complex, str, bytes, type(None))
-_NUMBER: Final = re.compile(r"(?:u?int|float|complex)\d+|bool_?")
-BOXES: Final = (list, tuple, set, frozenset)
-SIZED: Final = (*SCALARS, *BOXES, dict)
+_NUMPY_NUMBER: Final = re.compile(r"(?:u?int|float|complex)\d+|bool_?")
+CONTAINERS: Final = (list, tuple, set, frozenset)
+SIZED: Final = (*SCALARS, *CONTAINERS, dict)
 MODULE_OF: Final[Callable[[type], object]] = type.__dict__["__module__"].__get__
 NAME_OF: Final[Callable[[type], str]] = type.__dict__["__name__"].__get__
 
 
 class ValueDescription(Struct, frozen=True):
-    """What a value is: the name of its type, about how many bytes it takes, and what is to be said of it."""
+    """The type name of a value, its approximate size in bytes, and a short description."""
 
     kind: str
     size: int = 0
     text: str = ""
 
 
-def is_ours(value: Any) -> bool:
-    """Return whether a name that is bound to `value` was bound to something of the code's own: no module, and no
-    function or class from one."""
-    kind = type(value)  # not isinstance: a value may say of itself that it is something else, by code
+def created_by_agent(value: Any) -> bool:
+    """Return whether the agent's code created `value`.
+
+    Modules, and functions and classes from modules, do not count.
+    """
+    kind = type(value)  # isinstance is not used, because a value can override `__class__` with code.
     if issubclass(kind, ModuleType):
         return False
     if kind is FunctionType:
@@ -49,118 +52,121 @@ def is_ours(value: Any) -> bool:
 
 
 def describe_value(value: Any) -> ValueDescription:
-    """Return what `value` is. Never raises."""
+    """Return the description of `value`. Never raise an exception."""
     kind = type(value)
     package = _module(kind).partition(".")[0]
-    own = NAME_OF(kind)
-    name = own if package in ("builtins", "__main__") else f"{package}.{own}"
+    type_name = NAME_OF(kind)
+    name = type_name if package in ("builtins", "__main__") else f"{package}.{type_name}"
     try:
-        describe = _known(kind, package)
+        describe = _describer_of(kind, package)
         text = describe(value) if describe is not None else ""
-        return ValueDescription(name, _bytes(value, package), text)
-    except Exception:  # one that is broken, or of a version that is not known
+        return ValueDescription(name, _size_in_bytes(value, package), text)
+    except Exception:  # The value is broken, or the version of its library is unknown.
         return ValueDescription(name)
 
 
 def _module(kind: type) -> str:
-    """Return which module `kind` says it is of, without asking its own type, which may be somebody's."""
-    said = MODULE_OF(kind)
-    return said if type(said) is str else ""
+    """Return the module name of `kind` without calling code of its metaclass."""
+    module = MODULE_OF(kind)
+    return module if type(module) is str else ""
 
 
-def _known(kind: type, package: str) -> Callable[[Any], str] | None:
+def _describer_of(kind: type, package: str) -> Callable[[Any], str] | None:
     if kind in SCALARS:
-        return _scalar
-    if kind in BOXES:
-        return _box
+        return _describe_scalar
+    if kind in CONTAINERS:
+        return _describe_container
     if kind is dict:
-        return _mapping
+        return _describe_mapping
     if issubclass(kind, FunctionType):
-        return _function
+        return _describe_function
     if kind is type:
-        return _class
-    if package == "numpy" and _NUMBER.fullmatch(NAME_OF(kind)):
-        return lambda value: _scalar(value.item())
-    return TABLES.get((package, NAME_OF(kind)))
+        return _describe_class
+    if package == "numpy" and _NUMPY_NUMBER.fullmatch(NAME_OF(kind)):
+        return lambda value: _describe_scalar(value.item())
+    return DESCRIBERS.get((package, NAME_OF(kind)))
 
 
-def _bytes(value: Any, package: str) -> int:
+def _size_in_bytes(value: Any, package: str) -> int:
     if package in ("numpy", "pandas"):
         size = value.nbytes if hasattr(value, "nbytes") else value.memory_usage(deep=False)
         return int(size.sum() if hasattr(size, "sum") else size)
     if package == "polars" and hasattr(value, "estimated_size"):
         return int(value.estimated_size())
-    if type(value) in (*BOXES, dict):
-        known = (sys.getsizeof(each) for each in islice(value, 100) if type(each) in SIZED)
-        return sys.getsizeof(value) + sum(known) * max(1, len(value) // 100)
+    if type(value) in (*CONTAINERS, dict):
+        item_sizes = (sys.getsizeof(each) for each in islice(value, 100) if type(each) in SIZED)
+        return sys.getsizeof(value) + sum(item_sizes) * max(1, len(value) // 100)
     return sys.getsizeof(value) if type(value) in SCALARS else 0
 
 
-def _scalar(value: Any) -> str:
+def _describe_scalar(value: Any) -> str:
     if isinstance(value, str | bytes):
-        long = len(value) > MOST_TEXT
-        return f"{value[:MOST_TEXT]!r}{f'... ({len(value):,} long)' if long else ''}"
+        is_long = len(value) > MAX_TEXT
+        return f"{value[:MAX_TEXT]!r}{f'... ({len(value):,} long)' if is_long else ''}"
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 200:
         return f"about 2 ** {value.bit_length() - 1}"
     return repr(value)
 
 
-def _short(value: Any) -> str:
+def _describe_item(value: Any) -> str:
     if type(value) in SCALARS:
-        return _scalar(value)
-    size = f" of {len(value):,}" if type(value) in (*BOXES, dict) else ""
+        return _describe_scalar(value)
+    size = f" of {len(value):,}" if type(value) in (*CONTAINERS, dict) else ""
     return f"{NAME_OF(type(value))}{size}"
 
 
-def _listed(values: Iterable[Any], count: int) -> str:
-    shown = ", ".join(map(_short, islice(values, MOST_ITEMS)))
-    return f"{shown}, ..." if count > MOST_ITEMS else shown
+def _list_items(values: Iterable[Any], count: int) -> str:
+    shown = ", ".join(map(_describe_item, islice(values, MAX_ITEMS)))
+    return f"{shown}, ..." if count > MAX_ITEMS else shown
 
 
-def _box(value: Any) -> str:
-    return f"{len(value):,} long: {_listed(value, len(value))}" if value else "empty"
+def _describe_container(value: Any) -> str:
+    return f"{len(value):,} long: {_list_items(value, len(value))}" if value else "empty"
 
 
-def _mapping(value: Mapping[Any, Any]) -> str:
-    shown = ", ".join(f"{_short(key)}: {_short(each)}" for key, each in islice(value.items(), MOST_ITEMS))
-    more = ", ..." if len(value) > MOST_ITEMS else ""
+def _describe_mapping(value: Mapping[Any, Any]) -> str:
+    shown = ", ".join(
+        f"{_describe_item(key)}: {_describe_item(each)}" for key, each in islice(value.items(), MAX_ITEMS)
+    )
+    more = ", ..." if len(value) > MAX_ITEMS else ""
     return f"{len(value):,} keys: {shown}{more}" if value else "empty"
 
 
-def _function(value: FunctionType) -> str:
+def _describe_function(value: FunctionType) -> str:
     code = value.__code__
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    said = (value.__doc__ or "").strip().partition("\n")[0]
-    return f"({', '.join(names)}){f' {said}' if said else ''}"
+    summary = (value.__doc__ or "").strip().partition("\n")[0]
+    return f"({', '.join(names)}){f' {summary}' if summary else ''}"
 
 
-def _class(value: type) -> str:
+def _describe_class(value: type) -> str:
     names = [name for name, each in vars(value).items() if isinstance(each, FunctionType) and name[:1] != "_"]
-    return f"methods: {', '.join(names[:MOST_COLUMNS])}" if names else ""
+    return f"methods: {', '.join(names[:MAX_COLUMNS])}" if names else ""
 
 
-def _frame(value: Any) -> str:
+def _describe_frame(value: Any) -> str:
     rows, columns = value.shape
     shown = ", ".join(f"{name} {kind}" for name, kind in islice(zip(value.columns, value.dtypes, strict=True), 12))
-    more = f", and {columns - MOST_COLUMNS} more" if columns > MOST_COLUMNS else ""
+    more = f", and {columns - MAX_COLUMNS} more" if columns > MAX_COLUMNS else ""
     return f"{rows:,} x {columns:,}: {shown}{more}"
 
 
-def _series(value: Any) -> str:
-    begin = value.head(MOST_ITEMS)
-    return f"{len(value):,} long, {value.dtype}: {_listed(begin.tolist() if hasattr(begin, 'tolist') else begin, 0)}"
+def _describe_series(value: Any) -> str:
+    first_items = value.head(MAX_ITEMS)
+    first_items = first_items.tolist() if hasattr(first_items, "tolist") else first_items
+    return f"{len(value):,} long, {value.dtype}: {_list_items(first_items, 0)}"
 
 
-def _array(value: Any) -> str:
+def _describe_array(value: Any) -> str:
     shape = " x ".join(map(str, value.shape)) or "a single number"
-    begin = value.flat[:MOST_ITEMS].tolist() if value.dtype.kind in "biufc" else []
-    return f"{shape} {value.dtype}{f': {_listed(begin, value.size)}' if begin else ''}"
+    first_items = value.flat[:MAX_ITEMS].tolist() if value.dtype.kind in "biufc" else []
+    return f"{shape} {value.dtype}{f': {_list_items(first_items, value.size)}' if first_items else ''}"
 
 
-TABLES: Final[dict[tuple[str, str], Callable[[Any], str]]] = {
-    ("pandas", "DataFrame"): _frame,
-    ("pandas", "Series"): _series,
-    ("polars", "DataFrame"): _frame,
-    ("polars", "Series"): _series,
-    ("numpy", "ndarray"): _array,
+DESCRIBERS: Final[dict[tuple[str, str], Callable[[Any], str]]] = {
+    ("pandas", "DataFrame"): _describe_frame,
+    ("pandas", "Series"): _describe_series,
+    ("polars", "DataFrame"): _describe_frame,
+    ("polars", "Series"): _describe_series,
+    ("numpy", "ndarray"): _describe_array,
 }

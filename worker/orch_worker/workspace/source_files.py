@@ -1,4 +1,4 @@
-"""The files that artifacts were made from, as they were then, and whether they are so still. May wait for the disk."""
+"""Detects changes of the files from which artifacts were made. The functions may wait for the disk."""
 
 from __future__ import annotations
 
@@ -11,65 +11,65 @@ from typing import Final
 
 from orch_protocol.core.workspace import Artifact, FileState, InvalidateArtifacts
 
-from ..system.files import regular_open_regular
+from ..system.files import open_regular_file
 
-__all__ = ["artifact_path", "changed_artifacts", "mark_of"]
+__all__ = ["artifact_path", "changed_artifacts", "read_file_state"]
 
-MOST_HASHED: Final = 256 * 1024
+MAX_HASHED: Final = 256 * 1024
 DIGITS: Final = 16
 CHANGED: Final = "{path} has changed since"
-REMOVED: Final = "{path} is not there any more"
+REMOVED: Final = "{path} no longer exists"
 
 
 def artifact_path(cwd: Path, path: str) -> str:
-    """Return `path`, which may be relative to `cwd`, as artifacts name it: relative where it is below that."""
-    whole = os.path.normpath(os.path.join(cwd, path))
-    inside = os.path.relpath(whole, cwd)
-    return whole if inside.startswith("..") else inside
+    """Return `path` in the form that artifacts use. A path inside `cwd` becomes relative to `cwd`."""
+    absolute_path = os.path.normpath(os.path.join(cwd, path))
+    relative_path = os.path.relpath(absolute_path, cwd)
+    return absolute_path if relative_path.startswith("..") else relative_path
 
 
-def mark_of(cwd: Path, path: str) -> FileState | None:
-    """Return the file at `path` as it is now, None when there is no such file."""
+def read_file_state(cwd: Path, path: str) -> FileState | None:
+    """Return the current state of the regular file at `path`. Return None if the file does not exist."""
     try:
-        there = os.stat(os.path.join(cwd, path))
+        status = os.stat(os.path.join(cwd, path))
     except (OSError, ValueError):
         return None
-    if not stat.S_ISREG(there.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return None
-    digest = _digest(cwd, path) if there.st_size <= MOST_HASHED else ""
-    return FileState(artifact_path(cwd, path), there.st_mtime_ns, there.st_size, digest)
+    digest = _digest(cwd, path) if status.st_size <= MAX_HASHED else ""
+    return FileState(artifact_path(cwd, path), status.st_mtime_ns, status.st_size, digest)
 
 
 def changed_artifacts(cwd: Path, artifacts: Iterable[Artifact]) -> list[InvalidateArtifacts]:
-    """Return which of `artifacts` were made from files that are not what they were, a step for each such file.
+    """Return a step for each changed file. The step invalidates the artifacts that were made from the file.
 
-    A file that was only touched, or changed and changed back, is what it was: small ones are read to know that.
+    Small files are compared by content, so that a changed timestamp alone does not count as a change.
     """
     users: dict[FileState, list[str]] = {}
     for each in artifacts:
         if not each.stale:
-            for mark in each.files:
-                users.setdefault(mark, []).append(each.name)
-    found = ((mark, names, _why(cwd, mark)) for mark, names in users.items())
+            for state in each.files:
+                users.setdefault(state, []).append(each.name)
+    found = ((state, names, _change_reason(cwd, state)) for state, names in users.items())
     return [InvalidateArtifacts(tuple(names), why) for _, names, why in found if why]
 
 
-def _why(cwd: Path, mark: FileState) -> str:
+def _change_reason(cwd: Path, state: FileState) -> str:
     try:
-        there = os.stat(os.path.join(cwd, mark.path))
+        status = os.stat(os.path.join(cwd, state.path))
     except (OSError, ValueError):
-        return REMOVED.format(path=mark.path)
-    if (there.st_mtime_ns, there.st_size) == (mark.mtime, mark.size):
+        return REMOVED.format(path=state.path)
+    if (status.st_mtime_ns, status.st_size) == (state.mtime, state.size):
         return ""
-    if mark.sha256 and there.st_size == mark.size and _digest(cwd, mark.path) == mark.sha256:
+    if state.sha256 and status.st_size == state.size and _digest(cwd, state.path) == state.sha256:
         return ""
-    return CHANGED.format(path=mark.path)
+    return CHANGED.format(path=state.path)
 
 
 def _digest(cwd: Path, path: str) -> str:
-    """Return the beginning of the hash of a small file, "" when it cannot be read."""
+    """Return the beginning of the hash of a small file, or "" if it cannot be read."""
     try:
-        with regular_open_regular(cwd / path) as file:
-            return hashlib.sha256(file.read(MOST_HASHED)).hexdigest()[:DIGITS]
+        with open_regular_file(cwd / path) as file:
+            return hashlib.sha256(file.read(MAX_HASHED)).hexdigest()[:DIGITS]
     except OSError:
         return ""

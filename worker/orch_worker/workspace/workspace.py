@@ -1,5 +1,7 @@
-"""What one agent has at hand, as its process keeps track of it: what its calls bring, what files have become, what its
-requests are told. What changes is an entry of its transcript."""
+"""The workspace of one agent in its process. The session records the results of calls and changed files.
+
+The session also builds the prompt block. Changes are recorded as entries of the transcript.
+"""
 
 from __future__ import annotations
 
@@ -23,108 +25,115 @@ from orch_protocol.core.workspace import (
     TouchArtifacts,
     WorkspaceSpec,
 )
+from orch_protocol.policy.builtin_tools import FILE_WRITERS
 
-from ..session.transcript import Transcript, timestamp
+from ..session.entry_codec import timestamp
+from ..session.transcript import Transcript
 from ..tools.api.base import ToolContext
 from ..tools.dispatch.result_limits import text_in
 from ..tools.dispatch.toolbox import CallOutcome
 from ..tools.python.namespace import Namespace
-from .capture import WRITES, artifact_of, first_path, handle_in, handle_of, paths_read
-from .describe_value import describe_value, is_ours
+from .capture import artifact_of, handle_read, handle_shown, path_argument, paths_read
+from .describe_value import created_by_agent, describe_value
 from .python_cells import BoundName, PythonCell, invalidate_unbound, steps_of
 from .ranking import WorkspaceText, workspace_text
-from .source_files import artifact_path, changed_artifacts, mark_of
+from .source_files import artifact_path, changed_artifacts, read_file_state
 from .state import Workspace, artifacts_to_prune, resolve_names
 
 __all__ = ["WorkspaceSession"]
 
-LOOK_SECONDS: Final = 1.0
-MOST_NAMES: Final = 500
+DISK_SECONDS: Final = 1.0
+MAX_NAMES: Final = 500
 WRITTEN: Final = "{path} was written by {tool} in turn {turn}"
 
 
 class WorkspaceSession:
-    """What the agent whose `transcript` that is has at hand, as `spec` says; its tools know `context`.
+    """The workspace of the agent with this `transcript`, configured by `spec`.
 
-    `size` says how many tokens a text has.
+    `count_tokens` returns the number of tokens of a text.
     """
 
     def __init__(
-        self, spec: WorkspaceSpec, context: ToolContext, transcript: Transcript, size: Callable[[str], int]
+        self, spec: WorkspaceSpec, context: ToolContext, transcript: Transcript, count_tokens: Callable[[str], int]
     ) -> None:
-        self._spec, self._context, self._transcript, self._size = spec, context, transcript, size
+        self._spec, self._context, self._transcript, self._count_tokens = spec, context, transcript, count_tokens
         self._cwd = context.cwd
         self._query = self._prompt = ""
-        self._said: str | None = None
-        """What the last request of this turn was told, None when that may be another thing by now."""
-        self._workspace, self._taken = Workspace(), 0
-        self._said_of: list[object] | None = None
-        """What the workspace is the fold of, up to so many."""
+        self._block: str | None = None
+        """The block of the last request in this turn. None if the block may be outdated."""
+        self._workspace, self._applied_count = Workspace(), 0
+        self._applied_entries: list[object] | None = None
+        """The list of data from which the workspace was computed. The first `_applied_count` items were used."""
         self._pending: list[tuple[ToolUse, CallOutcome, str]] = []
         self._names: dict[str, BoundName] = {}
-        """What run_python had bound when it last ran, in this process."""
+        """The bindings after the last call of run_python in this process."""
 
     @property
     def workspace(self) -> Workspace:
-        """What there is, as the path has it that the conversation took."""
-        said = self._transcript.session.at_hand
-        if said is not self._said_of:  # the conversation took another path
-            self._said_of, self._taken, self._workspace = said, 0, Workspace()
-        for data in said[self._taken :]:
-            self._workspace.take(data)
-        self._taken = len(said)
+        """The workspace on the current branch of the conversation."""
+        entries = self._transcript.session.workspace_data
+        if entries is not self._applied_entries:  # the conversation changed to another branch
+            self._applied_entries, self._applied_count, self._workspace = entries, 0, Workspace()
+        for data in entries[self._applied_count :]:
+            self._workspace.apply_entry(data)
+        self._applied_count = len(entries)
         return self._workspace
 
     @property
     def turn(self) -> int:
-        """The number of the turn that runs, or that would be the next."""
+        """The number of the running turn, or of the next turn if no turn is running."""
         return self._transcript.session.turns + 1
 
     def turn_began(self, query: str, prompt: str) -> None:
-        """What comes from now on does so in the query `query`, which asked `prompt`."""
-        self._query, self._prompt, self._said = query, prompt, None
+        """From now on, assign new artifacts to the query `query`, whose text is `prompt`."""
+        self._query, self._prompt, self._block = query, prompt, None
 
-    def took(self, calls: Sequence[ToolUse], outcomes: Sequence[CallOutcome], shown: Sequence[str]) -> None:
-        """Take in what the calls of a step came to: whole, and as the model is shown it."""
-        self._said = None
+    def add_results(self, calls: Sequence[ToolUse], outcomes: Sequence[CallOutcome], shown: Sequence[str]) -> None:
+        """Queue the results of a step's calls: the complete results, and the results that the model sees."""
+        self._block = None
         self._pending += zip(calls, outcomes, shown, strict=True)
 
-    async def settle(self) -> None:
-        """Put on record what calls have brought since. Raises StoreError; what cannot be found out in time is left."""
-        if self._pending:
-            await self._take_in(looks=False)
+    async def record_results(self) -> None:
+        """Record the results of the calls so far.
 
-    async def part(self) -> str:
-        """Return what the next request is told, after what is stale or too much by now is recorded as such.
-
-        Raises StoreError.
+        Raise StoreError if recording fails. Results are dropped if the disk does not answer in time.
         """
-        if self._said is None:
-            looks = bool(self._pending) or any(each.files and not each.stale for each in self.workspace)
-            if looks:
-                await self._take_in(looks=True)
-            self._said = self._ordered() if len(self.workspace) else ""
-        return self._said
+        if self._pending:
+            await self._record_pending(check_files=False)
 
-    async def _take_in(self, *, looks: bool) -> None:
-        """Record what calls have brought since; and, if it `looks`, what files have become. Both in one thread: to
-        begin to wait for one takes longer than what is done in it."""
+    async def prompt_block(self) -> str:
+        """Mark stale artifacts, drop old artifacts, and return the block for the next request.
+
+        Raise StoreError if recording fails.
+        """
+        if self._block is None:
+            check_files = bool(self._pending) or any(each.files and not each.stale for each in self.workspace)
+            if check_files:
+                await self._record_pending(check_files=True)
+            self._block = self._prune_and_render() if len(self.workspace) else ""
+        return self._block
+
+    async def _record_pending(self, *, check_files: bool) -> None:
+        """Record the queued results. If `check_files` is True, also check files for changes.
+
+        One thread does both, because starting another thread would take longer than the work.
+        """
         pending, self._pending = self._pending, []
         try:
             ran = any(call.name == "run_python" for call, _, _ in pending)
-            after = self._look() if ran and self._spec.capture_values else {}
-            async with asyncio.timeout(LOOK_SECONDS):
-                steps = await asyncio.to_thread(self._found, pending, after, looks=looks)
+            after = self._current_bindings() if ran and self._spec.capture_values else {}
+            async with asyncio.timeout(DISK_SECONDS):
+                steps = await asyncio.to_thread(self._compute_steps, pending, after, check_files=check_files)
             self._record(steps)
         except StoreError:
             raise
         except TimeoutError:
-            lost = "what was read is not kept track of" if pending else "files may have changed"
-            print(f"workspace: the disk did not answer in time: {lost}", flush=True)
+            consequence = "changes of the files that were read are not tracked" if pending else "files may have changed"
+            print(f"workspace: the disk did not answer in time: {consequence}", flush=True)
         except Exception:
-            traceback.print_exc()  # a summary is not worth a turn
+            traceback.print_exc()  # A turn must not fail because of the workspace.
 
-    def _ordered(self) -> str:
+    def _prune_and_render(self) -> str:
         spec = self._spec
         self._record(invalidate_unbound(self.workspace, self._names, spec.max_summary_chars))
         self._record(
@@ -132,10 +141,10 @@ class WorkspaceSession:
                 self.workspace, self.turn, turns=spec.prune_turns, bytes=spec.prune_bytes, count=spec.prune_count
             )
         )
-        return self.told().text
+        return self.rendered().text
 
-    def told(self) -> WorkspaceText:
-        """Return what a request is told of what there is."""
+    def rendered(self) -> WorkspaceText:
+        """Return the block for a request."""
         view = self._transcript.session.view
         visible = {
             block.id
@@ -145,46 +154,57 @@ class WorkspaceSession:
             if isinstance(block, ToolUse)
         }
         return workspace_text(
-            self.workspace, self._prompt, self.turn, self._spec.budget_tokens, self._size, visible=visible
+            self.workspace, self._prompt, self.turn, self._spec.budget_tokens, self._count_tokens, visible=visible
         )
 
     def pin(self, name: str, *, pinned: bool = True) -> Artifact:
-        """Let an artifact be told of first, or no more so, and return it. Raises ConfigError, StoreError."""
+        """Pin or unpin an artifact, and return it.
+
+        Raise ConfigError for an unknown name, and StoreError if recording fails.
+        """
         names = resolve_names(self.workspace, name)
         if len(names) != 1:
-            there = ", ".join(names or list(self.workspace.artifacts)[-8:]) or "nothing"
-            why = "may be any of" if names else "is none of what there is:"
-            raise ConfigError(f"{name!r} {why} {there}")
+            candidates = ", ".join(names or list(self.workspace.artifacts)[-8:]) or "nothing"
+            why = "may be any of" if names else "is not in the workspace, which contains:"
+            raise ConfigError(f"{name!r} {why} {candidates}")
         self._record([PinArtifacts((names[0],), pinned)])
-        self._said = None
+        self._block = None
         return self.workspace.artifacts[names[0]]
 
     def _record(self, steps: Iterable[Step]) -> None:
         if steps := tuple(steps):
             self._transcript.workspace(steps, self._query)
 
-    def _look(self) -> dict[str, BoundName]:
-        """Return what the names are bound to. In the thread of the loop: nobody else binds any meanwhile."""
-        bound = list(self._context.own(Namespace).bound().items())[:MOST_NAMES]
-        return {name: BoundName(id(value), describe_value(value), is_ours(value)) for name, value in bound}
+    def _current_bindings(self) -> dict[str, BoundName]:
+        """Return the current bindings.
 
-    # In a thread.
+        This method runs on the thread of the event loop, where no code can rebind names concurrently.
+        """
+        bound = list(self._context.agent_object(Namespace).bound().items())[:MAX_NAMES]
+        return {name: BoundName(id(value), describe_value(value), created_by_agent(value)) for name, value in bound}
 
-    def _found(
-        self, pending: Sequence[tuple[ToolUse, CallOutcome, str]], after: dict[str, BoundName], *, looks: bool
+    # The following methods run in a thread.
+
+    def _compute_steps(
+        self, pending: Sequence[tuple[ToolUse, CallOutcome, str]], after: dict[str, BoundName], *, check_files: bool
     ) -> list[Step]:
-        """Return what calls came to, and, if it `looks`, which files are not what they were."""
-        steps = self._steps(pending, after) if pending else []
-        if not looks:
-            return steps
-        now = Workspace()
-        now.artifacts = dict(self.workspace.artifacts)
-        for step in steps:
-            now.apply(step)
-        return [*steps, *changed_artifacts(self._cwd, [each for each in now if each.files and not each.stale])]
+        """Return the steps for the results of calls.
 
-    def _steps(self, pending: Sequence[tuple[ToolUse, CallOutcome, str]], after: dict[str, BoundName]) -> list[Step]:
-        """Return what calls came to, one after the other."""
+        If `check_files` is True, also return the steps for changed files.
+        """
+        steps = self._steps_of_calls(pending, after) if pending else []
+        if not check_files:
+            return steps
+        updated = Workspace()
+        updated.artifacts = dict(self.workspace.artifacts)
+        for step in steps:
+            updated.apply(step)
+        return [*steps, *changed_artifacts(self._cwd, [each for each in updated if each.files and not each.stale])]
+
+    def _steps_of_calls(
+        self, pending: Sequence[tuple[ToolUse, CallOutcome, str]], after: dict[str, BoundName]
+    ) -> list[Step]:
+        """Return the steps for the results of calls, in order."""
         workspace = Workspace()
         workspace.artifacts = dict(self.workspace.artifacts)
         steps: list[Step] = []
@@ -192,42 +212,46 @@ class WorkspaceSession:
         for call, outcome, shown in pending:
             if call.name == "run_python" and outcome.ran:
                 code = str(call.input.get("code", ""))
-                cells.append(PythonCell(code, self._origin(call, outcome), not outcome.result.is_error))
+                cells.append(PythonCell(code, self._make_origin(call, outcome), not outcome.result.is_error))
             else:
-                found = self._of(call, outcome, shown, workspace)
+                found = self._steps_of_call(call, outcome, shown, workspace)
                 for step in found:
                     workspace.apply(step)
                 steps += found
         if cells and self._spec.capture_values:
-            mark, most = partial(mark_of, self._cwd), self._spec.max_summary_chars
-            steps += steps_of(cells, self._names, after, workspace, mark, most=most)
+            read_state, limit = partial(read_file_state, self._cwd), self._spec.max_summary_chars
+            steps += steps_of(cells, self._names, after, workspace, read_state, limit=limit)
             self._names = after
         return steps
 
-    def _of(self, call: ToolUse, outcome: CallOutcome, shown: str, workspace: Workspace) -> list[Step]:
-        """Return what one call came to."""
+    def _steps_of_call(self, call: ToolUse, outcome: CallOutcome, shown: str, workspace: Workspace) -> list[Step]:
+        """Return the steps for the result of one call."""
         if not outcome.ran or outcome.result.is_error:
             return []
         steps: list[Step] = []
-        for path in {*outcome.files_changed, *([first_path(call.input)] if call.name in WRITES else [])}:
-            there = artifact_path(self._cwd, path)
-            if users := tuple(each.name for each in workspace if any(mark.path == there for mark in each.files)):
-                steps.append(InvalidateArtifacts(users, WRITTEN.format(path=there, tool=call.name, turn=self.turn)))
-        if handle := handle_of(call.name, call.input):
+        for path in {*outcome.files_changed, *([path_argument(call.input)] if call.name in FILE_WRITERS else [])}:
+            changed_path = artifact_path(self._cwd, path)
+            if users := tuple(
+                each.name for each in workspace if any(state.path == changed_path for state in each.files)
+            ):
+                steps.append(
+                    InvalidateArtifacts(users, WRITTEN.format(path=changed_path, tool=call.name, turn=self.turn))
+                )
+        if handle := handle_read(call.name, call.input):
             steps.append(TouchArtifacts(tuple(each.name for each in workspace if each.handle == handle), self.turn))
         if not self._spec.capture_results:
             return steps
-        whole = text_in(outcome.result)
+        full_text = text_in(outcome.result)
         input = dict(call.input)
-        if first_path(input):
-            input["path"] = artifact_path(self._cwd, first_path(input))
-        found = artifact_of(call.name, input, whole, most=self._spec.max_summary_chars)
+        if path_argument(input):
+            input["path"] = artifact_path(self._cwd, path_argument(input))
+        found = artifact_of(call.name, input, full_text, limit=self._spec.max_summary_chars)
         if found is None:
             return steps
-        read = (mark_of(self._cwd, path) for path in paths_read(call.name, input, whole))
-        files = tuple(mark for mark in read if mark is not None)
-        origin, before = self._origin(call, outcome), workspace.artifacts.get(found.name)
-        kept = replace(
+        states = (read_file_state(self._cwd, path) for path in paths_read(call.name, input, full_text))
+        files = tuple(state for state in states if state is not None)
+        origin, previous = self._make_origin(call, outcome), workspace.artifacts.get(found.name)
+        artifact = replace(
             origin,
             name=found.name,
             kind=found.kind,
@@ -235,15 +259,15 @@ class WorkspaceSession:
             arguments=found.arguments,
             size=found.size,
             files=files,
-            handle=handle_in(shown) if shown != whole else "",
+            handle=handle_shown(shown) if shown != full_text else "",
         )
-        if kept.kind == "file" and files:
-            kept = replace(kept, size=files[0].size)  # what was shown of it may be a part
-        same = before is not None and bool(files) and files == before.files
-        return [*steps, KeepArtifact(kept, same)]
+        if artifact.kind == "file" and files:
+            artifact = replace(artifact, size=files[0].size)  # The result may show only a part of the file.
+        is_unchanged = previous is not None and bool(files) and files == previous.files
+        return [*steps, KeepArtifact(artifact, is_unchanged)]
 
-    def _origin(self, call: ToolUse, outcome: CallOutcome) -> Artifact:
-        """Return what is to be said of whatever `call` brings."""
+    def _make_origin(self, call: ToolUse, outcome: CallOutcome) -> Artifact:
+        """Return an artifact that has no name. It describes the origin of the results of `call`."""
         return Artifact(
             "",
             "",
@@ -253,5 +277,5 @@ class WorkspaceSession:
             turn=self.turn,
             at=timestamp(),
             used=self.turn,
-            untrusted="untrusted" in bits_in(outcome.marks),
+            untrusted="untrusted" in bits_in(outcome.taint_labels),
         )

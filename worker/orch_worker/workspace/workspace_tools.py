@@ -1,4 +1,4 @@
-"""What an agent does with what it has at hand: pin_object."""
+"""The workspace tool: pin_object."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from ..tools.api.base import ToolContext, ToolError, tool
 __all__ = ["pin_object"]
 
 
-def _has_one(context: ToolContext) -> bool:
-    return context.workbench is not None
+def _has_workspace(context: ToolContext) -> bool:
+    return context.workspace is not None
 
 
-@tool(category="workspace", available=_has_one)
+@tool(available=_has_workspace)
 async def pin_object(context: ToolContext, name: str, pinned: bool = True) -> str:
-    """Keep an object at hand: one that is pinned is told of first at the end of each request, and never forgotten.
+    """Keep an object in the workspace. A pinned object is listed first in each request and is never dropped.
 
     Args:
         name: Its name, as in "file:src/pump.py" or "value:frame".
-        pinned: False to let it be like others again.
+        pinned: False to unpin the object.
     """
-    assert context.workbench is not None  # else the tool is not available
+    assert context.workspace is not None  # Otherwise the tool is not available.
     try:
-        found = context.workbench.pin(name, pinned=pinned)
+        found = context.workspace.pin(name, pinned=pinned)
     except OrchError as error:
         raise ToolError(str(error)) from error
-    return f"{found.name} is {'pinned' if pinned else 'not pinned any more'}."
+    return f"{found.name} is {'pinned' if pinned else 'no longer pinned'}."

@@ -1,19 +1,12 @@
-"""`agent.queue`: steering messages and follow-ups that an agent has not received yet."""
+"""`agent.queue` contains the steering messages and follow-ups that an agent has not received yet."""
 
 from __future__ import annotations
 
 import builtins
 
 from orch_protocol.agent.spec import QueueMode
-from orch_protocol.services.requests import AgentRef
-from orch_protocol.services.steering_queue import (
-    CLEAR_QUEUE,
-    SET_QUEUE,
-    SHOW_QUEUE,
-    ClearQueue,
-    Queued,
-    SetQueue,
-)
+from orch_protocol.services.agents.steering import CLEAR_QUEUE, SET_QUEUE, SHOW_QUEUE, ClearQueue, Queued, SetQueue
+from orch_protocol.services.service import AgentRef
 
 from .service_call import ServiceCall
 
@@ -33,10 +26,10 @@ class AsyncAgentQueue:
         return list(shown.waiting)
 
     async def clear(self, *ids: str) -> builtins.list[Queued]:
-        """Remove the messages `ids` from the queue (none given: all of them) and return what was removed.
+        """Remove the messages `ids` from the queue and return them. Without ids, remove all messages.
 
-        A message that is missing from the result was delivered in the meantime. Raises ConfigError for an id that is
-        not queued.
+        If a message is missing in the result, the agent has just received this message. Raises ConfigError for an id
+        that is not in the queue.
         """
         cleared = await self._call(CLEAR_QUEUE, ClearQueue(self._id, ids or None))
         return list(cleared.waiting)

@@ -1,19 +1,17 @@
-"""`o.archives`: list, search, read and prune archived turns."""
+"""`o.archives` lists, searches, reads and prunes archived turns."""
 
 from __future__ import annotations
 
 import builtins
 
 from orch_protocol.core.messages import Message
-from orch_protocol.services.recall import (
+from orch_protocol.services.archives.prune import PRUNE_ARCHIVES, PruneArchives, PrunedArchives
+from orch_protocol.services.archives.recall import (
     LIST_ARCHIVES,
-    PRUNE_ARCHIVES,
     READ_ARCHIVE,
     SEARCH_ARCHIVE,
     ArchiveRow,
     ListArchives,
-    PruneArchives,
-    PrunedArchives,
     ReadArchive,
     SearchArchive,
     SearchHit,
@@ -31,11 +29,11 @@ class AsyncArchives:
         self._call = call
 
     async def list(self, ref: str | int | None = None) -> builtins.list[ArchiveRow]:
-        """Return the archives of agent `ref` and its descendants in creation order; None returns all archives."""
+        """Return the archives of agent `ref` and its descendants in creation order. None returns all archives."""
         return await self._call(LIST_ARCHIVES, ListArchives(_text(ref)))
 
     async def search(self, query: str, *, ref: str | int | None = None, limit: int = 10) -> builtins.list[SearchHit]:
-        """Return up to `limit` passages in archives that contain `query` or resemble it, best match first.
+        """Return up to `limit` passages of archives, best match first. A passage contains `query` or similar words.
 
         `ref` restricts the search to archives of that agent and its descendants.
         """
@@ -49,11 +47,11 @@ class AsyncArchives:
         return await self._call(READ_ARCHIVE, ReadArchive(id, first, last))
 
     async def prune(self, *, older: float | str, ref: str | int | None = None, dry_run: bool = False) -> PrunedArchives:
-        """Delete archives older than `older` (seconds, or a duration such as "30d") permanently.
+        """Permanently delete archives older than `older` (seconds, or a duration such as "30d").
 
-        `ref` restricts this to one agent and its descendants. With `dry_run` nothing is deleted; the result says what
-        would be. The processes of idle agents are stopped. Agents that are running a turn keep their archives and are
-        listed in `busy`. Raises ConfigError, StoreError.
+        `ref` restricts the deletion to one agent and its descendants. With `dry_run` nothing is deleted, and the result
+        lists what would be deleted. The processes of idle agents are stopped. Agents that are running a turn keep their
+        archives and are listed in `busy`. Raises ConfigError, StoreError.
         """
         return await self._call(PRUNE_ARCHIVES, PruneArchives(older, _text(ref), dry_run))
 

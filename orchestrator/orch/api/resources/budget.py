@@ -1,9 +1,9 @@
-"""`o.budget`: what all agents of a run together may use."""
+"""`o.budget` is the budget that all agents of a run share."""
 
 from __future__ import annotations
 
-from orch_protocol.policy.budget import Budget, BudgetShown, ChangeBudget
-from orch_protocol.services.budgets import CHANGE_BUDGET
+from orch_protocol.policy.budget import Budget
+from orch_protocol.services.policy.budgets import CHANGE_BUDGET, BudgetShown, ChangeBudget
 
 from ...policy.budget_rules import budget_change
 from .service_call import ServiceCall
@@ -18,12 +18,13 @@ class AsyncRunBudget:
         self._call = call
 
     async def show(self) -> BudgetShown:
-        """Return the run's limits and what its agents have used."""
+        """Return the limits of the run and the usage of its agents."""
         return await self.set()
 
     async def set(self, *, max_cost: float | None = None, budget: Budget | None = None) -> BudgetShown:
-        """Set limits for all agents together; `math.inf` removes a limit. Returns limits and usage.
+        """Set limits on the total usage of all agents. `math.inf` removes a limit. Returns limits and usage.
 
-        `max_cost` is in USD. The limits stay in force when the run is opened again, until the configuration changes.
+        `max_cost` is in USD. The limits stay in force when a program opens the run again, until the configuration
+        changes.
         """
         return await self._call(CHANGE_BUDGET, ChangeBudget(budget_change(max_cost, budget)))

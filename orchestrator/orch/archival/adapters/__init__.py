@@ -1,4 +1,7 @@
-"""The message shapes of providers, and our own: each format reads plain messages and writes them back unchanged."""
+"""Message formats of providers and of orch.
+
+Each format converts plain messages to orch messages and back without loss.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,21 @@ from importlib import import_module
 from typing import Any, Final
 
 from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.messages import Message
 
 from .base import Format, convert_message, decode_message, encode_message, to_json_data, with_note
 
 __all__ = [
     "FORMATS",
-    "OWN",
-    "ROWS",
+    "ORCH_FORMAT",
+    "TRANSCRIPT_FORMAT",
     "Format",
     "convert_message",
     "decode_message",
     "detect",
     "encode_message",
     "format_named",
+    "read_messages",
     "to_json_data",
     "with_note",
 ]
@@ -30,33 +35,59 @@ FORMATS: Final = {
     "responses": "orch.archival.adapters.responses",
     "orch": "orch.archival.adapters.base",
 }
-"""Each format and the module it lives in."""
+"""The module that implements each format."""
 
-OWN: Final = "orch"
+ORCH_FORMAT: Final = "orch"
 
-ROWS: Final = "anthropic"
-"""The format of the messages in the rows that a coding assistant leaves behind, one or more for each message."""
+TRANSCRIPT_FORMAT: Final = "anthropic"
+"""The format of the messages in transcripts of coding assistants.
+
+These transcripts have one or more rows for each message.
+"""
 
 
-TYPED: Final = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking"})
+ANTHROPIC_BLOCKS: Final = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking"})
 
 
 def format_named(name: str) -> Format:
-    """Return the format called `name`; ConfigError when there is none."""
-    home = FORMATS.get(name)
-    if home is None:
+    """Return the format `name`. Raises ConfigError if there is no such format."""
+    module = FORMATS.get(name)
+    if module is None:
         raise ConfigError(f"unknown message format {name!r}: choose one of {', '.join(FORMATS)}")
-    made: Format = import_module(home).FORMAT
-    return made
+    format: Format = import_module(module).FORMAT
+    return format
 
 
 def detect(messages: Sequence[Any]) -> Format:
-    """Return the format of plain `messages`, by what only one of them has; chat messages when nothing tells."""
+    """Return the format of `messages`.
+
+    A feature that only one format has determines the result. Without such a feature, the result is the format of chat
+    completions.
+    """
     for message in messages:
         if isinstance(message, dict) and message.get("type") in ("function_call", "function_call_output", "reasoning"):
             return format_named("responses")
         content = message.get("content") if isinstance(message, dict) else None
         for block in content if isinstance(content, list) else ():
-            if isinstance(block, dict) and (block.get("type") in TYPED or "source" in block):
+            if isinstance(block, dict) and (block.get("type") in ANTHROPIC_BLOCKS or "source" in block):
                 return format_named("anthropic")
     return format_named("openai")
+
+
+def read_messages(messages: Sequence[Any], what: str = "messages") -> tuple[Message, ...]:
+    """Convert a list of messages of any format to orch messages.
+
+    The list may contain orch messages. The format of the other messages is detected. `what` is the name of the list in
+    errors. Raises ConfigError with the position of an invalid message.
+    """
+    raws = [
+        raw if isinstance(raw, Message) else to_json_data(raw, f"{what}[{index}]") for index, raw in enumerate(messages)
+    ]
+    format = detect(raws)
+    converted: list[Message] = []
+    for index, raw in enumerate(raws):
+        try:
+            converted.append(raw if isinstance(raw, Message) else format.read(raw))
+        except ConfigError as error:
+            raise ConfigError(f"{what}[{index}]: {error}") from None
+    return tuple(converted)

@@ -1,4 +1,7 @@
-"""Messages of the Anthropic Messages API: a role and a string, or a list of typed blocks."""
+"""Messages of the Anthropic Messages API.
+
+A message has a role, and its content is a string or a list of typed blocks.
+"""
 
 from __future__ import annotations
 
@@ -21,25 +24,25 @@ class _Anthropic:
     name = PROVIDER
     provider = PROVIDER
     ratios = CLAUDE
-    alone: tuple[type, ...] = ()
+    separate_blocks: tuple[type, ...] = ()
 
     def read(self, raw: Any) -> Message:
         raw = to_json_data(raw)
         if not isinstance(raw, dict) or raw.get("role") not in ROLES:
             role = raw.get("role") if isinstance(raw, dict) else raw
-            raise ConfigError(f"a message needs the role user, assistant or system, not {role!r}")
+            raise ConfigError(f"a message must have the role user, assistant or system; got {role!r}")
         content = raw.get("content")
         if isinstance(content, str):
             return Message(raw["role"], (Text(content),))
         if not isinstance(content, list):
-            raise ConfigError(f"a message's content is text or a list of blocks, not {content!r:.60}")
-        return Message(raw["role"], tuple(map(_block, content)))
+            raise ConfigError(f"the content of a message must be text or a list of blocks; got {content!r:.60}")
+        return Message(raw["role"], tuple(map(_decode_block, content)))
 
     def write(self, message: Message) -> dict[str, Any]:
-        return {"role": message.role, "content": list(map(_written, message.content))}
+        return {"role": message.role, "content": list(map(_encode_block, message.content))}
 
-    def with_text(self, given: Any, text: str) -> dict[str, Any]:
-        raw: dict[str, Any] = to_json_data(given)
+    def with_text(self, message: Any, text: str) -> dict[str, Any]:
+        raw: dict[str, Any] = to_json_data(message)
         content = raw["content"]
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
         return raw | {"content": [*blocks, {"type": "text", "text": text}]}
@@ -47,8 +50,8 @@ class _Anthropic:
     def text(self, text: str) -> dict[str, Any]:
         return {"role": "user", "content": [{"type": "text", "text": text}]}
 
-    def as_user(self, given: Any) -> Any:
-        return given  # whether a model takes them is known to the caller
+    def as_user(self, message: Any) -> Any:
+        return message  # the caller knows whether the model accepts system messages
 
     def tool(self, name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
         return {"name": name, "description": description, "input_schema": schema}
@@ -57,9 +60,9 @@ class _Anthropic:
 FORMAT: Final = _Anthropic()
 
 
-def _block(raw: Any) -> Block:
+def _decode_block(raw: Any) -> Block:
     if not isinstance(raw, dict):
-        raise ConfigError(f"a block is an object with a type, not {raw!r:.60}")
+        raise ConfigError(f"a block must be an object with a type; got {raw!r:.60}")
     match raw:
         case {"type": "text", "text": str(text)}:
             return Text(text)
@@ -73,18 +76,18 @@ def _block(raw: Any) -> Block:
         case {"type": "tool_result", "tool_use_id": str(id)}:
             content = raw.get("content")
             parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
-            return ToolResult(id, tuple(map(_part, parts)), raw.get("is_error") is True)
+            return ToolResult(id, tuple(map(_decode_part, parts)), raw.get("is_error") is True)
         case _:
             return Opaque(PROVIDER, raw)
 
 
-def _part(raw: Any) -> Text | Image:
-    """Return a part of a tool result; what has no shape of ours is shown as the text in it."""
-    block = _block(raw)
+def _decode_part(raw: Any) -> Text | Image:
+    """Return a part of a tool result as text or image. A block of another type becomes text."""
+    block = _decode_block(raw)
     return block if isinstance(block, (Text, Image)) else Text("\n".join(strings(raw)))
 
 
-def _written(block: Block) -> dict[str, Any]:
+def _encode_block(block: Block) -> dict[str, Any]:
     match block:
         case Text(text):
             return {"type": "text", "text": text}
@@ -95,7 +98,7 @@ def _written(block: Block) -> dict[str, Any]:
         case ToolUse(id, name, input):
             return {"type": "tool_use", "id": id, "name": name, "input": input}
         case ToolResult(id, content, is_error):
-            written = {"type": "tool_result", "tool_use_id": id, "content": list(map(_written, content))}
-            return written | ({"is_error": True} if is_error else {})
+            encoded = {"type": "tool_result", "tool_use_id": id, "content": list(map(_encode_block, content))}
+            return encoded | ({"is_error": True} if is_error else {})
         case Opaque(_, raw):
             return raw if isinstance(raw, dict) else {"type": "text", "text": str(raw)}

@@ -1,4 +1,7 @@
-"""What a format does, and how what our messages cannot say is kept beside them, so that nothing is lost."""
+"""The interface of message formats, and the lossless encoding of messages.
+
+A message is encoded as an orch message and the difference from the message in its own format.
+"""
 
 from __future__ import annotations
 
@@ -26,45 +29,48 @@ __all__ = [
 ]
 
 
-DEPTH: Final = 200
+MAX_DEPTH: Final = 200
 
 
 class Format(Protocol):
-    """One shape of messages. One of its messages is one of ours, in both directions."""
+    """A message format. `read` and `write` convert one message to one message."""
 
     name: str
     provider: str
-    """Whose own blocks these messages may have."""
+    """The provider whose special blocks messages of this format may contain."""
     ratios: CharsPerToken
-    alone: tuple[type, ...]
-    """Blocks that are a message of their own here."""
+    separate_blocks: tuple[type, ...]
+    """Types of blocks that are separate messages in this format."""
 
     def read(self, raw: Any) -> Message:
-        """Return `raw` as a message of ours. Raises ConfigError saying what about it does not fit."""
+        """Return `raw` as an orch message. Raises ConfigError for an invalid message."""
 
     def write(self, message: Message) -> Any:
-        """Return `message` in this shape, in the one way that this format writes it."""
+        """Return `message` in this format. The result is deterministic."""
 
-    def with_text(self, given: Any, text: str) -> Any:
-        """Return the user message `given` with `text` as a further block behind its content."""
+    def with_text(self, message: Any, text: str) -> Any:
+        """Return the user message `message` with a block `text` appended to its content."""
 
     def text(self, text: str) -> Any:
-        """Return a user message that holds `text`."""
+        """Return a user message with the text `text`."""
 
-    def as_user(self, given: Any) -> Any:
-        """Return `given` as a user message if it is a system message and the API may refuse it after the first one."""
+    def as_user(self, message: Any) -> Any:
+        """Return the system message `message` as a user message if the API may reject it.
+
+        An API may reject a system message that is not the first message.
+        """
 
     def tool(self, name: str, description: str, schema: dict[str, Any]) -> Any:
-        """Return the definition of a tool in this shape."""
+        """Return the definition of a tool in this format."""
 
 
 def with_note(format: Format, messages: Sequence[Any], text: str) -> list[Any]:
-    """Return `messages` as a request that ends with `text`, "" for none.
+    """Return `messages` as a request that ends with `text`. If `text` is "", add nothing.
 
-    The rule of the product's own backends: `text` is the user's, and no system message follows the first message,
-    because strict chat templates refuse one.
+    As in orch's own backends, `text` becomes part of a user message. Only the first message may be a system message,
+    because strict chat templates reject a system message in another position.
     """
-    request = [message if not place else format.as_user(message) for place, message in enumerate(messages)]
+    request = [message if not index else format.as_user(message) for index, message in enumerate(messages)]
     if not text:
         return request
     if request and role_of(request[-1]) == "user":
@@ -73,21 +79,22 @@ def with_note(format: Format, messages: Sequence[Any], text: str) -> list[Any]:
 
 
 def role_of(raw: Any) -> Any:
-    """Return the role of a message, None where it has none."""
+    """Return the role of a message, None if it has no role."""
     return raw.get("role") if isinstance(raw, Mapping) else getattr(raw, "role", None)
 
 
 def to_json_data(raw: Any, where: str = "message") -> Any:
-    """Return `raw` as JSON-like data: objects that can say what they hold (`model_dump`) say it.
+    """Return `raw` as plain JSON data.
 
-    Raises ConfigError for what JSON does not carry, naming its place.
+    If an object has a method `model_dump`, this method converts the object. Raises ConfigError with the position of a
+    value that JSON cannot represent.
     """
     return _to_json_data(raw, where, 0)
 
 
 def _to_json_data(value: Any, where: str, depth: int) -> Any:
-    if depth > DEPTH:
-        raise ConfigError(f"{where} is nested more than {DEPTH} levels deep")
+    if depth > MAX_DEPTH:
+        raise ConfigError(f"{where} is nested more than {MAX_DEPTH} levels deep")
     if value is None or isinstance(value, (str, bool)):
         return value
     if isinstance(value, int):
@@ -97,47 +104,55 @@ def _to_json_data(value: Any, where: str, depth: int) -> Any:
     if isinstance(value, float):
         if math.isfinite(value):
             return value
-        raise ConfigError(f"{where} is {value}, which JSON does not carry")
+        raise ConfigError(f"{where} is {value}, which JSON cannot represent")
     if hasattr(value, "model_dump"):
         return _to_json_data(value.model_dump(exclude_none=True), where, depth + 1)
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise ConfigError(f"{where} has the key {key!r}: keys are strings")
+                raise ConfigError(f"{where} has the key {key!r}; keys must be strings")
         return {key: _to_json_data(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_to_json_data(item, f"{where}[{place}]", depth + 1) for place, item in enumerate(value)]
-    raise ConfigError(f"{where} is a {type(value).__name__}: give plain data (dict, list, str, number, bool, None)")
+        return [_to_json_data(item, f"{where}[{index}]", depth + 1) for index, item in enumerate(value)]
+    raise ConfigError(f"{where} is a {type(value).__name__}; pass plain data (dict, list, str, number, bool, None)")
 
 
 def encode_message(format: Format, raw: Any) -> tuple[Message, Any]:
-    """Return `raw` as a message of ours, and what else it takes to restore it exactly; None when nothing else."""
+    """Return `raw` as an orch message, and the difference between both.
+
+    `decode_message` uses the difference to restore `raw` exactly. The difference is None if the orch message is enough
+    to restore `raw`.
+    """
     message = format.read(raw)
     return message, difference(format.write(message), raw)
 
 
-def decode_message(format: Format, message: Message, rest: Any) -> Any:
-    """Return the raw message that `encode_message` took apart."""
-    return apply_difference(format.write(message), rest)
+def decode_message(format: Format, message: Message, change: Any) -> Any:
+    """Return the original message. `message` and `change` are the result of `encode_message`."""
+    return apply_difference(format.write(message), change)
 
 
 def convert_message(format: Format, message: Message) -> list[Any]:
-    """Return `message`, which came in another format, as messages of this one."""
+    """Convert `message` to messages of `format`. The message was stored in another format."""
     parts: list[list[Block]] = []
     for block in message.content:
-        apart = isinstance(block, format.alone)
-        if apart or not parts or isinstance(parts[-1][-1], format.alone):
+        is_separate = isinstance(block, format.separate_blocks)
+        if is_separate or not parts or isinstance(parts[-1][-1], format.separate_blocks):
             parts.append([])
         parts[-1].append(block)
     return [format.write(Message(message.role, tuple(part))) for part in parts]
 
 
-# A difference between JSON values: None (none), {"=": value} (another one), {"t": 1} (a text block written as a bare
-# string), {"k": {...}, "d": [...]} (keys that differ, keys that are gone), {"l": {...}} (items of a list that differ).
+# A difference between two JSON values has one of five forms. None means that the values are equal, and {"=": value} is
+# another value. {"t": 1} means a string in place of a text block. {"k": {...}, "d": [...]} contains changed keys and
+# removed keys. {"l": {...}} contains the changed items of a list.
 
 
 def difference(written: Any, raw: Any) -> Any:
-    """Return what turns `written` into `raw` (see `apply_difference`), None when they are the same."""
+    """Return the difference that `apply_difference` needs to turn `written` into `raw`.
+
+    Return None if both are equal.
+    """
     if written is raw:
         return None
     if isinstance(raw, str) and written == [{"type": "text", "text": raw}]:
@@ -145,18 +160,18 @@ def difference(written: Any, raw: Any) -> Any:
     if isinstance(written, dict) and isinstance(raw, dict):
         changed = {key: difference(written[key], item) if key in written else {"=": item} for key, item in raw.items()}
         changed = {key: change for key, change in changed.items() if change is not None}
-        gone = [key for key in written if key not in raw]
-        found = ({"k": changed} if changed else {}) | ({"d": gone} if gone else {})
-        return found or None
+        removed_keys = [key for key in written if key not in raw]
+        keys = ({"k": changed} if changed else {}) | ({"d": removed_keys} if removed_keys else {})
+        return keys or None
     if isinstance(written, list) and isinstance(raw, list) and len(written) == len(raw):
-        items = {str(place): difference(*pair) for place, pair in enumerate(zip(written, raw, strict=True))}
-        items = {place: change for place, change in items.items() if change is not None}
+        items = {str(index): difference(*pair) for index, pair in enumerate(zip(written, raw, strict=True))}
+        items = {index: change for index, change in items.items() if change is not None}
         return {"l": items} if items else None
     return None if type(written) is type(raw) and written == raw else {"=": raw}
 
 
 def apply_difference(written: Any, change: Any) -> Any:
-    """Return `written` with `change` (see `difference`) applied."""
+    """Return the result of applying the difference `change` to `written`."""
     if change is None:
         return written
     if "=" in change:
@@ -164,40 +179,42 @@ def apply_difference(written: Any, change: Any) -> Any:
     if "t" in change:
         return written[0]["text"]
     if "l" in change:
-        return [apply_difference(item, change["l"].get(str(place))) for place, item in enumerate(written)]
-    gone, changed = change.get("d", ()), change.get("k", {})
-    kept = {key: apply_difference(item, changed.get(key)) for key, item in written.items() if key not in gone}
-    return kept | {key: apply_difference(None, each) for key, each in changed.items() if key not in written}
+        return [apply_difference(item, change["l"].get(str(index))) for index, item in enumerate(written)]
+    removed_keys, changes = change.get("d", ()), change.get("k", {})
+    unchanged = {
+        key: apply_difference(item, changes.get(key)) for key, item in written.items() if key not in removed_keys
+    }
+    return unchanged | {key: apply_difference(None, each) for key, each in changes.items() if key not in written}
 
 
-# --- Our own messages, as they are ---
+# --- Orch messages ---
 
 
-class _Own:
+class _OrchFormat:
     name = "orch"
     provider = ""
     ratios: CharsPerToken = PLAIN
-    alone: tuple[type, ...] = ()
+    separate_blocks: tuple[type, ...] = ()
 
     def read(self, raw: Any) -> Message:
         if not isinstance(raw, Message):
-            raise ConfigError(f"a message of format 'orch' is an orch.Message, not a {type(raw).__name__}")
+            raise ConfigError(f"a message of the format 'orch' must be an orch.Message; got a {type(raw).__name__}")
         return raw
 
     def write(self, message: Message) -> Message:
         return message
 
-    def with_text(self, given: Message, text: str) -> Message:
-        return msgspec.structs.replace(given, content=(*given.content, Text(text)))
+    def with_text(self, message: Message, text: str) -> Message:
+        return msgspec.structs.replace(message, content=(*message.content, Text(text)))
 
     def text(self, text: str) -> Message:
         return Message("user", (Text(text),))
 
-    def as_user(self, given: Message) -> Message:
-        return given  # a backend of ours arranges them
+    def as_user(self, message: Message) -> Message:
+        return message  # the backends of orch convert system messages
 
     def tool(self, name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
         return {"name": name, "description": description, "input_schema": schema}
 
 
-FORMAT: Final = _Own()
+FORMAT: Final = _OrchFormat()

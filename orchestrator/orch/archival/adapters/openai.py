@@ -1,4 +1,7 @@
-"""Messages of OpenAI's chat completions: calls beside the text, each result a message of its own."""
+"""Messages of OpenAI's chat completions.
+
+Tool calls are fields of a message, and each tool result is a separate message.
+"""
 
 from __future__ import annotations
 
@@ -30,24 +33,24 @@ class _OpenAI:
     name = PROVIDER
     provider = PROVIDER
     ratios = GPT
-    alone: tuple[type, ...] = (ToolResult,)
+    separate_blocks: tuple[type, ...] = (ToolResult,)
 
     def read(self, raw: Any) -> Message:
         raw = to_json_data(raw)
         if not isinstance(raw, dict):
-            raise ConfigError(f"a message is an object with a role, not {raw!r:.60}")
+            raise ConfigError(f"a message must be an object with a role; got {raw!r:.60}")
         role = raw.get("role")
         if role in ("tool", "function"):
             id = raw.get("tool_call_id") or raw.get("name") or ""
             return Message("user", (ToolResult(str(id), tuple(tool_result_parts(raw.get("content")))),))
         if role not in ROLES:
-            raise ConfigError(f"a message needs the role user, assistant, system, developer or tool, not {role!r}")
+            raise ConfigError(f"a message must have the role user, assistant, system, developer or tool; got {role!r}")
         content = raw.get("content")
         if not isinstance(content, (str, list, type(None))):
-            raise ConfigError(f"a message's content is text or a list of parts, not {content!r:.60}")
-        blocks = [Text(content)] if isinstance(content, str) else [_part(part) for part in content or []]
+            raise ConfigError(f"the content of a message must be text or a list of parts; got {content!r:.60}")
+        blocks = [Text(content)] if isinstance(content, str) else [_decode_part(part) for part in content or []]
         if role == "assistant":
-            blocks += _calls(raw)
+            blocks += _decode_calls(raw)
         return Message(ROLES[role], tuple(blocks))
 
     def write(self, message: Message) -> dict[str, Any]:
@@ -55,15 +58,15 @@ class _OpenAI:
             case [ToolResult(id, content, _)]:
                 text = "\n".join(part.text for part in content if isinstance(part, Text))
                 return {"role": "tool", "tool_call_id": id, "content": text}
-        parts = [_written(block) for block in message.content if not isinstance(block, (ToolUse, ToolResult))]
+        parts = [_encode_block(block) for block in message.content if not isinstance(block, (ToolUse, ToolResult))]
         plain_text = len(parts) == 1 and parts[0].get("type") == "text"
         written: dict[str, Any] = {"role": message.role, "content": parts[0]["text"] if plain_text else parts or None}
         if uses := tool_uses(message):
-            written["tool_calls"] = [_call(use) for use in uses]
+            written["tool_calls"] = [_encode_call(use) for use in uses]
         return written
 
-    def with_text(self, given: Any, text: str) -> dict[str, Any]:
-        raw: dict[str, Any] = to_json_data(given)
+    def with_text(self, message: Any, text: str) -> dict[str, Any]:
+        raw: dict[str, Any] = to_json_data(message)
         content = raw.get("content")
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
         return raw | {"content": [*parts, {"type": "text", "text": text}]}
@@ -71,10 +74,10 @@ class _OpenAI:
     def text(self, text: str) -> dict[str, Any]:
         return {"role": "user", "content": text}
 
-    def as_user(self, given: Any) -> Any:
-        if ROLES.get(role_of(given) or "") != "system":
-            return given
-        raw = to_json_data(given)
+    def as_user(self, message: Any) -> Any:
+        if ROLES.get(role_of(message) or "") != "system":
+            return message
+        raw = to_json_data(message)
         content = raw.get("content")
         if isinstance(content, list):
             return {"role": "user", "content": [{"type": "text", "text": SYSTEM_NOTE}, *content]}
@@ -87,24 +90,27 @@ class _OpenAI:
 FORMAT: Final = _OpenAI()
 
 
-def _calls(raw: dict[str, Any]) -> list[Block]:
-    found: list[Block] = []
+def _decode_calls(raw: dict[str, Any]) -> list[Block]:
+    blocks: list[Block] = []
     for call in raw.get("tool_calls") or []:
         match call:
             case {"id": str(id), "function": {"name": str(name), "arguments": str(text)}}:
-                found.append(ToolUse(id, name, parse_arguments(text)))
+                blocks.append(ToolUse(id, name, parse_arguments(text)))
             case {"id": str(id), "custom": {"name": str(name), "input": str(text)}}:
-                found.append(ToolUse(id, name, {"input": text}))
+                blocks.append(ToolUse(id, name, {"input": text}))
             case _:
-                found.append(Opaque(PROVIDER, call))
+                blocks.append(Opaque(PROVIDER, call))
     match raw.get("function_call"):
         case {"name": str(name), "arguments": str(text)}:
-            found.append(ToolUse(name, name, parse_arguments(text)))
-    return found
+            blocks.append(ToolUse(name, name, parse_arguments(text)))
+    return blocks
 
 
 def parse_arguments(text: str) -> dict[str, Any]:
-    """Return the arguments a model wrote as JSON; when they are none, what it wrote."""
+    """Return the tool arguments in `text`, which a model wrote as JSON.
+
+    If `text` is not valid JSON, return `text` under the key "arguments".
+    """
     try:
         parsed = msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError, UnicodeError):
@@ -113,27 +119,27 @@ def parse_arguments(text: str) -> dict[str, Any]:
 
 
 def encode_arguments(input: dict[str, Any]) -> str:
-    """Return arguments as a model writes them."""
+    """Return tool arguments as JSON text."""
     return json.dumps(input, ensure_ascii=False, separators=(",", ":"))
 
 
-def _call(use: ToolUse) -> dict[str, Any]:
+def _encode_call(use: ToolUse) -> dict[str, Any]:
     return {"id": use.id, "type": "function", "function": {"name": use.name, "arguments": encode_arguments(use.input)}}
 
 
 def tool_result_parts(content: Any) -> list[Text | Image]:
-    """Return what a tool returned, as text and images."""
+    """Return the content of a tool result as text and images."""
     if isinstance(content, str):
         return [Text(content)]
     parts = content if isinstance(content, list) else [content] if content is not None else []
-    blocks = [_part(part) for part in parts]
+    blocks = [_decode_part(part) for part in parts]
     return [
         block if isinstance(block, (Text, Image)) else Text("\n".join(strings(part)))
         for block, part in zip(blocks, parts, strict=True)
     ]
 
 
-def _part(raw: Any) -> Block:
+def _decode_part(raw: Any) -> Block:
     match raw:
         case {"type": "text" | "input_text" | "output_text", "text": str(text)}:
             return Text(text)
@@ -144,10 +150,10 @@ def _part(raw: Any) -> Block:
             return Image(kind, data)
         case {"type": str()}:
             return Opaque(PROVIDER, raw)
-    raise ConfigError(f"a part of a message's content is an object with a type, not {raw!r:.60}")
+    raise ConfigError(f"a part of a message's content must be an object with a type; got {raw!r:.60}")
 
 
-def _written(block: Block) -> dict[str, Any]:
+def _encode_block(block: Block) -> dict[str, Any]:
     match block:
         case Text(text):
             return {"type": "text", "text": text}

@@ -1,4 +1,4 @@
-"""Items of OpenAI's responses API: messages with a role, calls and their outputs with a type of their own."""
+"""Items of OpenAI's responses API. Messages have a role. Tool calls and their outputs have a type."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Responses:
     name = "responses"
     provider = PROVIDER
     ratios = CHAT.ratios
-    alone: tuple[type, ...] = (ToolUse, ToolResult, Opaque)
+    separate_blocks: tuple[type, ...] = (ToolUse, ToolResult, Opaque)
 
     def read(self, raw: Any) -> Message:
         raw = to_json_data(raw)
@@ -31,7 +31,7 @@ class _Responses:
                 return Message("user", (ToolResult(id, tuple(tool_result_parts(raw.get("output")))),))
             case {"type": str()}:
                 return Message("assistant", (Opaque(PROVIDER, raw),))
-        raise ConfigError(f"an item has a role or a type: {raw!r:.80}")
+        raise ConfigError(f"an item must have a role or a type; got {raw!r:.80}")
 
     def write(self, message: Message) -> dict[str, Any]:
         match message.content:
@@ -45,10 +45,10 @@ class _Responses:
             case [Text(text)]:
                 return {"role": message.role, "content": text}
         kind = "output_text" if message.role == "assistant" else "input_text"
-        return {"role": message.role, "content": [_written(block, kind) for block in message.content]}
+        return {"role": message.role, "content": [_encode_item(block, kind) for block in message.content]}
 
-    def with_text(self, given: Any, text: str) -> dict[str, Any]:
-        raw: dict[str, Any] = to_json_data(given)
+    def with_text(self, message: Any, text: str) -> dict[str, Any]:
+        raw: dict[str, Any] = to_json_data(message)
         content = raw.get("content")
         parts = [{"type": "input_text", "text": content}] if isinstance(content, str) else content or []
         return raw | {"content": [*parts, {"type": "input_text", "text": text}]}
@@ -56,21 +56,21 @@ class _Responses:
     def text(self, text: str) -> dict[str, Any]:
         return {"role": "user", "content": text}
 
-    def as_user(self, given: Any) -> Any:
-        raw = CHAT.as_user(given)
-        if raw is given or isinstance(raw["content"], str):
+    def as_user(self, message: Any) -> Any:
+        raw = CHAT.as_user(message)
+        if raw is message or isinstance(raw["content"], str):
             return raw
         return raw | {"content": [part | {"type": "input_text"} if "text" in part else part for part in raw["content"]]}
 
     def tool(self, name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
-        # Unless told otherwise this API takes every parameter for required.
+        # Without this setting, the API treats every parameter as required.
         return {"type": "function", "name": name, "description": description, "parameters": schema, "strict": False}
 
 
 FORMAT: Final = _Responses()
 
 
-def _written(block: Block, kind: str) -> dict[str, Any]:
+def _encode_item(block: Block, kind: str) -> dict[str, Any]:
     match block:
         case Text(text):
             return {"type": kind, "text": text}

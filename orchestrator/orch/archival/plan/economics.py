@@ -1,83 +1,71 @@
-"""Whether taking something out of a conversation is expected to pay, at the prices of a prompt cache. No I/O."""
+"""The expected savings and costs of archiving, at the prices of a prompt cache. No I/O."""
 
 from __future__ import annotations
 
 from typing import Final
 
-import msgspec
 from msgspec import Struct
 
-from orch_protocol.agent.spec import BackendSpec
-from orch_worker.backends.models import Model, price_at
+from orch_worker.backends.prices import Prices
 
 __all__ = [
-    "LEAST_CALLS",
+    "MIN_CALLS",
     "Change",
     "Gain",
-    "Prices",
     "estimate_gain",
     "expected_calls",
-    "prices_for",
-    "prices_of",
     "summary_cost",
 ]
 
 
-LEAST_CALLS: Final = 8
-
-
-class Prices(Struct, frozen=True):
-    """What a token costs, in uncached input tokens: read from the cache, written to it, plain, and as output."""
-
-    read: float = 0.1
-    write: float = 1.25
-    fresh: float = 1.0
-    output: float = 5.0
+MIN_CALLS: Final = 8
 
 
 class Change(Struct, frozen=True):
-    """A change to a conversation, in tokens.
+    """A change to a conversation. All sizes are in tokens.
 
-    `removed` leaves it, of which `uncached` was in no request yet; `added` takes its place; `behind` stays behind the
-    place, so that its part of the cache is lost. `tail` is what every later request carries uncached because of it.
-    `context` is the whole request before; `summary` how long the model's summary is, 0 when none is asked for.
+    `removed` is the number of removed tokens, and `added` the number of inserted tokens. `uncached` counts the removed
+    tokens that no request has contained so far. `invalidated` counts the tokens after the change; these tokens lose
+    their place in the prompt cache. `tail` counts the uncached tokens that every later request contains in addition.
     """
 
     removed: int
     added: int
-    behind: int = 0
+    invalidated: int = 0
     uncached: int = 0
     tail: int = 0
-    context: int = 0
-    summary: int = 0
 
 
 class Gain(Struct, frozen=True):
-    """What a change is expected to save and to cost, in uncached input tokens."""
+    """The expected savings and the cost of a change, in uncached input tokens."""
 
     saved: float
     cost: float
 
     @property
     def pays(self) -> bool:
-        """Whether more is saved than spent."""
+        """Whether the savings exceed the cost."""
         return self.saved > self.cost
 
     @property
     def net(self) -> float:
-        """What remains of the savings."""
+        """Savings minus cost."""
         return self.saved - self.cost
 
 
-def expected_calls(so_far: int) -> int:
-    """Return how many model calls are still to be expected: as many as there were, and at least 8."""
-    return max(LEAST_CALLS, so_far)
+def expected_calls(past_calls: int) -> int:
+    """Return the expected number of further model calls.
+
+    The expected number equals the number of calls so far, but is at least 8.
+    """
+    return max(MIN_CALLS, past_calls)
 
 
 def summary_cost(removed: int, context: int, summary: int, prices: Prices) -> float:
-    """Return what a summary of `summary` tokens costs where asking is cheapest.
+    """Return the lowest cost of a summary. `summary` is its length in tokens, and 0 means no summary.
 
-    That is beside the conversation, whose `context` is cached, or apart from it, where what is `removed` is read anew.
+    There are two ways to request a summary. A request within the conversation reads the whole `context` from the prompt
+    cache. A separate request sends only the tokens to remove (`removed`), without a cache.
     """
     if not summary:
         return 0.0
@@ -85,36 +73,11 @@ def summary_cost(removed: int, context: int, summary: int, prices: Prices) -> fl
 
 
 def estimate_gain(change: Change, calls: int, prices: Prices) -> Gain:
-    """Return what `change` brings over the next `calls` model calls. Never raises; may be negative."""
-    saved = (change.removed - change.added) * prices.read * calls
-    rewrite = change.behind * (prices.write - prices.read) + (change.added - change.uncached) * prices.write
-    extra = change.tail * prices.fresh * calls
-    return Gain(saved, rewrite + extra + summary_cost(change.removed, change.context, change.summary, prices))
+    """Return the gain of `change` over the next `calls` model calls, without the cost of summaries.
 
-
-# --- What a model's tokens cost in units of its own uncached input ---
-
-DEFAULT_PRICES: Final = Prices()
-
-
-def prices_for(spec: BackendSpec, tokens: int = 0) -> Prices:
-    """Return the prices of the complete `spec`'s model for requests of that many tokens; usual ones for no model."""
-    return prices_of(msgspec.convert(spec.options, Model), tokens) if "api" in spec.options else DEFAULT_PRICES
-
-
-def prices_of(model: Model, tokens: int = 0) -> Prices:
-    """Return the prices of `model` for requests of that many tokens; usual ones for what is not known, or free.
-
-    Where nothing marks what is to be cached, a cached token without a price of its own costs what any other does.
+    The gain may be negative. Does not raise.
     """
-    price = price_at(model, tokens)
-    unit = price.input if model.price_known else None
-    if not unit:
-        return DEFAULT_PRICES
-    otherwise = DEFAULT_PRICES if model.flags.cache_markers else Prices(read=1.0, write=1.0)
-
-    return Prices(
-        read=otherwise.read if price.cache_read is None else price.cache_read / unit,
-        write=otherwise.write if price.cache_write is None else price.cache_write / unit,
-        output=DEFAULT_PRICES.output if price.output is None else price.output / unit,
-    )
+    saved = (change.removed - change.added) * prices.read * calls
+    rewrite_cost = change.invalidated * (prices.write - prices.read) + (change.added - change.uncached) * prices.write
+    tail_cost = change.tail * prices.fresh * calls
+    return Gain(saved, rewrite_cost + tail_cost)

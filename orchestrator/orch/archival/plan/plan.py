@@ -1,4 +1,7 @@
-"""What is to leave a conversation next, and why: finished turns, the past of a running one, stubs too many. No I/O."""
+"""Plans what to archive next, with the reason. No I/O.
+
+Candidates are finished turns, past phases of a running turn, and excess records.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,12 @@ from msgspec import Struct
 from orch_protocol.agent.config import TriggerConfig
 from orch_protocol.core.archives import ArchiveKind
 from orch_protocol.core.messages import Message, StopReason
+from orch_worker.backends.prices import Prices
 from orch_worker.conversation.tokens import TokenEstimator
 from orch_worker.conversation.turns import TurnSpan, groups_of, is_answered, is_unfinished, turns_of
 
-from ...config.archival_profiles import Rules
-from .economics import Change, Gain, Prices, estimate_gain, expected_calls, summary_cost
+from ...config.archival_profiles import ArchivalRules
+from .economics import Change, Gain, estimate_gain, expected_calls, summary_cost
 from .rollup import RecordSize, era_tokens, phase_budget, possible_merges
 from .triggers import evaluate_trigger, facts_of
 
@@ -45,42 +49,43 @@ BLOCK_TOKENS: Final = 45
 ENTRY_TOKENS: Final = 32
 URGENT_RATIO: Final = 1.5
 UNFINISHED_STOP_REASONS: Final = frozenset({"error", "cancelled", "timeout", "budget", "aborted"})
-"""Stop reasons of a turn that somebody may want to go on with."""
+"""Stop reasons of turns that the user may want to continue."""
 
 
 class ConversationView(Struct):
-    """A conversation as the rules see it.
+    """A conversation in the form that the rules use.
 
-    `tokens` is a size for each message, `own` the same without the stubs in it. `levels` has the places of messages
-    that stand for archives. `calls` is how many model calls there were, archived ones too; `listed` how many archives
-    the block of live subagents names; `beside` the tokens of a request that are not messages.
+    `tokens` contains the size of each message, and `own_tokens` the size without records of archives. `levels` maps the
+    position of each record to the level of the record. `calls` is the number of model calls so far, including calls in
+    archived turns. `archive_count` is the number of archives in the live-subagents block. `other_tokens` is the number
+    of tokens of a request that are not in messages.
     """
 
     messages: Sequence[Message]
     tokens: Sequence[int]
-    own: Sequence[int]
+    own_tokens: Sequence[int]
     levels: dict[int, int]
     calls: int
-    listed: int = 0
-    beside: int = 0
+    archive_count: int = 0
+    other_tokens: int = 0
     summaries: bool = False
     stop_reason: StopReason | None = None
 
     @property
-    def live(self) -> int:
-        """Tokens of all messages together."""
+    def total_tokens(self) -> int:
+        """The total number of tokens of all messages."""
         return sum(self.tokens)
 
-    def archived(self, turn: TurnSpan) -> bool:
-        """Whether `turn` is a stub already."""
+    def is_archived(self, turn: TurnSpan) -> bool:
+        """Whether `turn` is already archived."""
         return turn.stop - turn.body == 1 and turn.body in self.levels
 
 
 class ArchiveRange(Struct, frozen=True):
-    """Messages `start` to `stop` are to be archived; those before `body` are what was asked.
+    """A range to archive, which contains the messages `start` to `stop`. The messages before `body` are prompts.
 
-    With `summarise` a model is to be asked for a summary. `level` is an era's, 0 otherwise. With `merges` the record of
-    a phase replaces those of the turn's earlier phases.
+    If `summarize` is True, a model is asked for a summary. `level` is the level of an era, 0 for other kinds. If
+    `merges` is True, the record of a phase replaces the records of the turn's earlier phases.
     """
 
     kind: ArchiveKind
@@ -88,16 +93,17 @@ class ArchiveRange(Struct, frozen=True):
     body: int
     stop: int
     reason: str
-    summarise: bool = False
+    summarize: bool = False
     level: int = 0
     gain: Gain | None = None
     merges: bool = False
 
 
-class _Part(Struct, frozen=True):
-    """A part of a turn that could go: messages `start` to `stop`, `removed` tokens, with `added` in their place.
+class _Candidate(Struct, frozen=True):
+    """A candidate for archiving, which contains the messages `start` to `stop`.
 
-    With `merges` the records of the turn's earlier phases go too.
+    `removed` is the number of tokens that archiving removes, and `added` the number of inserted tokens. If `merges` is
+    True, the range includes the records of the turn's earlier phases.
     """
 
     start: int
@@ -111,29 +117,31 @@ class _Part(Struct, frozen=True):
 
 def turns_to_archive(
     view: ConversationView,
-    rules: Rules,
+    rules: ArchivalRules,
     trigger: TriggerConfig,
     prices: Prices,
     estimator: TokenEstimator,
     *,
     depth: int = 0,
 ) -> list[ArchiveRange]:
-    """Return the finished turns that are to be archived, in order. Never raises on odd conversations."""
-    found = [turn for turn in turns_of(view.messages) if _is_over(view, turn)] if rules.turns else []
+    """Return the finished turns that should be archived, in order. Does not raise, even for unusual conversations."""
+    finished = [turn for turn in turns_of(view.messages) if _is_finished(view, turn)] if rules.turns else []
     if not rules.gate:
-        return _triggered(view, found, trigger, estimator, depth)
+        return _turns_over_threshold(view, finished, trigger, estimator, depth)
     if depth >= trigger.depth_cap:
         return []
-    candidates = [candidate for candidate in (_candidate(view, turn, rules) for turn in found) if candidate]
+    candidates = [candidate for candidate in (_turn_candidate(view, turn, rules) for turn in finished) if candidate]
     if not candidates:
         return []
-    if view.live > rules.high:
+    if view.total_tokens > rules.high_tokens:
         return [
-            _archive_range("turn", each, f"{view.live} tokens are live, the most is {rules.high}", None)
+            _archive_range(
+                "turn", each, f"{view.total_tokens} tokens are live, the maximum is {rules.high_tokens}", None
+            )
             for each in candidates
         ]
-    gains = [_gain(view, rules, prices, candidates[place:]) for place in range(len(candidates))]
-    best = max(range(len(gains)), key=lambda place: gains[place].net)
+    gains = [_combined_gain(view, rules, prices, candidates[index:]) for index in range(len(candidates))]
+    best = max(range(len(gains)), key=lambda index: gains[index].net)
     if not gains[best].pays:
         return []
     reason = f"saves {gains[best].saved:.0f} for {gains[best].cost:.0f}"
@@ -141,106 +149,121 @@ def turns_to_archive(
 
 
 def all_archivable_turns(
-    view: ConversationView, rules: Rules, trigger: TriggerConfig, *, depth: int = 0
+    view: ConversationView, rules: ArchivalRules, trigger: TriggerConfig, *, depth: int = 0
 ) -> list[ArchiveRange]:
-    """Return the finished turns that would become smaller, in order: somebody wants them archived now."""
+    """Return all finished turns that become smaller by archiving, in order. Used for explicit requests."""
     if depth >= trigger.depth_cap:
         return []
-    parts = (_candidate(view, turn, rules) for turn in turns_of(view.messages) if _is_over(view, turn))
-    return [_archive_range("turn", part, "it was asked for", None) for part in parts if part is not None]
+    parts = (_turn_candidate(view, turn, rules) for turn in turns_of(view.messages) if _is_finished(view, turn))
+    return [_archive_range("turn", part, "it was requested", None) for part in parts if part is not None]
 
 
-def next_era(view: ConversationView, rules: Rules, prices: Prices) -> ArchiveRange | None:
-    """Return which records to merge next, with the small turns between them; None while they fit their budget.
+def next_era(view: ConversationView, rules: ArchivalRules, prices: Prices) -> ArchiveRange | None:
+    """Return the next records to merge, with the small turns between them. Return None if the records fit their budget.
 
-    A merge that frees nothing, or does not pay yet, is skipped for the next choice.
+    Skip merges that save nothing, and merges that do not pay yet.
     """
-    run: list[tuple[TurnSpan, RecordSize]] = []
+    mergeable: list[tuple[TurnSpan, RecordSize]] = []
     for turn in turns_of(view.messages):
-        small = _is_over(view, turn) and not _candidate(view, turn, rules)
-        if not view.archived(turn) and not small:
+        is_small = _is_finished(view, turn) and not _turn_candidate(view, turn, rules)
+        if not view.is_archived(turn) and not is_small:
             break
         level = view.levels.get(turn.stop - 1, 0)
-        run.append((turn, RecordSize(sum(view.tokens[turn.start : turn.stop]), level)))
-    total = sum(stub.tokens for _, stub in run)
-    for merge in possible_merges([stub for _, stub in run], rules.rollup):
-        start, stop = run[merge.start][0].start, run[merge.stop - 1][0].stop
+        mergeable.append((turn, RecordSize(sum(view.tokens[turn.start : turn.stop]), level)))
+    total = sum(record.tokens for _, record in mergeable)
+    for merge in possible_merges([record for _, record in mergeable], rules.rollup_tokens):
+        start, stop = mergeable[merge.start][0].start, mergeable[merge.stop - 1][0].stop
         removed = sum(view.tokens[start:stop])
-        change = Change(removed, HEAD_TOKENS + era_tokens(rules.rollup), sum(view.tokens[stop:]))
+        change = Change(removed, HEAD_TOKENS + era_tokens(rules.rollup_tokens), sum(view.tokens[stop:]))
         gain = estimate_gain(change, expected_calls(view.calls), prices)
-        if removed > change.added and (gain.pays or not rules.gate or total > 2 * rules.rollup):
-            reason = f"stubs of {total} tokens, the budget is {rules.rollup}"
+        if removed > change.added and (gain.pays or not rules.gate or total > 2 * rules.rollup_tokens):
+            reason = f"the records have {total} tokens, the budget is {rules.rollup_tokens}"
             return ArchiveRange("era", start, start, stop, reason, level=merge.level, gain=gain)
     return None
 
 
-def next_phases(view: ConversationView, rules: Rules, prices: Prices) -> list[ArchiveRange]:
-    """Return which past of turns that are not archived is to be: oldest first, from above the high water to the low.
+def next_phases(view: ConversationView, rules: ArchivalRules, prices: Prices) -> list[ArchiveRange]:
+    """Return the past phases of turns that should be archived, oldest first.
 
-    Each part ends where a call has its results, and the latest results stay. Empty below the high water, and when it
-    would not pay.
+    The phases bring the conversation below the low-water mark. Each phase ends after a tool call with its results. The
+    latest results stay. The list is empty if the conversation is below the high-water mark, or if archiving would not
+    pay.
     """
-    live = view.live
-    if not rules.phase or live <= rules.high:
+    live = view.total_tokens
+    if not rules.phase or live <= rules.high_tokens:
         return []
-    chosen: list[_Part] = []
+    chosen: list[_Candidate] = []
     for turn in turns_of(view.messages):
-        excess = live - sum(part.removed - part.added for part in chosen) - rules.low
+        excess = live - sum(part.removed - part.added for part in chosen) - rules.low_tokens
         if excess <= 0:
             break
-        if not view.archived(turn) and (part := _part(view, turn, rules, excess)):
+        if not view.is_archived(turn) and (part := _phase_candidate(view, turn, rules, excess)):
             chosen.append(part)
     if not chosen:
         return []
-    gain = _gain(view, rules, prices, chosen)
+    gain = _combined_gain(view, rules, prices, chosen)
     removed = sum(part.removed for part in chosen)
-    if removed < (rules.high - rules.low) // 4 or (rules.gate and not gain.pays and live <= URGENT_RATIO * rules.high):
+    if removed < (rules.high_tokens - rules.low_tokens) // 4 or (
+        rules.gate and not gain.pays and live <= URGENT_RATIO * rules.high_tokens
+    ):
         return []
-    reason = f"{live} tokens are live, the most is {rules.high}"
+    reason = f"{live} tokens are live, the maximum is {rules.high_tokens}"
     return [_archive_range("phase", part, reason, gain) for part in chosen]
 
 
 def bounded_tokens(view: ConversationView) -> int:
-    """Return the tokens that the profile bounds: all but the head, the current turn's prompts and its last step."""
+    """Return the number of tokens that the limit of the profile applies to.
+
+    The limit does not apply to the head of the conversation, to the prompts of the current turn, and to the last step
+    of the current turn.
+    """
     turns = turns_of(view.messages)
     if not turns:
         return 0
-    last, total = turns[-1], sum(view.tokens[turns[0].start :])
-    if view.archived(last):
+    last_turn, total = turns[-1], sum(view.tokens[turns[0].start :])
+    if view.is_archived(last_turn):
         return total
-    ends = groups_of(view.messages, last.body, last.stop)
-    step = ends[-1] if ends else last.body
-    return total - sum(view.own[last.start : last.body]) - sum(view.tokens[step : last.stop])
+    group_ends = groups_of(view.messages, last_turn.body, last_turn.stop)
+    last_step = group_ends[-1] if group_ends else last_turn.body
+    return total - sum(view.own_tokens[last_turn.start : last_turn.body]) - sum(view.tokens[last_step : last_turn.stop])
 
 
-def is_over_bound(view: ConversationView, rules: Rules) -> bool:
-    """Return whether `view` holds more than the low water plus the record budget, for a profile that bounds it."""
-    return rules.bounded and bounded_tokens(view) > rules.low + rules.rollup
+def is_over_bound(view: ConversationView, rules: ArchivalRules) -> bool:
+    """Return whether the profile has a limit and `view` exceeds the limit.
+
+    The limit is the low-water mark plus the budget for records.
+    """
+    return rules.bounded and bounded_tokens(view) > rules.low_tokens + rules.rollup_tokens
 
 
-def next_range_over_bound(view: ConversationView, rules: Rules) -> ArchiveRange | None:
-    """Return what leaves next, whether it pays or not, to bring `view` down to the low water.
+def next_range_over_bound(view: ConversationView, rules: ArchivalRules) -> ArchiveRange | None:
+    """Return the next range to archive to bring `view` below the low-water mark. The range need not pay.
 
-    First the oldest steps of the current turn, then the oldest finished turns, merged into one era. None if nothing
+    The oldest steps of the current turn come first, then the oldest finished turns as one era. Return None if no range
     would become smaller.
     """
     turns = turns_of(view.messages)
-    excess = bounded_tokens(view) - rules.low
-    reason = f"{excess + rules.low} tokens are left, the bound is {rules.low + rules.rollup}"
+    excess = bounded_tokens(view) - rules.low_tokens
+    reason = f"{excess + rules.low_tokens} tokens are left, the limit is {rules.low_tokens + rules.rollup_tokens}"
     if not turns or excess <= 0:
         return None
-    if not view.archived(turns[-1]) and (part := _part(view, turns[-1], rules, excess)):
+    if not view.is_archived(turns[-1]) and (part := _phase_candidate(view, turns[-1], rules, excess)):
         return _archive_range("phase", part, reason, None)
-    finished = [turn for turn in turns if view.archived(turn) or _is_over(view, turn)]
-    # The latest finished turn stays if merging the others is enough.
-    return _oldest(view, rules, finished[:-1], excess, reason) or _oldest(view, rules, finished, excess, reason)
+    finished = [turn for turn in turns if view.is_archived(turn) or _is_finished(view, turn)]
+    # If a merge of the other turns is enough, the latest finished turn stays.
+    return _merge_oldest_turns(view, rules, finished[:-1], excess, reason) or _merge_oldest_turns(
+        view, rules, finished, excess, reason
+    )
 
 
-def _oldest(
-    view: ConversationView, rules: Rules, finished: Sequence[TurnSpan], excess: int, reason: str
+def _merge_oldest_turns(
+    view: ConversationView, rules: ArchivalRules, finished: Sequence[TurnSpan], excess: int, reason: str
 ) -> ArchiveRange | None:
-    """Return the merge of the oldest of `finished` that frees `excess` tokens, or of all; None if it frees nothing."""
-    added, removed, level, stop = HEAD_TOKENS + ERA_PROMPT_TOKENS + era_tokens(rules.rollup), 0, 0, 0
+    """Return a merge of the oldest turns in `finished` that frees at least `excess` tokens.
+
+    If all turns together free less, return the merge of all turns. Return None if the merge frees nothing.
+    """
+    added, removed, level, stop = HEAD_TOKENS + ERA_PROMPT_TOKENS + era_tokens(rules.rollup_tokens), 0, 0, 0
     for turn in finished:
         removed += sum(view.tokens[turn.start : turn.stop])
         level, stop = max(level, view.levels.get(turn.stop - 1, 0)), turn.stop
@@ -253,98 +276,120 @@ def _oldest(
 
 
 def first_uncached_message(messages: Sequence[Message]) -> int:
-    """Return from where on `messages` were in no request yet, so that nothing is cached: the last response."""
-    fresh = len(messages)
-    while fresh and messages[fresh - 1].role != "assistant":
-        fresh -= 1
-    return max(fresh - 1, 0)
+    """Return the position of the last response.
 
-
-def due_upgrades(places: Sequence[int], tokens: Sequence[int], broken: int, prices: Prices) -> list[int]:
-    """Return which of the stubs at `places`, in order, get their late summary now. `tokens` are the messages' sizes.
-
-    Those from `broken` on, where the cached prefix ends anyway, and those so close before it that what lies between is
-    written anew for less than the summary was made for. The others wait for the prefix to break further up.
+    The prompt cache does not contain this message, because no request has contained it.
     """
-    worth = SUMMARY_TOKENS * prices.output
-    return [place for place in places if sum(tokens[place:broken]) * (prices.write - prices.read) <= worth]
+    index = len(messages)
+    while index and messages[index - 1].role != "assistant":
+        index -= 1
+    return max(index - 1, 0)
 
 
-def _is_over(view: ConversationView, turn: TurnSpan) -> bool:
-    """Return whether `turn` has ended with nothing open, and is not archived yet."""
-    if turn.body == turn.stop or view.archived(turn):
+def due_upgrades(indexes: Sequence[int], tokens: Sequence[int], cached_end: int, prices: Prices) -> list[int]:
+    """Return those positions of `indexes` whose records should get their late summaries now.
+
+    `indexes` contains the positions of records with a late summary, in order. `tokens` contains the sizes of all
+    messages. The cached prefix ends at `cached_end`, so records from `cached_end` on are always selected. An earlier
+    record is selected if the summary has cost more than the cache writes for the messages from the record to
+    `cached_end`. The other records wait until the cached prefix ends earlier.
+    """
+    summary_price = SUMMARY_TOKENS * prices.output
+    return [index for index in indexes if sum(tokens[index:cached_end]) * (prices.write - prices.read) <= summary_price]
+
+
+def _is_finished(view: ConversationView, turn: TurnSpan) -> bool:
+    """Return whether `turn` has ended without open tool calls and is not archived yet."""
+    if turn.body == turn.stop or view.is_archived(turn):
         return False
     if turn.stop < len(view.messages):
-        return True  # something else was asked since: a call without result is not running any more
+        return True  # another turn has begun, so a call without a result is no longer running
     if view.stop_reason in UNFINISHED_STOP_REASONS:
         return False
     part = view.messages[turn.start : turn.stop]
     return not is_unfinished(part) and (view.stop_reason is not None or is_answered(part))
 
 
-def _triggered(
+def _turns_over_threshold(
     view: ConversationView, turns: Sequence[TurnSpan], trigger: TriggerConfig, estimator: TokenEstimator, depth: int
 ) -> list[ArchiveRange]:
-    found = []
+    ranges = []
     for turn in turns:
         part = view.messages[turn.start : turn.stop]
-        last = turn.stop == len(view.messages)
-        facts = facts_of(part, estimator, stop_reason=view.stop_reason if last else None, depth=depth)
+        is_last = turn.stop == len(view.messages)
+        facts = facts_of(part, estimator, stop_reason=view.stop_reason if is_last else None, depth=depth)
         verdict = evaluate_trigger(facts, trigger)
         if verdict.archive:
-            found.append(ArchiveRange("turn", turn.start, turn.body, turn.stop, verdict.reason, view.summaries))
-    return found
+            ranges.append(ArchiveRange("turn", turn.start, turn.body, turn.stop, verdict.reason, view.summaries))
+    return ranges
 
 
-def _candidate(view: ConversationView, turn: TurnSpan, rules: Rules) -> _Part | None:
-    """Return what archiving `turn` would change; None when nothing would become smaller."""
-    asked = sum(view.tokens[turn.start : turn.body])
-    kept = sum(min(size, rules.prompt) for size in view.own[turn.start : turn.body])
-    done = sum(view.tokens[turn.body : turn.stop])
-    answer = min(view.tokens[turn.stop - 1], rules.answer) if is_answered(view.messages[turn.body : turn.stop]) else 0
-    summary = SUMMARY_TOKENS if view.summaries and done > MIN_TOKENS_FOR_SUMMARY else 0
-    added = HEAD_TOKENS + answer + (summary or min(RECEIPT_TOKENS, done // 4))
-    removed = asked - kept + done
-    return _Part(turn.start, turn.body, turn.stop, removed, added, summary) if removed > added else None
+def _turn_candidate(view: ConversationView, turn: TurnSpan, rules: ArchivalRules) -> _Candidate | None:
+    """Return `turn` as a candidate for archiving. Return None if the turn would not become smaller."""
+    prompt_tokens = sum(view.tokens[turn.start : turn.body])
+    kept_tokens = sum(min(size, rules.prompt_tokens) for size in view.own_tokens[turn.start : turn.body])
+    work_tokens = sum(view.tokens[turn.body : turn.stop])
+    answer = (
+        min(view.tokens[turn.stop - 1], rules.answer_tokens) if is_answered(view.messages[turn.body : turn.stop]) else 0
+    )
+    summary = SUMMARY_TOKENS if view.summaries and work_tokens > MIN_TOKENS_FOR_SUMMARY else 0
+    added = HEAD_TOKENS + answer + (summary or min(RECEIPT_TOKENS, work_tokens // 4))
+    removed = prompt_tokens - kept_tokens + work_tokens
+    return _Candidate(turn.start, turn.body, turn.stop, removed, added, summary) if removed > added else None
 
 
-def _part(view: ConversationView, turn: TurnSpan, rules: Rules, excess: int) -> _Part | None:
-    """Return the oldest complete groups of `turn` that are `excess` tokens together, or all; None if that is little."""
-    ends = groups_of(view.messages, turn.body, turn.stop)
-    if not ends:
+def _phase_candidate(view: ConversationView, turn: TurnSpan, rules: ArchivalRules, excess: int) -> _Candidate | None:
+    """Return the oldest complete groups of `turn` with at least `excess` tokens, or all groups.
+
+    Return None if archiving these groups saves nothing.
+    """
+    group_ends = groups_of(view.messages, turn.body, turn.stop)
+    if not group_ends:
         return None
     sizes = accumulate(view.tokens[turn.body : turn.stop])
-    reached = turn.body + next((place + 1 for place, size in enumerate(sizes) if size >= excess), turn.stop)
-    stop = next((end for end in ends if end >= reached), ends[-1])
+    min_stop = turn.body + next((index + 1 for index, size in enumerate(sizes) if size >= excess), turn.stop)
+    stop = next((end for end in group_ends if end >= min_stop), group_ends[-1])
     removed = sum(view.tokens[turn.body : stop])
     summary = SUMMARY_TOKENS if view.summaries and removed > MIN_TOKENS_FOR_SUMMARY else 0
     added = HEAD_TOKENS + (summary or min(RECEIPT_TOKENS, removed // 4))
-    records = sum(view.tokens[turn.start : turn.body]) - sum(view.own[turn.start : turn.body])
-    merges = 0 < phase_budget(rules.rollup) < records
-    part = _Part(turn.start, turn.body, stop, removed + (records if merges else 0), added, summary, merges)
-    return part if removed > added else None
+    record_tokens = sum(view.tokens[turn.start : turn.body]) - sum(view.own_tokens[turn.start : turn.body])
+    merges = 0 < phase_budget(rules.rollup_tokens) < record_tokens
+    candidate = _Candidate(
+        turn.start, turn.body, stop, removed + (record_tokens if merges else 0), added, summary, merges
+    )
+    return candidate if removed > added else None
 
 
-def _archive_range(kind: ArchiveKind, part: _Part, reason: str, gain: Gain | None) -> ArchiveRange:
+def _archive_range(kind: ArchiveKind, part: _Candidate, reason: str, gain: Gain | None) -> ArchiveRange:
     return ArchiveRange(kind, part.start, part.body, part.stop, reason, part.summary > 0, gain=gain, merges=part.merges)
 
 
-def _gain(view: ConversationView, rules: Rules, prices: Prices, chosen: Sequence[_Part]) -> Gain:
-    """Return the gain of archiving all of `chosen` at once, which breaks the cached prefix at the first of them."""
+def _combined_gain(view: ConversationView, rules: ArchivalRules, prices: Prices, chosen: Sequence[_Candidate]) -> Gain:
+    """Return the gain of archiving all of `chosen` at once.
+
+    The prompt cache becomes invalid from the first of these ranges on.
+    """
     removed, added = sum(each.removed for each in chosen), sum(each.added for each in chosen)
-    fresh = first_uncached_message(view.messages)
-    uncached = sum(sum(view.tokens[max(each.body, fresh) : each.stop]) for each in chosen)
-    behind = sum(view.tokens[chosen[0].body : fresh]) - (removed - uncached)
-    change = Change(removed, added, max(behind, 0), uncached, _entries(view, rules, len(chosen)))
-    calls, context = expected_calls(view.calls), view.beside + view.live
+    first_uncached = first_uncached_message(view.messages)
+    uncached = sum(sum(view.tokens[max(each.body, first_uncached) : each.stop]) for each in chosen)
+    invalidated = sum(view.tokens[chosen[0].body : first_uncached]) - (removed - uncached)
+    change = Change(removed, added, max(invalidated, 0), uncached, _added_block_tokens(view, rules, len(chosen)))
+    calls, context = expected_calls(view.calls), view.other_tokens + view.total_tokens
     gain = estimate_gain(change, calls, prices)
     summaries = sum(summary_cost(each.removed, context, each.summary, prices) for each in chosen)
     return Gain(gain.saved, gain.cost + summaries)
 
 
-def _entries(view: ConversationView, rules: Rules, more: int) -> int:
-    """Return by how much the block of live subagents grows with `more` archives, in tokens."""
-    if not rules.tail_block:
+def _added_block_tokens(view: ConversationView, rules: ArchivalRules, new_archives: int) -> int:
+    """Return the number of tokens that additional archives add to the live-subagents block.
+
+    `new_archives` is the number of these archives.
+    """
+    if rules.placement != "tail":
         return 0
-    before, after = (min(count, rules.block_entries) for count in (view.listed, view.listed + more))
-    return (after - before) * ENTRY_TOKENS + (BLOCK_TOKENS if after and not before else 0)
+    entries_before, entries_after = (
+        min(count, rules.block_entries) for count in (view.archive_count, view.archive_count + new_archives)
+    )
+    return (entries_after - entries_before) * ENTRY_TOKENS + (
+        BLOCK_TOKENS if entries_after and not entries_before else 0
+    )

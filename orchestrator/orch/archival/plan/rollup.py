@@ -1,7 +1,8 @@
-"""Which stubs merge into one, when together they have outgrown their budget. No I/O.
+"""Decides which records of archives to merge when their total size exceeds the budget. No I/O.
 
-Like a log-structured merge tree: fresh stubs merge into an era, eras of one level into an era of the next. There is no
-highest level, so any number of turns stays within the budget, at a depth that grows with its logarithm.
+As in a log-structured merge tree, new records merge into an era, and eras of one level merge into an era of the next
+level. The number of levels is unlimited, so any number of turns fits into the budget. The number of levels grows
+logarithmically.
 """
 
 from __future__ import annotations
@@ -12,20 +13,20 @@ from typing import Final
 
 from msgspec import Struct
 
-__all__ = ["FAN_OUT", "RecordMerge", "RecordSize", "era_tokens", "phase_budget", "possible_merges", "preferred_merge"]
+__all__ = ["FAN_OUT", "RecordMerge", "RecordSize", "era_tokens", "phase_budget", "possible_merges"]
 
 FAN_OUT: Final = 4
 
 
 class RecordSize(Struct, frozen=True):
-    """One archived turn (level 0) or era in a conversation: `tokens` is what it keeps there."""
+    """The size in tokens of the record of a turn or an era. The level of a turn is 0."""
 
     tokens: int
     level: int = 0
 
 
 class RecordMerge(Struct, frozen=True):
-    """Stubs `start` to `stop` are to become one era of `level`."""
+    """A merge of the records `start` to `stop` into an era of the level `level`."""
 
     start: int
     stop: int
@@ -33,39 +34,35 @@ class RecordMerge(Struct, frozen=True):
 
 
 def era_tokens(budget: int) -> int:
-    """Return how large an era's record may be, so that eras of many levels fit the budget together."""
+    """Return the maximum size of an era's record. With this size, eras of many levels fit into the budget."""
     return max(40, min(budget // 20, 400))
 
 
 def phase_budget(budget: int) -> int:
-    """Return how many tokens the records of one turn's phases may take of `budget` before they merge; 0: never."""
+    """Return the maximum number of tokens of the phase records of one turn before they merge. 0 means no limit."""
     return budget // 2
 
 
-def preferred_merge(stubs: Sequence[RecordSize], budget: int) -> RecordMerge | None:
-    """Return the preferred merge of `stubs`, oldest first; None if they fit `budget` or no two of them can merge."""
-    return next(possible_merges(stubs, budget), None)
+def possible_merges(records: Sequence[RecordSize], budget: int) -> Iterator[RecordMerge]:
+    """Yield the possible merges of `records` in order of preference. Yield nothing if `records` fit into `budget`.
 
-
-def possible_merges(stubs: Sequence[RecordSize], budget: int) -> Iterator[RecordMerge]:
-    """Yield the possible merges of `stubs`, oldest first, in order of preference; none if they fit `budget`.
-
-    A caller that refuses one merge, because it frees nothing, takes the next.
+    `records` is ordered from the oldest record to the newest. If a merge saves nothing, the caller tries the next
+    merge.
     """
-    total = sum(stub.tokens for stub in stubs)
-    if not budget or total <= budget or len(stubs) < 2:
+    total = sum(record.tokens for record in records)
+    if not budget or total <= budget or len(records) < 2:
         return
-    runs = _runs(stubs)
+    runs = _runs(records)
     eras = [run for run in runs if run[0] > 0]
     for level, start, stop in reversed(eras):
         if stop - start >= FAN_OUT:
             yield RecordMerge(start, stop, level + 1)
     level, start, stop = runs[-1]
     if level == 0 and stop - start > 2:
-        # The latest stub stays: it is what the conversation is about now.
-        left, end = total - budget // 2, start
-        while end < stop - 1 and left > 0:
-            left -= stubs[end].tokens
+        # The latest record stays, because it is the current topic of the conversation.
+        excess, end = total - budget // 2, start
+        while end < stop - 1 and excess > 0:
+            excess -= records[end].tokens
             end += 1
         if end - start >= 2:
             yield RecordMerge(start, end, 1)
@@ -77,10 +74,10 @@ def possible_merges(stubs: Sequence[RecordSize], budget: int) -> Iterator[Record
             yield RecordMerge(older[1], newer[2], max(older[0], newer[0]) + 1)
 
 
-def _runs(stubs: Sequence[RecordSize]) -> list[tuple[int, int, int]]:
-    """Return the runs of neighbors of one level, each as its level, start and stop."""
+def _runs(records: Sequence[RecordSize]) -> list[tuple[int, int, int]]:
+    """Return the runs of adjacent records of the same level. Each run is a tuple of level, start and stop."""
     runs = []
-    for level, group in groupby(range(len(stubs)), key=lambda place: stubs[place].level):
-        places = list(group)
-        runs.append((level, places[0], places[-1] + 1))
+    for level, group in groupby(range(len(records)), key=lambda index: records[index].level):
+        indexes = list(group)
+        runs.append((level, indexes[0], indexes[-1] + 1))
     return runs

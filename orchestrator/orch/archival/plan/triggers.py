@@ -1,4 +1,4 @@
-"""Whether a finished turn is to be archived by the seed's rule. Data in, data out; never raises."""
+"""The archiving rule of the `seed` profile for finished turns. Pure functions; they never raise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ __all__ = ["TriggerDecision", "TurnFacts", "evaluate_trigger", "facts_of"]
 
 
 class TurnFacts(Struct, frozen=True):
-    """What the rule needs to know of a turn. `depth` is its agent's, 0 for the one a person talks to."""
+    """Properties of a turn that the rule uses.
+
+    `depth` is the depth of the turn's agent, 0 for a top-level agent.
+    """
 
     messages: int
     tool_calls: int = 0
@@ -23,11 +26,10 @@ class TurnFacts(Struct, frozen=True):
     max_turns: bool = False
     unfinished: bool = False
     depth: int = 0
-    holder: bool = False
 
 
 class TriggerDecision(Struct, frozen=True):
-    """Whether to archive, and why or why not."""
+    """Whether to archive, and the reason."""
 
     archive: bool
     reason: str
@@ -39,9 +41,8 @@ def facts_of(
     *,
     stop_reason: StopReason | None = None,
     depth: int = 0,
-    holder: bool = False,
 ) -> TurnFacts:
-    """Return the facts of the turn `messages`. Calls count as they are issued, answered or not."""
+    """Return the properties of the turn `messages`. Tool calls without results count too."""
     return TurnFacts(
         messages=len(messages),
         tool_calls=len(calls_of(messages)),
@@ -49,18 +50,18 @@ def facts_of(
         max_turns=stop_reason == "max_turns",
         unfinished=is_unfinished(messages),
         depth=depth,
-        holder=holder,
     )
 
 
 def evaluate_trigger(facts: TurnFacts, trigger: TriggerConfig) -> TriggerDecision:
-    """Return whether the turn is to be archived: a threshold reached (the limit itself counts), nothing in the way."""
+    """Return whether to archive the turn.
+
+    The turn must reach a threshold, and no other rule may prevent archiving.
+    """
     if not facts.messages:
         return TriggerDecision(False, "nothing happened")
-    if facts.holder:
-        return TriggerDecision(False, "an archive is not archived")
     if facts.depth >= trigger.depth_cap:
-        return TriggerDecision(False, f"depth {facts.depth}, the cap is {trigger.depth_cap}")
+        return TriggerDecision(False, f"the depth is {facts.depth}, the limit is {trigger.depth_cap}")
     if facts.max_turns and trigger.on_max_turns:
         reason = "it ended at max_turns"
     elif facts.tool_calls >= trigger.tool_call_threshold:

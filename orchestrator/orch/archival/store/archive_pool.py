@@ -1,4 +1,7 @@
-"""The archives of many agents, each opened when it is needed and given up when nobody has asked for long."""
+"""A pool of the open archives of many agents.
+
+The first use of an archive opens its files. Files without recent use are closed.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,13 @@ from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from orch_protocol.core.errors import OrchError
-from orch_protocol.services.archiving import SummaryRequest
+from orch_protocol.services.archives.archiving import SummaryRequest
 
 from .catalog import ArchiveRecord
 from .search import Search
 from .session_archives import SessionArchives
 
-__all__ = ["ArchivePool", "Do", "OpenArchives"]
+__all__ = ["ArchivePool", "OpenArchives", "ThreadRunner"]
 
 MAX_OPEN: Final = 64
 IDLE_SECONDS: Final = 600.0
@@ -25,126 +28,128 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Do(Protocol):
-    """Runs a function in a thread."""
+class ThreadRunner(Protocol):
+    """A function that runs another function in a thread."""
 
     def __call__(self, work: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
-        """Return a future of what `work` returns."""
+        """Run `work` and return a future with the result."""
 
 
 class OpenArchives:
-    """The ledger of one agent and the index over it. One thread at a time works with them."""
+    """The archives of one agent and the index of these archives. Only one thread at a time uses this object."""
 
     def __init__(self, folder: Path) -> None:
-        self.ledger = SessionArchives(folder)
-        self.search = Search(self.ledger)
-        self.asking: dict[str, Generator[SummaryRequest, str, str | None]] = {}
+        self.archives = SessionArchives(folder)
+        self.search = Search(self.archives)
+        self.summary_requests: dict[str, Generator[SummaryRequest, str, str | None]] = {}
 
     def catch_up(self) -> list[ArchiveRecord]:
-        """Take in what the agent has recorded since, and return the archives that are new."""
-        new = self.ledger.catch_up()
+        """Read the entries that the agent has appended since the last call, and return the new archives."""
+        new = self.archives.catch_up()
         for record in new:
-            self.search.added(record)
+            self.search.add_archive(record)
         return new
 
     def close(self) -> None:
-        """Forget everything and close the index. All of it is read again when it is needed."""
-        self.asking.clear()
+        """Discard all data and close the index. The next use reads everything again."""
+        self.summary_requests.clear()
         self.search.close()
-        self.ledger.forget()
+        self.archives.forget()
 
 
 class _PoolEntry:
-    """Where the shelves of one agent are, while anybody works with them or has of late."""
+    """The open archives of one agent, with a lock and a number of users."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.shelves = OpenArchives(folder)
+        self.opened = OpenArchives(folder)
         self.lock = asyncio.Lock()
         self.users = 0
         self.used_at = 0.0
 
 
 class ArchivePool:
-    """Shelves by folder, on the running event loop: at most `most` that nobody works with, none idle for `seconds`.
+    """Open archives by folder.
 
-    `do` runs a function in a thread.
+    At most `limit` folders without users stay open, and only for `seconds` after their last use.
+    `run_in_thread` runs a function in a thread.
     """
 
-    def __init__(self, do: Do, *, most: int = MAX_OPEN, seconds: float = IDLE_SECONDS) -> None:
-        self._do = do
-        self._most = most
+    def __init__(self, run_in_thread: ThreadRunner, *, limit: int = MAX_OPEN, seconds: float = IDLE_SECONDS) -> None:
+        self._run_in_thread = run_in_thread
+        self._max_open = limit
         self._seconds = seconds
-        self._places: dict[Path, _PoolEntry] = {}  # the latest used last
-        self._jobs: set[asyncio.Task[Any]] = set()
+        self._entries: dict[Path, _PoolEntry] = {}  # the most recently used folder is the last
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
     def folders(self) -> list[Path]:
-        """Return the folders whose shelves are open, the latest used last."""
-        return list(self._places)
+        """Return the folders of the open archives. The most recently used folder is the last."""
+        return list(self._entries)
 
     async def work(
-        self, folder: Path, act: Callable[Concatenate[OpenArchives, P], T], *arguments: P.args, **named: P.kwargs
+        self, folder: Path, operation: Callable[Concatenate[OpenArchives, P], T], *arguments: P.args, **named: P.kwargs
     ) -> T:
-        """Return what `act` returns when it is called with the shelves of `folder`, while nobody else works with them.
+        """Call `operation` with exclusive access to the archives of `folder`. Return the result of `operation`.
 
-        Who gives up waiting does not end it: a thread goes on, and the next one still waits for its turn. Raises
+        If the caller is canceled, the thread continues, and the next caller waits for the end of `operation`. Raises
         OrchError after `close`.
         """
         if self._closed:
-            raise OrchError("the archives are being closed with their orchestrator: open another one")
-        place = self._places.pop(folder, None) or _PoolEntry(folder)
-        self._places[folder] = place
-        return await asyncio.shield(self._begin(place, lambda shelves: act(shelves, *arguments, **named)))
+            raise OrchError("the archives are being closed together with their orchestrator; open another orchestrator")
+        entry = self._entries.pop(folder, None) or _PoolEntry(folder)
+        self._entries[folder] = entry
+        return await asyncio.shield(self._start_task(entry, lambda opened: operation(opened, *arguments, **named)))
 
     async def close(self) -> None:
-        """Begin nothing more, wait for what is under way (at most 2 s), and close what nobody works with."""
+        """Reject new work, wait at most 2 s for running work, then close all archives that have no users."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        if self._jobs:
-            await asyncio.wait(self._jobs, timeout=CLOSE_SECONDS)
-        for place in self._places.values():
-            if not place.users:
-                place.shelves.close()
-        self._places.clear()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
+        for entry in self._entries.values():
+            if not entry.users:
+                entry.opened.close()
+        self._entries.clear()
 
-    def _begin(self, place: _PoolEntry, act: Callable[[OpenArchives], T]) -> asyncio.Task[T]:
-        place.users += 1
-        job = asyncio.get_running_loop().create_task(self._in_turn(place, act))
-        self._jobs.add(job)
-        job.add_done_callback(partial(self._done, place, act is OpenArchives.close))
-        return job
+    def _start_task(self, entry: _PoolEntry, operation: Callable[[OpenArchives], T]) -> asyncio.Task[T]:
+        entry.users += 1
+        task = asyncio.get_running_loop().create_task(self._run_exclusively(entry, operation))
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._finish_task, entry, operation is OpenArchives.close))
+        return task
 
-    async def _in_turn(self, place: _PoolEntry, act: Callable[[OpenArchives], T]) -> T:
+    async def _run_exclusively(self, entry: _PoolEntry, operation: Callable[[OpenArchives], T]) -> T:
         try:
-            async with place.lock:
-                return await self._do(act, place.shelves)
+            async with entry.lock:
+                return await self._run_in_thread(operation, entry.opened)
         finally:
-            place.users -= 1
-            place.used_at = asyncio.get_running_loop().time()
+            entry.users -= 1
+            entry.used_at = asyncio.get_running_loop().time()
 
-    def _done(self, place: _PoolEntry, closed: bool, job: asyncio.Task[Any]) -> None:
-        self._jobs.discard(job)
-        if closed and not place.users and self._places.get(place.folder) is place:
-            del self._places[place.folder]
-        if not job.cancelled():
-            job.exception()  # whoever still waits has it
+    def _finish_task(self, entry: _PoolEntry, closed: bool, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if closed and not entry.users and self._entries.get(entry.folder) is entry:
+            del self._entries[entry.folder]
+        if not task.cancelled():
+            task.exception()  # a waiting caller gets the exception; this line keeps asyncio from logging it too
         if not self._closed:
-            self._tidy()
+            self._close_unused()
 
-    def _tidy(self) -> None:
-        """Give up what is too much, and what was not used for long."""
+    def _close_unused(self) -> None:
+        """Close unused archives that exceed the limit or have been unused for too long."""
         loop = asyncio.get_running_loop()
-        idle = [place for place in self._places.values() if not place.users]
-        for number, place in enumerate(idle):
-            if len(idle) - number > self._most or loop.time() - place.used_at >= self._seconds:
-                # It stays known until it is closed: an index has one owner at a time.
-                self._begin(place, OpenArchives.close)
+        idle = [entry for entry in self._entries.values() if not entry.users]
+        for number, entry in enumerate(idle):
+            if len(idle) - number > self._max_open or loop.time() - entry.used_at >= self._seconds:
+                # The entry stays in the pool until the archives are closed, because only one owner at a time may use an
+                # index.
+                self._start_task(entry, OpenArchives.close)
         if idle and self._timer is None:
-            self._timer = loop.call_later(self._seconds, self._look)
+            self._timer = loop.call_later(self._seconds, self._on_timer)
 
-    def _look(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
-        self._tidy()
+        self._close_unused()

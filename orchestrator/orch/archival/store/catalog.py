@@ -1,32 +1,39 @@
-"""What is known of the archives of one folder, and how a stub in a conversation leads to its archive."""
+"""The catalog of the archives in one folder. The catalog also maps records in a conversation to archives."""
 
 from __future__ import annotations
 
+import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from orch_protocol.core.archives import ArchiveKind, Span
-from orch_protocol.core.errors import AgentNotFoundError, AmbiguousRefError
+from orch_protocol.core.errors import AgentNotFoundError, AmbiguousRefError, StoreError
 from orch_protocol.core.messages import Message
 from orch_protocol.core.taint import TaintLabel
 from orch_worker.conversation.receipt import Receipt
 from orch_worker.conversation.stubs import holders_in, is_summary
+from orch_worker.session.archived_entries import read_spans
+from orch_worker.session.entry_codec import MESSAGE_PREFIXES
+from orch_worker.session.log.record_format import unseal_line
 
 __all__ = ["ArchiveCatalog", "ArchiveRecord", "SearchableCatalog", "StoredMessage"]
 
 
 class ArchiveRecord(Struct, frozen=True, omit_defaults=True):
-    """What is known of one archive without reading it.
+    """The metadata of one archive.
 
-    `number` counts archives from 1. It stands for `count` messages of its own, the first `prompts` of which were asked,
-    and in the conversation for `stands` messages. `calls` and `turns` are the model calls and turns in it; `members`
-    the archives whose stubs are among its messages. `record` is the text that stays in the conversation, `answer` the
-    final answer behind it. `offset` and `sha256` are where its lines begin in `segment` and what they hash to.
-    `deleted` is when what it held was deleted for good. `marks` are what the conversation was marked with by then.
+    `number` is the position of the archive, counted from 1. `count` is the number of messages in the archive, and
+    `prompts` the number of prompts at its start. `replaced_messages` is the number of messages that the archive
+    replaces in the conversation. `calls` is the number of model calls in the archive, and `turns` the number of turns.
+    `members` are the archives whose records are among the messages of this archive. `record` is the text that remains
+    in the conversation; the final answer `answer` follows this text. `differences` contains the difference of each
+    message from its original format. The lines of the archive start at the byte `offset` of the file `segment`, and
+    `sha256` is their hash. `deleted` is the time at which the content was deleted. `marks` are the taint labels of the
+    conversation at the time of archiving.
     """
 
     id: str
@@ -35,7 +42,7 @@ class ArchiveRecord(Struct, frozen=True, omit_defaults=True):
     task: str
     count: int
     prompts: int
-    stands: int
+    replaced_messages: int = field(name="stands")
     calls: int
     turns: int
     tokens: int
@@ -47,11 +54,11 @@ class ArchiveRecord(Struct, frozen=True, omit_defaults=True):
     answer: str = ""
     receipt: Receipt = Receipt()
     members: tuple[str, ...] = ()
-    rest: tuple[Any, ...] = ()
+    differences: tuple[Any, ...] = field(default=(), name="rest")
     segment: int = 0
     offset: int = 0
     sha256: str = ""
-    summarised: bool = False
+    summarized: bool = field(default=False, name="summarised")
     spans: tuple[Span, ...] = ()
     own: tuple[Span, ...] = ()
     deleted: str = ""
@@ -59,93 +66,129 @@ class ArchiveRecord(Struct, frozen=True, omit_defaults=True):
 
 
 class StoredMessage(Struct, frozen=True):
-    """A message as it is stored: in our shape, and what else its own shape needs to be restored."""
+    """A stored message, with its orch form and the difference that restores its original format."""
 
     message: Message
-    rest: Any = None
+    difference: Any = None
 
 
 class ArchiveCatalog(ABC):
-    """The archives of `folder`. What holds their messages says how these are read."""
+    """The archives of `folder`. Subclasses implement how the messages of an archive are read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.records: dict[str, ArchiveRecord] = {}
-        """Every archive, by id, in order."""
+        """All archives by id, in the order of their creation."""
         self.order: list[str] = []
-        """Their ids: the archive with number 1 comes first."""
+        """The ids of the archives in order of their numbers."""
 
-    def keep(self, record: ArchiveRecord) -> None:
-        """Take a new archive in."""
+    def put(self, record: ArchiveRecord) -> None:
+        """Add or update an archive."""
         if record.id not in self.records:
             self.order.append(record.id)
         self.records[record.id] = record
 
     def find(self, ref: str) -> ArchiveRecord:
-        """Return the archive whose id is or begins with `ref`. Raises AgentNotFoundError, AmbiguousRefError."""
+        """Return the archive whose id is `ref` or starts with `ref`. Raises AgentNotFoundError or AmbiguousRefError."""
         if ref in self.records:
             return self.records[ref]
         found = [id for id in self.records if ref and id.startswith(ref)]
         if len(found) == 1:
             return self.records[found[0]]
         if found:
-            raise AmbiguousRefError(f"several archives begin with {ref!r}: {', '.join(found[:8])}")
-        raise AgentNotFoundError(f"no archive {ref!r} in {self.folder}: search_archive finds the ids there are")
+            raise AmbiguousRefError(f"the ids of several archives start with {ref!r}: {', '.join(found[:8])}")
+        raise AgentNotFoundError(f"no archive {ref!r} in {self.folder}; search_archive finds the ids of archives")
 
-    def numbered(self, number: int) -> ArchiveRecord:
-        """Return the archive with that number."""
+    def by_number(self, number: int) -> ArchiveRecord:
+        """Return the archive with the number `number`."""
         return self.records[self.order[number - 1]]
 
     def holders(self, message: Message) -> tuple[str, ...]:
-        """Return which archives `message` stands for: a user's for phases, an assistant's for a turn or an era.
+        """Return the archives represented by `message`.
 
-        What compaction left stands for whatever stood there.
+        A user message can represent phases, an assistant message a turn or an era. A compaction summary represents all
+        archives that it replaced.
         """
         if message.role == "system":
             return ()
-        phase, known = message.role == "user", [self.records.get(id) for id in holders_in(message)]
-        if known and is_summary(message):
-            return tuple(record.id for record in known if record)
-        return tuple(record.id for record in known if record and (record.kind == "phase") == phase)
+        is_phase, records = message.role == "user", [self.records.get(id) for id in holders_in(message)]
+        if records and is_summary(message):
+            return tuple(record.id for record in records if record)
+        return tuple(record.id for record in records if record and (record.kind == "phase") == is_phase)
 
-    def stubs_among(self, messages: Sequence[Message]) -> set[int]:
-        """Return the places of `messages` that are stubs of turns and eras, or prompts that belong to one.
+    def record_positions(self, messages: Sequence[Message]) -> set[int]:
+        """Return the positions of those `messages` that are records of turns and eras, or prompts of such turns.
 
-        A summary in such a prompt's place stands for more than that.
+        If a compaction summary is in the position of a prompt, the result does not contain it, because the summary
+        covers more than the prompt.
         """
-        places: set[int] = set()
-        for place, message in enumerate(messages):
+        positions: set[int] = set()
+        for index, message in enumerate(messages):
             if message.role == "assistant" and (holders := self.holders(message)):
-                first = max(0, place - self.records[holders[-1]].stands + 1)
-                places |= {at for at in range(first, place + 1) if not is_summary(messages[at])}
-        return places
+                first = max(0, index - self.records[holders[-1]].replaced_messages + 1)
+                positions |= {position for position in range(first, index + 1) if not is_summary(messages[position])}
+        return positions
 
-    def below(self, record: ArchiveRecord) -> Iterator[ArchiveRecord]:
-        """Yield the archives that `record` holds the stubs of, and those below them."""
+    def descendants(self, record: ArchiveRecord) -> Iterator[ArchiveRecord]:
+        """Yield the members of `record` and, recursively, their members."""
         for id in record.members:
             yield self.records[id]
-            yield from self.below(self.records[id])
+            yield from self.descendants(self.records[id])
 
     @abstractmethod
     def messages(self, id: str) -> list[StoredMessage]:
-        """Return the messages of the archive `id`, exactly. Raises DamagedError when they are not what was archived."""
+        """Return the original messages of the archive `id`.
+
+        Raises DamagedError if the messages do not match their hash.
+        """
 
 
 class SearchableCatalog(ArchiveCatalog):
-    """Archives that can be searched: they can say where the words are."""
+    """Archives with the operations that search needs.
+
+    A subclass provides the positions of the lines of messages.
+    """
 
     @abstractmethod
     def texts(self, record: ArchiveRecord) -> list[str]:
-        """Return what each of the archive's own messages says, "" for what other archives say themselves."""
+        """Return the texts of the archive's own messages.
+
+        The text of a message that belongs to another archive is "".
+        """
 
     @abstractmethod
-    def entry(self, record: ArchiveRecord, place: int) -> int:
-        """Return which message (from 1) the one at `place` of the archive's own is for who reads the archive."""
+    def entry(self, record: ArchiveRecord, index: int) -> int:
+        """Return the number that `read_archive` uses for the archive's own message at the index `index`.
+
+        Numbers start at 1.
+        """
 
     @abstractmethod
+    def own_spans(self, record: ArchiveRecord) -> tuple[Path, Sequence[Span]]:
+        """Return the file of the archive's own messages and the line spans of these messages."""
+
     def lines(self, id: str) -> list[bytes]:
-        """Return the lines that hold the archive's own messages, b"" for one that is none of ours."""
+        """Return the lines of the archive's own messages. An unreadable line is b"". Raises StoreError."""
+        chunks = read_spans(*self.own_spans(self.records[id]))
+        sealed = (
+            unseal_line(line) for chunk in chunks for line in chunk.split(b"\n") if line.startswith(MESSAGE_PREFIXES)
+        )
+        return [line.object if line else b"" for line in sealed]
 
-    @abstractmethod
-    def containing(self, wanted: bytes) -> Iterator[ArchiveRecord]:
-        """Yield the archives in whose files `wanted` stands as it is, in order."""
+    def archives_containing(self, needle: bytes) -> Iterator[ArchiveRecord]:
+        """Yield the archives whose own spans contain the bytes `needle`, ordered by file and offset.
+
+        Raises StoreError.
+        """
+        spans_by_path: dict[Path, list[tuple[int, int, int]]] = {}
+        for record in self.records.values():
+            path, spans = self.own_spans(record)
+            spans_by_path.setdefault(path, []).extend((start, start + length, record.number) for start, length in spans)
+        for path, spans_of_path in spans_by_path.items():
+            try:
+                with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
+                    for start, end, number in sorted(spans_of_path):
+                        if data.find(needle, start, end) >= 0:
+                            yield self.by_number(number)
+            except (OSError, ValueError) as error:  # Python raises ValueError for an empty file
+                raise StoreError(f"cannot read {path}: {error}") from error

@@ -1,69 +1,104 @@
-"""Deleting archives of one agent from its folder: from the session file, the index, the stash, and their own sessions.
+"""Deletes archives of one agent from the agent's folder.
 
-The session file comes first and is the truth. Whoever is killed behind it has left things that nothing leads to any
-more: deleting again, be it nothing, takes them away.
+A deletion affects the session file, the index, stored values, and the sessions of holders. The atomic replacement of
+the session file commits the deletion. The index is removed before this replacement, and `finish_deletion` removes all
+other data afterwards. `finish_deletion` reads the new file to find the data to remove. `finish_deletion` can therefore
+complete a deletion whose process was killed.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from msgspec import Struct
 
+from orch_worker.session.log.atomic_rewrite import discard_unfinished
 from orch_worker.session.log.lock import FolderLock
 from orch_worker.system.files import io_error, sync_folder
 from orch_worker.tools.python import namespace
-from orch_worker.tools.values.store import keep_only
+from orch_worker.tools.values.store import HANDLE, delete_other_values
 
-from .prune import Doomed, entries_to_delete, rewrite_session_file
+from ...tree.agents.state import iso_time
+from .prune import ContentToDelete, entries_to_delete, rewrite_session_file
 from .search import Search
 from .session_archives import SessionArchives
 
-__all__ = ["HOLDERS", "DeletionResult", "bytes_in", "delete_archives", "remove_sessions", "session_bytes"]
+__all__ = [
+    "HOLDERS",
+    "DeletedContent",
+    "bytes_in",
+    "delete_archives",
+    "finish_deletion",
+    "remove_sessions",
+    "session_bytes",
+]
 
 HOLDERS = "holders"
-"""Where in an agent's folder its holders have theirs."""
-TORN = "session.jsonl.torn-*"
-DAMAGED = "session.jsonl.damaged-*"
+"""The folder that contains the sessions of an agent's holders. Its parent is the agent's folder."""
+TORN_FILES = "session.jsonl.torn-*"
+DAMAGED_FILES = "session.jsonl.damaged-*"
 
 
-class DeletionResult(Struct, frozen=True):
-    """What was deleted now (`going`), of archives whose own sessions had `bytes` bytes; and all that ever was: when, by
-    the archive's id, and by the query id of turns whose answers went along."""
+class DeletedContent(Struct, frozen=True):
+    """All deleted content of a session.
 
-    going: Doomed
-    bytes: int
+    `archives` maps the ids of archives to the times of their deletion. `turns` maps the ids of queries to the times at
+    which their replies were deleted.
+    """
+
     archives: dict[str, str]
     turns: dict[str, str]
 
 
-def delete_archives(ledger: SessionArchives, search: Search, before: str, when: str) -> DeletionResult:
-    """Delete the archives made at `before` or earlier, at the time `when`. Both are ISO 8601.
+def delete_archives(archives: SessionArchives, search: Search, before: str, when: str) -> ContentToDelete:
+    """Delete the archives that were created at `before` or earlier. `when` is the time of the deletion.
 
-    The agent and the holders of these archives have no process. Raises LockedError when one has, StoreError.
+    Both times are in ISO 8601. Neither the agent nor the holders of these archives may have a process. The caller must
+    call `finish_deletion` afterwards. Raises StoreError. Raises LockedError if the agent or a holder has a process.
+    After an error, nothing was deleted.
     """
-    folder, until = ledger.folder, datetime.fromisoformat(before).timestamp()
+    with _locked(archives.folder):
+        archives.catch_up()
+        content = entries_to_delete(archives, before)
+        if content.due:
+            search.forget()
+            rewrite_session_file(archives, content, when)
+            archives.forget()
+            archives.catch_up()
+        return content
+
+
+def finish_deletion(archives: SessionArchives, *, rewritten: bool) -> DeletedContent:
+    """Remove the sessions of the holders of deleted archives. Return the deleted content of the session.
+
+    If `rewritten` is True, also remove other data that may contain deleted content. The data consists of stored values
+    that the session no longer names, Python names, torn tails that are older than the deleted archives, and damaged
+    originals. Raises LockedError if the agent has a process. Raises StoreError.
+    """
+    folder = archives.folder
+    with _locked(folder):
+        discard_unfinished(archives.path)
+        archives.catch_up()
+        deleted = [record for record in archives.records.values() if record.deleted]
+        if rewritten:
+            with open(archives.path, "rb") as file:
+                delete_other_values(folder, {handle.decode() for line in file for handle in HANDLE.findall(line)})
+            namespace.forget(folder)
+            _remove_torn(folder, max((record.timestamp for record in deleted), default=""))
+            for damaged in folder.glob(DAMAGED_FILES):
+                damaged.unlink()
+        remove_sessions(folder / HOLDERS, [record.id for record in deleted])
+        return DeletedContent({record.id: record.deleted for record in deleted}, dict(archives.deleted_replies))
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
     lock = FolderLock.acquire(folder)
     try:
-        ledger.catch_up()
-        going = entries_to_delete(ledger, before)
-        size = session_bytes(folder, [record.id for record in going.records])
-        if going.due:
-            search.forget()
-            handles = rewrite_session_file(ledger, going, when)
-            ledger.forget()
-            ledger.catch_up()
-            keep_only(folder, {handle.decode() for handle in handles})
-            namespace.forget(folder)
-            _remove_torn(folder, until)
-            for damaged in folder.glob(DAMAGED):
-                damaged.unlink()  # what is deleted is in it, whatever else is
-        dead = {record.id: record.deleted for record in ledger.records.values() if record.deleted}
-        remove_sessions(folder / HOLDERS, dead)
-        return DeletionResult(going, size, dead, dict(ledger.forgotten))
+        yield
     except OSError as error:
         raise io_error("delete archives in", folder, error) from error
     finally:
@@ -71,30 +106,33 @@ def delete_archives(ledger: SessionArchives, search: Search, before: str, when: 
 
 
 def session_bytes(folder: Path, holders: Sequence[str]) -> int:
-    """Return how large the sessions of `holders` of the agent in `folder` are, in bytes."""
-    return sum(bytes_in(folder / HOLDERS / holder) for holder in holders)
+    """Return the total size of the sessions of these `holders`, in bytes. `folder` belongs to their agent."""
+    return sum(bytes_in(folder / HOLDERS / id) for id in holders)
 
 
 def bytes_in(folder: Path) -> int:
-    """Return how large the files below `folder` are together, in bytes."""
+    """Return the total size in bytes of the files below `folder`."""
     return sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def _remove_torn(folder: Path, before: float) -> None:
-    """Remove what was cut off the session file by then: it may be of the turns that are deleted."""
-    for torn in folder.glob(TORN):
-        if torn.stat().st_mtime <= before:
+def _remove_torn(folder: Path, until: str) -> None:
+    """Remove torn tails of the session file that were written up to the time `until`.
+
+    Torn tails may belong to deleted turns.
+    """
+    for torn in folder.glob(TORN_FILES):
+        if iso_time(torn.stat().st_mtime) <= until:
             torn.unlink()
 
 
 def remove_sessions(folder: Path, names: Iterable[str]) -> None:
-    """Remove the sessions `names` in `folder`, which nobody has open. Raises LockedError when somebody has, OSError."""
-    there = [folder / name for name in names if (folder / name).is_dir()]
-    for session in there:
+    """Remove the sessions with the names `names` in `folder`. Raises LockedError if a session is open, OSError."""
+    existing = [folder / name for name in names if (folder / name).is_dir()]
+    for session in existing:
         lock = FolderLock.acquire(session)
         try:
             shutil.rmtree(session)
         finally:
             lock.release()
-    if there:
+    if existing:
         sync_folder(folder)

@@ -1,7 +1,7 @@
-"""Deleting archives for good: which lines of a session file go, and the file without what they said.
+"""Permanent deletion of archives. This module selects the lines of a session file to delete, and rewrites the file.
 
-Every entry keeps its place, its id and what it follows, so that the conversation stays what it was. What an archive is
-made of are offsets in the file, and hashes of what stands there: both are made anew.
+Every entry keeps its position, id and parent, so that the conversation does not change. Archives refer to their
+messages by file offsets and hashes. The rewrite computes these offsets and hashes again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import mmap
 import os
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, BinaryIO, Final
 
 import msgspec
@@ -24,388 +24,414 @@ from orch_protocol.core.workspace import WORKSPACE, KeepArtifact, WorkspaceSteps
 from orch_protocol.hooks.stages import ACTED, HookActions
 from orch_protocol.session.entries import (
     ArchiveEntry,
+    BranchSummary,
     CompactionEntry,
     Custom,
-    MarksEntry,
+    CustomMessage,
+    Entry,
     MessageEntry,
     PhaseEntry,
+    TaintEntry,
     TasksEntry,
-    Telling,
     TurnEndEntry,
     UpgradeEntry,
 )
 from orch_worker.conversation.stubs import deletion_marker, holder_of, holders_in, stub_text
-from orch_worker.session.log.append_log import scan_lines
+from orch_worker.session.archived_entries import read_spans, sha256_of
+from orch_worker.session.entry_codec import (
+    DECODE_ERRORS,
+    MESSAGE_PREFIXES,
+    decode_turn,
+    encode_json,
+    line_prefixes,
+    read_entry,
+)
 from orch_worker.session.log.atomic_rewrite import LogRewrite, rewriting
-from orch_worker.session.log_reader import MESSAGES, read_spans, sha256_of
-from orch_worker.tools.values.store import HANDLE
+from orch_worker.session.log.log_reader import scan_lines
 
 from ...tree.agents.agent_record import redacted_message, redacted_reply
 from .catalog import ArchiveRecord
 from .session_archives import SessionArchives
 
-__all__ = ["Doomed", "entries_to_delete", "rewrite_session_file"]
+__all__ = ["ContentToDelete", "entries_to_delete", "rewrite_session_file"]
 
-TASKS: Final = b'{"type":"tasks"'
-TELLING: Final = frozenset({"answer", "receipt", "rest"})
-"""What of a record tells of the messages, beside its text and its task."""
-SPOILT: Final = b'{"type":"message",deleted}'
-"""What is left of a message on a damaged line: so much that the others keep their numbers. No JSON, so it stays bad."""
-_DECODE_ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeError, OverflowError)
+(TASKS_PREFIX,) = line_prefixes(TasksEntry)
+CONTENT_FIELDS: Final = frozenset({"answer", "receipt", "rest"})
+"""Fields of a record that contain content of messages, in addition to the text and the task of the record."""
+DELETED_DAMAGED_LINE: Final = b'{"type":"message",deleted}'
+"""The replacement for a message on a damaged line.
 
-
-class _Said(Struct, gc=False):
-    """Of a message's entry, what is needed of each: what it says is passed over unread."""
-
-    turn: str = ""
-    deleted: str = ""
+The replacement counts as a message, so the numbers of other messages do not change. It is not valid JSON, so the line
+stays damaged.
+"""
 
 
-_encoder = msgspec.json.Encoder()
-_said = msgspec.json.Decoder(_Said)
-_message: msgspec.json.Decoder[Telling] = msgspec.json.Decoder(Telling)
-_turn_end = msgspec.json.Decoder(TurnEndEntry)
-_archive = msgspec.json.Decoder(ArchiveEntry)
-_upgrade = msgspec.json.Decoder(UpgradeEntry)
-_tasks = msgspec.json.Decoder(TasksEntry)
-_marks = msgspec.json.Decoder(MarksEntry)
-_phase = msgspec.json.Decoder(PhaseEntry)
-_compaction = msgspec.json.Decoder(CompactionEntry)
-_custom = msgspec.json.Decoder(Custom)
+_CHANGEABLE_PREFIXES: Final = line_prefixes(
+    TurnEndEntry | ArchiveEntry | UpgradeEntry | TasksEntry | TaintEntry | PhaseEntry | CompactionEntry | Custom
+)
+"""Entries, other than messages, that the rewrite may change."""
 
 
-class Doomed(Struct, frozen=True):
-    """What is to go: the archives `records`, and the messages that begin at `lines`, which take `bytes` bytes.
+class ContentToDelete(Struct, frozen=True):
+    """The content to delete.
 
-    `stale` says that more can be forgotten of what was deleted before.
+    `records` are the archives. `lines` contains the offsets of the messages, and `bytes` is their total size.
+    `has_leftovers` is True if an earlier deletion left data that can be removed now.
     """
 
     records: tuple[ArchiveRecord, ...] = ()
     lines: frozenset[int] = frozenset()
     bytes: int = 0
-    stale: bool = False
+    has_leftovers: bool = False
 
     @property
     def due(self) -> bool:
-        """Whether there is anything to do."""
-        return bool(self.records or self.lines or self.stale)
+        """Whether there is anything to delete."""
+        return bool(self.records or self.lines or self.has_leftovers)
 
 
-def entries_to_delete(ledger: SessionArchives, before: str) -> Doomed:
-    """Return what goes with the archives that were made at `before` (ISO 8601) or earlier, and with their members.
+def entries_to_delete(archives: SessionArchives, before: str) -> ContentToDelete:
+    """Return the content to delete together with the archives that were created at `before` (ISO 8601) or earlier.
 
-    A message that the conversation still shows stays.
+    The result includes the members of these archives. Messages that the conversation still shows are not deleted.
     """
-    known = ledger.records
-    chosen = {record.id for record in known.values() if not record.deleted and record.timestamp <= before}
-    waiting = list(chosen)
-    while waiting:
-        members = [id for id in known[waiting.pop()].members if id in known and not known[id].deleted]
-        waiting += [id for id in members if id not in chosen]
+    records = archives.records
+    chosen = {record.id for record in records.values() if not record.deleted and record.timestamp <= before}
+    pending = list(chosen)
+    while pending:
+        members = [id for id in records[pending.pop()].members if id in records and not records[id].deleted]
+        pending += [id for id in members if id not in chosen]
         chosen.update(members)
-    deleted = [record for record in known.values() if record.deleted]
-    going = [record for record in known.values() if record.id in chosen]
-    live, told, briefed = ledger.live(), _told(ledger), ledger.briefs()
-    damaged = {offset for offset, _ in ledger.damaged}
+    deleted = [record for record in records.values() if record.deleted]
+    to_delete = [record for record in records.values() if record.id in chosen]
+    visible, shown, briefed = archives.visible_offsets(), _shown_records(archives), archives.brief_records()
+    damaged = {offset for offset, _ in archives.damaged}
     lines: dict[int, int] = {}
-    for record in (*deleted, *going):
-        for (offset, _), part in zip(record.own, read_spans(ledger.path, record.own), strict=True):
-            for line in part.removesuffix(b"\n").split(b"\n"):
-                # What a damaged line was nobody can say: it may hold any of it.
-                if (line.startswith(MESSAGES) or offset in damaged) and offset not in live and not _is_deleted(line):
+    for record in (*deleted, *to_delete):
+        for (offset, _), chunk in zip(record.own, read_spans(archives.path, record.own), strict=True):
+            for line in chunk.removesuffix(b"\n").split(b"\n"):
+                # The content of a damaged line is unknown, so the line is deleted too.
+                if (
+                    (line.startswith(MESSAGE_PREFIXES) or offset in damaged)
+                    and offset not in visible
+                    and not _is_deleted(line)
+                ):
                     lines[offset] = len(line) + 1
                 offset += len(line) + 1
-    stale = any(
-        (record.id not in told and record.record != deletion_marker(record.deleted))
+    has_leftovers = any(
+        (record.id not in shown and record.record != deletion_marker(record.deleted))
         or (record.id not in briefed and bool(record.task))
         for record in deleted
     )
-    return Doomed(tuple(going), frozenset(lines), sum(lines.values()), stale)
+    return ContentToDelete(tuple(to_delete), frozenset(lines), sum(lines.values()), has_leftovers)
 
 
-def _told(ledger: SessionArchives) -> set[str]:
-    """Return of which archives the conversation shows what is on record, and not only, beside a summary, the task."""
-    tasked = {id for id in ledger.briefs() if ledger.view.task(id)}
-    return ledger.stubs() - tasked
+def _shown_records(archives: SessionArchives) -> set[str]:
+    """Return the ids of the archives whose full record the conversation shows.
 
-
-def rewrite_session_file(ledger: SessionArchives, going: Doomed, when: str) -> set[bytes]:
-    """Write the session file anew, without what is `going`, at the time `when`. Return the handles it still names.
-
-    It is in place, durably, when this returns; before that the old one is whole. For who has the folder's lock. Raises
-    StoreError: then nothing was deleted.
+    An archive is left out if only its task appears, in a compaction summary.
     """
-    handles: set[bytes] = set()
+    with_task = {id for id in archives.brief_records() if archives.view.task(id)}
+    return archives.visible_records() - with_task
+
+
+def rewrite_session_file(archives: SessionArchives, content: ContentToDelete, deleted_at: str) -> None:
+    """Rewrite the session file without the content in `content`. `deleted_at` is the time of the deletion.
+
+    The replacement is atomic. When this function returns, the new file is on disk. The caller must have locked the
+    folder. Raises StoreError; in this case nothing was deleted.
+    """
     try:
-        with open(ledger.path, "rb") as file, rewriting(ledger.path) as new:
-            _Copy(ledger, going, when, file, new, handles).write()
-            new.flush()
-            _check(ledger, new)
+        with open(archives.path, "rb") as file, rewriting(archives.path) as new_file:
+            _FileCopy(archives, content, deleted_at, file, new_file).write()
+            new_file.flush()
+            _check_same_conversation(archives, new_file)
     except OSError as error:
-        raise StoreError(f"cannot read {ledger.path}: {error.strerror}") from error
-    return handles
+        raise StoreError(f"cannot read {archives.path}: {error.strerror}") from error
 
 
-def _check(ledger: SessionArchives, new: LogRewrite) -> None:
-    """Raise StoreError unless the new file shows the same conversation and knows the same archives."""
-    other = SessionArchives(ledger.folder, new.path.name)
-    other.catch_up()
-    one, two = ([(item.first, item.last, item.message) for item in each.view.items] for each in (ledger, other))
-    if one != two or list(ledger.records) != list(other.records):
-        raise StoreError(f"{ledger.path} would not be the same conversation without them: nothing was deleted")
+def _check_same_conversation(archives: SessionArchives, new_file: LogRewrite) -> None:
+    """Raise StoreError unless the new file contains the same conversation and the same archives as the old file."""
+    new_archives = SessionArchives(archives.folder, new_file.path.name)
+    new_archives.catch_up()
+    expected, actual = (
+        [(item.first, item.last, item.message) for item in each.view.items] for each in (archives, new_archives)
+    )
+    if expected != actual or list(archives.records) != list(new_archives.records):
+        raise StoreError(
+            f"{archives.path} would not contain the same conversation after the deletion; nothing was deleted"
+        )
 
 
-class _Copy:
-    """One walk through the old file, line by line, that writes the new one."""
+class _FileCopy:
+    """Copies the old file to the new file line by line, without the deleted content."""
 
     def __init__(
-        self, ledger: SessionArchives, going: Doomed, when: str, file: BinaryIO, new: LogRewrite, handles: set[bytes]
+        self, archives: SessionArchives, content: ContentToDelete, deleted_at: str, file: BinaryIO, new_file: LogRewrite
     ) -> None:
-        self._going = going
-        self._when = when
+        self._content = content
+        self._deleted_at = deleted_at
         self._file = file
-        self._new = new
-        self._handles = handles
-        self._told, self._briefed = _told(ledger), ledger.briefs()
-        self._summaries = ledger.summaries
-        self._kinds = {record.id: record.kind for record in ledger.records.values()}
-        self._deleted = {record.id: record.deleted for record in ledger.records.values() if record.deleted}
-        self._deleted |= {record.id: when for record in going.records}
-        self._gone = set(going.lines)
-        """Where the messages begin that say nothing any more, as far as the walk has come."""
-        # Where each line began, and where it begins now. Ascending.
-        self._before, self._after = array("Q"), array("Q")
-        self._in_force = _last(file, TASKS)
-        """Where the tasks stand that the agent goes by: the turn that made them may be deleted, they are not."""
-        self._not_at_hand: set[str] = set()
-        """What only turns that are deleted had brought into the workspace, by name."""
-        self._silent: dict[str, bool] = {}
-        """Whether what a turn said last is deleted, by the turn."""
-        self._losing = _turns(file, going.lines)
-        """Of which turns something goes now: what was said beside one stands in front of what it said, too."""
-        self._makers: dict[bytes, Callable[[bytes, int], msgspec.Struct | None]] = {
-            **dict.fromkeys(MESSAGES, self._message),
-            b'{"type":"turn_end"': self._turn_end,
-            b'{"type":"archive"': self._archive,
-            b'{"type":"archive_summary"': self._upgrade,
-            TASKS: self._tasks,
-            b'{"type":"marks"': self._marks,
-            b'{"type":"phase"': self._phase,
-            b'{"type":"compaction"': self._compaction,
-            b'{"type":"custom"': self._custom,
-        }
+        self._new_file = new_file
+        self._shown, self._briefed = _shown_records(archives), archives.brief_records()
+        self._summaries = archives.summaries
+        self._kinds = {record.id: record.kind for record in archives.records.values()}
+        self._deleted = {record.id: record.deleted for record in archives.records.values() if record.deleted}
+        self._deleted |= {record.id: deleted_at for record in content.records}
+        self._deleted_offsets = set(content.lines)
+        """The offsets of deleted messages, up to the current line."""
+        # The old and the new offset of each line, in ascending order.
+        self._old_offsets, self._new_offsets = array("Q"), array("Q")
+        self._task_list_offset = _last_line_offset(file, TASKS_PREFIX)
+        """The offset of the current task list. The list is kept even if the turn that wrote it is deleted."""
+        self._removed_names: set[str] = set()
+        """The names of workspace objects that only deleted turns added."""
+        self._ends_deleted: dict[str, bool] = {}
+        """For each turn, whether the last message of the turn is deleted."""
+        self._affected_turns = _turns_of_messages(file, content.lines)
+        """Turns that contain messages to delete. Entries about such a turn can precede the messages of the turn."""
 
     def write(self) -> None:
-        """Write all of the new file."""
-        for offset, line, sealed, _ in scan_lines(self._file):
-            self._before.append(offset)
-            self._after.append(self._new.end)
-            if sealed is not None:
-                object = self._made(offset, sealed.object)
-                self._handles.update(HANDLE.findall(object))
-                self._new.append(object, sealed)
-            elif offset in self._going.lines:
-                self._new.spoil(line, SPOILT)
+        """Write the new file."""
+        for line in scan_lines(self._file):
+            self._old_offsets.append(line.offset)
+            self._new_offsets.append(self._new_file.end)
+            if line.sealed is not None:
+                self._new_file.append(self._new_content(line.offset, line.sealed.object), line.sealed)
+            elif line.offset in self._content.lines:
+                self._new_file.replace_damaged(line.data, DELETED_DAMAGED_LINE)
             else:
-                self._new.keep(line)
+                self._new_file.keep(line.data)
 
-    def _made(self, offset: int, object: bytes) -> bytes:
-        """Return what stands on the new line: the same bytes, unless something of it changes."""
-        make = self._makers.get(object[: object.find(b",")])
-        if make is None:
-            return object
+    def _new_content(self, offset: int, object: bytes) -> bytes:
+        """Return the content of the new line. The content is the same bytes, unless the entry changes."""
         try:
-            entry = make(object, offset)
-        except _DECODE_ERRORS:
-            return object  # of a later version
-        return object if entry is None else _encoder.encode(entry)
+            entry = self._change_entry(object, offset)
+        except DECODE_ERRORS:
+            return object  # a later version of orch wrote this entry
+        return object if entry is None else encode_json(entry)
 
-    def _message(self, object: bytes, offset: int) -> MessageEntry | None:
-        goes, said = offset in self._going.lines, _said.decode(object)
-        self._silent[said.turn] = goes or bool(said.deleted)
-        if said.deleted:
-            self._gone.add(offset)
-        if not goes:
+    def _change_entry(self, object: bytes, offset: int) -> Entry | None:
+        """Return the changed entry, None if the entry does not change."""
+        if object.startswith(MESSAGE_PREFIXES):
+            return self._change_message(object, offset)
+        if not object.startswith(_CHANGEABLE_PREFIXES):
             return None
-        entry = _message.decode(object)
-        if not isinstance(entry, MessageEntry):  # what it was for was said in it, or beside it
+        match entry := read_entry(object):
+            case TurnEndEntry():
+                return self._change_turn_end(entry)
+            case ArchiveEntry():
+                return self._change_archive(entry)
+            case UpgradeEntry():
+                return self._change_upgrade(entry)
+            case TasksEntry():
+                return self._change_tasks(entry, offset)
+            case TaintEntry():
+                return self._change_marks(entry)
+            case PhaseEntry():
+                return self._change_phase(entry)
+            case CompactionEntry():
+                return self._change_compaction(entry, offset)
+            case Custom():
+                return self._change_custom(entry)
+        return None
+
+    def _change_message(self, object: bytes, offset: int) -> MessageEntry | None:
+        is_deleted, entry_turn = offset in self._content.lines, decode_turn(object)
+        self._ends_deleted[entry_turn.turn] = is_deleted or bool(entry_turn.deleted)
+        if entry_turn.deleted:
+            self._deleted_offsets.add(offset)
+        if not is_deleted:
+            return None
+        entry = read_entry(object)
+        if isinstance(entry, (CustomMessage, BranchSummary)):  # the kind of the entry may reveal its content
             entry = MessageEntry(
                 id=entry.id, parent_id=entry.parent_id, timestamp=entry.timestamp, message=entry.message
             )
-        return msgspec.structs.replace(entry, message=redacted_message(entry.message, self._when), deleted=self._when)
+        assert isinstance(entry, MessageEntry)
+        return msgspec.structs.replace(
+            entry, message=redacted_message(entry.message, self._deleted_at), deleted=self._deleted_at
+        )
 
-    def _turn_end(self, object: bytes, _: int) -> TurnEndEntry | None:
-        entry = _turn_end.decode(object)
-        if entry.deleted or not self._silent.get(entry.turn):
+    def _change_turn_end(self, entry: TurnEndEntry) -> TurnEndEntry | None:
+        if entry.deleted or not self._ends_deleted.get(entry.turn):
             return None
-        return msgspec.structs.replace(entry, reply=redacted_reply(entry.reply, self._when), deleted=self._when)
+        return msgspec.structs.replace(
+            entry, reply=redacted_reply(entry.reply, self._deleted_at), deleted=self._deleted_at
+        )
 
-    def _archive(self, object: bytes, _: int) -> ArchiveEntry | None:
-        entry = _archive.decode(object)
-        when = self._deleted.get(entry.collapse.holder, "")
-        collapse = self._moved(entry.collapse)
-        collapse = self._forgotten(collapse, entry.collapse.spans, when)
-        new = msgspec.structs.replace(entry, collapse=collapse, deleted=when)
-        return new if new != entry else None
+    def _change_archive(self, entry: ArchiveEntry) -> ArchiveEntry | None:
+        deleted_at = self._deleted.get(entry.collapse.holder, "")
+        collapse = self._move_spans(entry.collapse)
+        collapse = self._remove_content(collapse, entry.collapse.spans, deleted_at)
+        new_entry = msgspec.structs.replace(entry, collapse=collapse, deleted=deleted_at)
+        return new_entry if new_entry != entry else None
 
-    def _tasks(self, object: bytes, offset: int) -> TasksEntry | None:
-        entry = _tasks.decode(object)
-        if entry.deleted or offset == self._in_force or not self._silent.get(entry.turn):
+    def _change_tasks(self, entry: TasksEntry, offset: int) -> TasksEntry | None:
+        if entry.deleted or offset == self._task_list_offset or not self._ends_deleted.get(entry.turn):
             return None
-        return msgspec.structs.replace(entry, tasks=(), deleted=self._when)
+        return msgspec.structs.replace(entry, tasks=(), deleted=self._deleted_at)
 
-    def _marks(self, object: bytes, _: int) -> MarksEntry | None:
-        entry = _marks.decode(object)
-        if entry.deleted or not self._silent.get(entry.turn):
+    def _change_marks(self, entry: TaintEntry) -> TaintEntry | None:
+        if entry.deleted or not self._ends_deleted.get(entry.turn):
             return None
-        return msgspec.structs.replace(entry, marks=without_sources(entry.marks), deleted=self._when)
+        return msgspec.structs.replace(entry, marks=without_sources(entry.marks), deleted=self._deleted_at)
 
-    def _phase(self, object: bytes, _: int) -> PhaseEntry | None:
-        entry = _phase.decode(object)
-        if entry.deleted or entry.turn not in self._losing:
+    def _change_phase(self, entry: PhaseEntry) -> PhaseEntry | None:
+        if entry.deleted or entry.turn not in self._affected_turns:
             return None
-        return msgspec.structs.replace(entry, note="", error="", deleted=self._when)
+        return msgspec.structs.replace(entry, note="", error="", deleted=self._deleted_at)
 
-    def _custom(self, object: bytes, _: int) -> Custom | None:
-        """Forget what a turn that is deleted had brought into the workspace, also where others tell of it."""
-        entry = _custom.decode(object)
+    def _change_custom(self, entry: Custom) -> Custom | None:
+        """Remove workspace objects that a deleted turn added.
+
+        Also remove references to these objects in other entries.
+        """
         if entry.custom_type == ACTED:
-            return self._acted(entry)
+            return self._change_hook_actions(entry)
         if entry.custom_type != WORKSPACE:
             return None
-        # Imported when there is one: most sessions have none.
+        # Imported on demand, because most sessions have no such entry.
         from orch_worker.workspace.state import remove_artifacts
 
         try:
-            said = msgspec.convert(entry.data, WorkspaceSteps)
+            steps = msgspec.convert(entry.data, WorkspaceSteps)
         except (msgspec.ValidationError, RecursionError):
-            return None  # another's, in a session that came from elsewhere
-        if self._silent.get(said.query):
-            self._not_at_hand.update(step.artifact.name for step in said.steps if isinstance(step, KeepArtifact))
-            left = WorkspaceSteps(said.query, deleted=said.deleted or self._when)
+            return None  # another program wrote this entry of an imported session
+        if self._ends_deleted.get(steps.query):
+            self._removed_names.update(step.artifact.name for step in steps.steps if isinstance(step, KeepArtifact))
+            remaining = WorkspaceSteps(steps.query, deleted=steps.deleted or self._deleted_at)
         else:
-            left = msgspec.structs.replace(said, steps=remove_artifacts(said.steps, self._not_at_hand))
-        return msgspec.structs.replace(entry, data=msgspec.to_builtins(left)) if left != said else None
+            remaining = msgspec.structs.replace(steps, steps=remove_artifacts(steps.steps, self._removed_names))
+        return msgspec.structs.replace(entry, data=msgspec.to_builtins(remaining)) if remaining != steps else None
 
-    def _acted(self, entry: Custom) -> Custom | None:
-        """Forget why hooks failed in a turn that is deleted: that may say what was said."""
-        acted = HookActions.of(entry.data)
-        if acted is None or acted.deleted or acted.turn not in self._losing:
+    def _change_hook_actions(self, entry: Custom) -> Custom | None:
+        """Remove the errors of hooks in a deleted turn, because these errors may quote the conversation."""
+        actions = HookActions.of(entry.data)
+        if actions is None or actions.deleted or actions.turn not in self._affected_turns:
             return None
-        acts = tuple(msgspec.structs.replace(each, error="deleted" if each.error else "") for each in acted.acts)
-        left = msgspec.structs.replace(acted, acts=acts, deleted=self._when)
-        return msgspec.structs.replace(entry, data=msgspec.to_builtins(left))
+        hook_actions = tuple(
+            msgspec.structs.replace(each, error="deleted" if each.error else "") for each in actions.acts
+        )
+        remaining = msgspec.structs.replace(actions, acts=hook_actions, deleted=self._deleted_at)
+        return msgspec.structs.replace(entry, data=msgspec.to_builtins(remaining))
 
-    def _compaction(self, object: bytes, offset: int) -> CompactionEntry | None:
-        entry = _compaction.decode(object)
-        when = self._deleted.get(self._summaries.get(offset, ""), "")
-        if entry.deleted or not when:
+    def _change_compaction(self, entry: CompactionEntry, offset: int) -> CompactionEntry | None:
+        deleted_at = self._deleted.get(self._summaries.get(offset, ""), "")
+        if entry.deleted or not deleted_at:
             return None
-        # The task stays: the agent has it as long as there is one.
+        # The task stays, because the agent still works on it.
         task = entry.details.get("task") if entry.writer and isinstance(entry.details, dict) else None
-        left = {"task": task} if task else None
-        return msgspec.structs.replace(entry, summary=deletion_marker(when), details=left, deleted=when)
+        details = {"task": task} if task else None
+        return msgspec.structs.replace(entry, summary=deletion_marker(deleted_at), details=details, deleted=deleted_at)
 
-    def _upgrade(self, object: bytes, _: int) -> UpgradeEntry | None:
-        entry = _upgrade.decode(object)
-        old = entry.upgrade
-        when = self._deleted.get(old.holder, "")
-        if not when or old.holder in self._told:
+    def _change_upgrade(self, entry: UpgradeEntry) -> UpgradeEntry | None:
+        upgrade = entry.upgrade
+        deleted_at = self._deleted.get(upgrade.holder, "")
+        if not deleted_at or upgrade.holder in self._shown:
             return None
-        stub = self._stub(old.holder)
-        return msgspec.structs.replace(entry, upgrade=RecordUpgrade(old.holder, stub, old.at_once))
+        stub = self._stub(upgrade.holder)
+        return msgspec.structs.replace(entry, upgrade=RecordUpgrade(upgrade.holder, stub, upgrade.at_once))
 
-    def _moved(self, collapse: Collapse) -> Collapse:
-        """Return `collapse` with its messages where they stand now, and what they hash to."""
+    def _move_spans(self, collapse: Collapse) -> Collapse:
+        """Return `collapse` with the new positions and the new hash of its messages."""
         try:
-            spans, own = self._places(collapse.spans), self._places(collapse.record.get("own", ()))
+            spans, own = self._new_spans(collapse.spans), self._new_spans(collapse.record.get("own", ()))
         except (KeyError, TypeError, ValueError):
-            return collapse  # it was never carried out: these are no lines
+            return collapse  # the archive was never applied, so the spans are not line offsets
         hash = collapse.sha256
-        # What was not what had been archived does not become it now.
-        if hash and sha256_of([self._old(span) for span in collapse.spans]) == hash:
-            hash = sha256_of(self._new.read(spans))
-        parts = {"spans": [list(span) for span in spans], "own": [list(span) for span in own], "sha256": hash}
-        record = collapse.record | {key: value for key, value in parts.items() if value}
+        # A wrong hash stays wrong, because damaged content must not become valid.
+        if hash and sha256_of([self._old_bytes(span) for span in collapse.spans]) == hash:
+            hash = sha256_of(self._new_file.read(spans))
+        fields = {"spans": [list(span) for span in spans], "own": [list(span) for span in own], "sha256": hash}
+        record = collapse.record | {key: value for key, value in fields.items() if value}
         return msgspec.structs.replace(collapse, spans=spans, sha256=hash, record=record)
 
-    def _forgotten(self, collapse: Collapse, were: Sequence[Span], when: str) -> Collapse:
-        """Return `collapse`, whose lines `were` there, without what it tells of deleted archives that the conversation
-        does not show. `when` it was deleted itself, "" when it was not."""
+    def _remove_content(self, collapse: Collapse, old_spans: Sequence[Span], deleted_at: str) -> Collapse:
+        """Return `collapse` without the content of deleted archives. Content that the conversation shows remains.
+
+        `old_spans` contains the spans of the archive's lines in the old file. `deleted_at` is the time at which the
+        archive was deleted, "" if the archive is not deleted.
+        """
         holder = collapse.holder
-        untold = bool(when) and holder not in self._told
-        # What a phase was asked is no part of it: it goes with the turn.
-        silent = untold and (collapse.kind != "phase" or not were or were[0][0] in self._gone)
+        hidden = bool(deleted_at) and holder not in self._shown
+        # The prompt of a phase does not belong to the phase. The prompt is deleted with the turn.
+        without_prompt = hidden and (
+            collapse.kind != "phase" or not old_spans or old_spans[0][0] in self._deleted_offsets
+        )
         messages = tuple(
-            redacted_message(message, when)
-            if untold and holder not in holders_in(message)
-            else Message(message.role, self._blocks(message.content, silent=silent))
+            redacted_message(message, deleted_at)
+            if hidden and holder not in holders_in(message)
+            else Message(message.role, self._redact_blocks(message.content, records_only=without_prompt))
             for message in collapse.messages
         )
-        if not when:
+        if not deleted_at:
             return msgspec.structs.replace(collapse, messages=messages)
         task = collapse.task if holder in self._briefed else ""
         record: dict[str, Any] = {**collapse.record, "task": task}
-        if untold:
-            record = {key: value for key, value in record.items() if key not in TELLING} | {
-                "record": deletion_marker(when)
+        if hidden:
+            record = {key: value for key, value in record.items() if key not in CONTENT_FIELDS} | {
+                "record": deletion_marker(deleted_at)
             }
         return msgspec.structs.replace(collapse, task=task, messages=messages, record=record)
 
-    def _blocks(self, blocks: Iterable[Block], *, silent: bool) -> tuple[Block, ...]:
-        """Return `blocks` with nothing in stubs of what is deleted, and nothing beside stubs if it is `silent`."""
-        found: list[Block] = []
+    def _redact_blocks(self, blocks: Iterable[Block], *, records_only: bool) -> tuple[Block, ...]:
+        """Return `blocks`, but replace the records of deleted archives by deletion markers.
+
+        If `records_only` is True, return only the records.
+        """
+        kept_blocks: list[Block] = []
         for block in blocks:
             holder = holder_of(block.text) if isinstance(block, Text) else None
-            if holder in self._deleted and holder not in self._told:
-                found.append(Text(self._stub(holder)))
-            elif holder or not silent:
-                found.append(block)
-        return tuple(found)
+            if holder in self._deleted and holder not in self._shown:
+                kept_blocks.append(Text(self._stub(holder)))
+            elif holder or not records_only:
+                kept_blocks.append(block)
+        return tuple(kept_blocks)
 
     def _stub(self, holder: str) -> str:
         return stub_text(self._kinds[holder], holder, deletion_marker(self._deleted[holder]))
 
-    def _old(self, span: Span) -> bytes:
+    def _old_bytes(self, span: Span) -> bytes:
         offset, length = span
         return os.pread(self._file.fileno(), length, offset)
 
-    def _places(self, spans: Iterable[Sequence[int]]) -> tuple[Span, ...]:
-        found = []
+    def _new_spans(self, spans: Iterable[Sequence[int]]) -> tuple[Span, ...]:
+        new_spans = []
         for offset, length in spans:
-            start, end = self._place(offset), self._place(offset + length)
-            found.append((start, end - start))
-        return tuple(found)
+            start, end = self._new_offset(offset), self._new_offset(offset + length)
+            new_spans.append((start, end - start))
+        return tuple(new_spans)
 
-    def _place(self, offset: int) -> int:
-        """Return where the line that began at `offset` begins now. Raises KeyError when none did."""
-        at = bisect_left(self._before, offset)
-        if at == len(self._before) or self._before[at] != offset:
+    def _new_offset(self, offset: int) -> int:
+        """Return the new offset of the line at `offset`. Raises KeyError if no line begins at `offset`."""
+        index = bisect_left(self._old_offsets, offset)
+        if index == len(self._old_offsets) or self._old_offsets[index] != offset:
             raise KeyError(offset)
-        return self._after[at]
+        return self._new_offsets[index]
 
 
-def _turns(file: BinaryIO, lines: Iterable[int]) -> set[str]:
-    """Return whose messages those are that begin at `lines`, as far as they can be read."""
-    found = set()
+def _turns_of_messages(file: BinaryIO, lines: Iterable[int]) -> set[str]:
+    """Return the turns that contain the messages at the offsets `lines`. Unreadable messages are skipped."""
+    turns = set()
     for offset in lines:
         file.seek(offset)
         try:
-            found.add(_said.decode(file.readline()).turn)
-        except _DECODE_ERRORS:
+            turns.add(decode_turn(file.readline()).turn)
+        except DECODE_ERRORS:
             pass
     file.seek(0)
-    return found
+    return turns
 
 
-def _last(file: BinaryIO, beginning: bytes) -> int:
-    """Return where the last line begins that begins like that, 0 when none does."""
+def _last_line_offset(file: BinaryIO, prefix: bytes) -> int:
+    """Return the offset of the last line that starts with `prefix`, 0 if there is no such line."""
     with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
-        return data.rfind(b"\n" + beginning) + 1
+        return data.rfind(b"\n" + prefix) + 1
 
 
 def _is_deleted(line: bytes) -> bool:
     try:
-        return line.startswith(SPOILT[:-1]) or bool(_said.decode(line).deleted)
-    except _DECODE_ERRORS:
+        return line.startswith(DELETED_DAMAGED_LINE[:-1]) or bool(decode_turn(line).deleted)
+    except DECODE_ERRORS:
         return False

@@ -1,17 +1,17 @@
-"""The archives of one running agent: its session file, read as it grows. The file is the agent's alone to write.
+"""The archives of one running agent, read from the session file while the agent writes to the file.
 
-What is archived stays where it was written; an archive is some lines of the file, and what is known of them.
+Archived messages stay at their position in the file. An archive consists of lines of the file and its metadata. Only
+the agent writes to the file.
 """
 
 from __future__ import annotations
 
 import contextlib
-import mmap
-from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import BinaryIO, Final, TypeAlias
+from typing import BinaryIO, Final, TypeAlias, cast
 
 import msgspec
 from msgspec import Struct
@@ -22,22 +22,29 @@ from orch_protocol.core.messages import Message, assistant, user
 from orch_protocol.core.taint import TaintLabel
 from orch_protocol.core.taint import join_labels as joined_marks
 from orch_protocol.session.entries import (
+    AnyMessageEntry,
     ArchiveEntry,
     BranchSummary,
     CompactionEntry,
     CustomMessage,
-    MarksEntry,
     MessageEntry,
-    Telling,
+    TaintEntry,
     TurnEndEntry,
     UpgradeEntry,
 )
 from orch_worker.context.holder_query import entry_message
 from orch_worker.conversation.stubs import deletion_marker, holders_in, is_brief, stub_text, stubs_in
+from orch_worker.session.archived_entries import entries_in, lines_in, messages_in
+from orch_worker.session.entry_codec import (
+    HEADER_PREFIX,
+    UnknownEntry,
+    decode_entry,
+    decode_link,
+    line_prefixes,
+)
 from orch_worker.session.entry_tree import EntryTree
-from orch_worker.session.log.record_format import ChecksumChain, unseal_line
-from orch_worker.session.log_reader import MESSAGES, entries_in, lines_in, messages_in, read_spans
-from orch_worker.session.transcript import NAME
+from orch_worker.session.log.log_reader import LogCursor
+from orch_worker.session.session_reader import NAME
 from orch_worker.session.visible_messages import VisibleMessages
 
 from .catalog import ArchiveRecord, SearchableCatalog, StoredMessage
@@ -45,54 +52,49 @@ from .index import message_text
 
 __all__ = ["LineRange", "SessionArchives", "join_ranges", "read_archive"]
 
-_Known: TypeAlias = Telling | ArchiveEntry | UpgradeEntry | CompactionEntry | TurnEndEntry | MarksEntry
-_decoder: msgspec.json.Decoder[_Known] = msgspec.json.Decoder(_Known)
-_DECODE_ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeError, OverflowError)
-_HEADS: Final = (
-    *MESSAGES,
-    b'{"type":"archive"',
-    b'{"type":"archive_summary"',
-    b'{"type":"compaction"',
-    b'{"type":"marks"',
+_TreeEntry: TypeAlias = (
+    UnknownEntry | AnyMessageEntry | ArchiveEntry | UpgradeEntry | CompactionEntry | TurnEndEntry | TaintEntry
 )
-_TURN_END: Final = b'{"type":"turn_end"'
-_DELETED: Final = b',"deleted":"'
-_END_BYTES: Final = 24
-
-
-class _Link(Struct, rename="camel"):
-    id: str
-    parent_id: str | None = None
-
-
-_link: msgspec.json.Decoder[_Link] = msgspec.json.Decoder(_Link)
+_DECODED_PREFIXES: Final = line_prefixes(AnyMessageEntry | ArchiveEntry | UpgradeEntry | CompactionEntry | TaintEntry)
+_TURN_END_PREFIXES: Final = line_prefixes(TurnEndEntry)
+_DELETED_FIELD: Final = b',"deleted":"'
+"""A part of the entry for the end of a turn.
+The entry is decoded only if it contains this part, which means that the reply was deleted.
+"""
 
 
 class _PathTracker(Struct, frozen=True):
-    """Of the first entries of a file, by place: which are on the path to the last, and the ids of those on no line."""
+    """The path from the root of the entry tree to the last entry of a file.
 
-    on: bytearray
-    lost: dict[int, str]
+    `on_path` marks the entries on the path. `missing_parents` maps the positions of entries to the ids of their missing
+    parents.
+    """
+
+    on_path: bytearray
+    missing_parents: dict[int, str]
 
 
 class LineRange(Struct, frozen=True):
-    """Which lines of the file a shown message stands for: bytes `start` to `end`, the first line up to `head`.
+    """The lines of the session file that a visible message represents: the bytes `start` to `end`.
 
-    `messages` is how many messages are on them: none for one that is shown as lost. `own` says that what is shown is
-    the message on the line. What compaction left stands for all of the lines; `summaries` is where its text is, and
-    that of every one before it, each on a line behind those.
+    The first line ends at `first_line_end`. `messages` is the number of messages on these lines, 0 for a missing entry.
+    `contains_message` is True if the line contains the visible message itself. A compaction summary represents all
+    lines that it replaced. `summaries` contains the offsets of the entry of a compaction summary and of the earlier
+    summaries that it replaced. These entries follow the lines.
     """
 
     start: int
     end: int
-    head: int
+    first_line_end: int
     messages: int
-    own: bool = False
+    contains_message: bool = False
     summaries: tuple[int, ...] = ()
 
 
 class SessionArchives(SearchableCatalog):
-    """The archives of the agent whose session is in `folder`, and what its conversation shows, as the file has it."""
+    """The archives of the agent whose session is in `folder`, and the agent's visible conversation, as recorded in the
+    file.
+    """
 
     def __init__(self, folder: Path, name: str = NAME) -> None:
         super().__init__(folder)
@@ -100,230 +102,206 @@ class SessionArchives(SearchableCatalog):
         self.forget()
 
     def forget(self) -> None:
-        """Know nothing any more; the next `catch_up` reads all of the file."""
+        """Discard all data. The next call of `catch_up` reads the whole file."""
         self.records.clear()
         self.order.clear()
         self.view: VisibleMessages[LineRange] = VisibleMessages()
-        # Behind the last whole append: the offset, the number and checksum of its last line, and how that ends, which
-        # by its checksum stands for all before it.
-        self._end, self._seq, self._checksum, self._seen = 0, 0, 0, b""
+        self._cursor = LogCursor()
         self._leaf: str | None = None
-        # Whether the conversation has gone back somewhere, so that what it shows is not known; and, while the file is
-        # read again for that, what is known of its entries beforehand, and how many of them there were so far.
-        self._astray, self._trail, self._place = False, _PathTracker(bytearray(), {}), 0
-        self._marks: tuple[TaintLabel, ...] = ()  # so far, on whichever branch
-        self.forgotten: dict[str, str] = {}
-        """When the answers of turns were deleted, by query id, of those that were."""
+        # `_left_path` is True if the conversation went back to an earlier entry. The visible part is then unknown, and
+        # the file is read again. `_path_tracker` and `_entry_index` are the path and the number of entries read so far
+        # in this second reading.
+        self._left_path, self._path_tracker, self._entry_index = False, _PathTracker(bytearray(), {}), 0
+        self._labels: tuple[TaintLabel, ...] = ()  # all labels so far, on any branch
+        self.deleted_replies: dict[str, str] = {}
+        """The times at which replies were deleted, by query id."""
         self.summaries: dict[int, str] = {}
-        """Where the lines of compactions begin whose summaries an archive stands for, and that one's id."""
+        """For each compaction entry whose summary was archived, by offset: the id of the archive."""
         self.damaged: list[Span] = []
-        """Damaged lines, ascending."""
-        # These, and those that are not on the path.
+        """Damaged lines, in ascending order."""
+        # Damaged lines, and lines that are not on the path of the conversation.
         self._skipped: list[Span] = []
-        # Of the lines that an archive shows as its own: where they begin and end, and its number. Sorted.
-        self._owners: list[tuple[int, int, int]] = []
 
     def catch_up(self) -> list[ArchiveRecord]:
-        """Read what was appended since the last time, and return the archives that are new.
+        """Read the entries that were appended since the last call, and return the new archives.
 
-        An append that is not there in full is left for the next time. When the file is not the one that was seen then,
-        it is forgotten, and all archives are new. Raises StoreError when the file cannot be read.
+        An incomplete line at the end is left for the next call. If the file was replaced or shortened, all data is
+        discarded and all archives are new. Raises StoreError if the file cannot be read.
         """
         try:
             with open(self.path, "rb") as file:
-                if not self._goes_on(file):
+                if not self._cursor.is_valid(file):
                     self.forget()
-                known = len(self.records)
-                self._read(file, self._take)
-                while self._astray:
-                    self._retrace(file)
+                old_count = len(self.records)
+                self._read_lines(file)
+                while self._left_path:
+                    self._reread(file)
         except FileNotFoundError:
             self.forget()
             return []
         except OSError as error:
             raise StoreError(f"cannot read {self.path}: {error.strerror}") from error
-        return [self.numbered(number) for number in range(known + 1, len(self.records) + 1)]
+        return [self.by_number(number) for number in range(old_count + 1, len(self.records) + 1)]
 
-    def _goes_on(self, file: BinaryIO) -> bool:
-        """Return whether what was seen of the file is still there: it may be another, or have been cut."""
-        file.seek(self._end - len(self._seen))
-        return file.read(len(self._seen)) == self._seen
+    def _reread(self, file: BinaryIO) -> None:
+        """Read the whole file again.
 
-    def _retrace(self, file: BinaryIO) -> None:
-        """Read all of the file again, once to find the path to its last entry, once to follow that."""
-        lineage, lost = EntryTree(), dict[int, str]()
-
-        def trace(_start: int, _end: int, line: bytes | None) -> None:
-            link = _linked(line)
+        The first pass finds the path to the last entry. The second pass follows this path.
+        """
+        tree, missing_parents = EntryTree(), dict[int, str]()
+        for line in LogCursor().read(file):
+            if line.object is None or line.object.startswith(HEADER_PREFIX):
+                continue
+            link = decode_link(line.object)
             if link is None:
-                return
-            if link.parent_id is not None and lineage.missing(link.parent_id):
-                lost[len(lineage)] = link.parent_id
-                lineage.add(link.parent_id, lineage.leaf)
-            lineage.add(link.id, link.parent_id)
-
+                continue
+            if link.parent_id is not None and tree.missing(link.parent_id):
+                missing_parents[len(tree)] = link.parent_id
+                tree.add(link.parent_id, tree.leaf)
+            tree.add(link.id, link.parent_id)
         self.forget()
-        self._read(file, trace)
-        self.forget()
-        self._trail = _PathTracker(lineage.path(len(lineage) - 1), lost)
-        self._read(file, self._take)
-        self._trail = _PathTracker(bytearray(), {})
+        self._path_tracker = _PathTracker(tree.path(len(tree) - 1), missing_parents)
+        self._read_lines(file)
+        self._path_tracker = _PathTracker(bytearray(), {})
 
-    def _read(self, file: BinaryIO, take: Callable[[int, int, bytes | None], None]) -> None:
-        start = end = file.seek(self._end)
-        chain = ChecksumChain(self._seq, self._checksum)
-        # Of an append that is not over: where each line begins and ends, and the object on it, None on a damaged one.
-        waiting: list[tuple[int, int, bytes | None]] = []
-        for line in file:
-            start, end = end, end + len(line)
-            sealed = unseal_line(line[:-1]) if line.endswith(b"\n") else None
-            good, _ = chain.take(line[:-1], sealed)
-            waiting.append((start, end, sealed.object if good and sealed is not None else None))
-            if good and sealed is not None and not sealed.more:
-                for each in waiting:
-                    take(*each)
-                waiting.clear()
-                self._end, self._seq, self._checksum, self._seen = end, chain.seq, chain.checksum, line[-_END_BYTES:]
+    def _read_lines(self, file: BinaryIO) -> None:
+        for line in self._cursor.read(file):
+            self._read_line(line.offset, line.end, line.object)
 
     def messages(self, id: str) -> list[StoredMessage]:
         return [StoredMessage(message) for message in self.read(id)]
 
     def read(self, id: str, first: int = 1, last: int | None = None) -> list[Message]:
-        """Return the messages `first` to `last` (from 1) of the archive `id`, however much it is.
+        """Return the messages `first` to `last` of the archive `id`, without a limit on size. The first message has the
+        number 1.
 
-        Raises DamagedError when one of them is damaged, StoreError.
+        Raises DamagedError if a message is damaged, and StoreError.
         """
         return read_archive(self.path, self.records[id], first, last)
 
     def texts(self, record: ArchiveRecord) -> list[str]:
         if record.deleted:
-            return []  # a prompt that the conversation still shows is no archive's any more
+            return []  # an archived prompt that the conversation still shows no longer belongs to an archive
         try:
-            return [_text(held.entry) for held in entries_in(self.path, record.own)]
+            return [_searchable_text(stored.entry) for stored in entries_in(self.path, record.own)]
         except DamagedError:
-            return []  # who reads it is told; the others can be searched all the same
+            return []  # reading the archive raises the error; other archives remain searchable
 
-    def entry(self, record: ArchiveRecord, place: int) -> int:
-        offset = [line.offset for line in lines_in(self.path, record.own) if line.is_message][place]
+    def entry(self, record: ArchiveRecord, index: int) -> int:
+        offset = [line.offset for line in lines_in(self.path, record.own) if line.is_message][index]
         lines = (line for line in lines_in(self.path, record.spans) if line.is_message)
         return next(number for number, line in enumerate(lines, 1) if line.offset == offset)
 
-    def lines(self, id: str) -> list[bytes]:
-        parts = read_spans(self.path, self.records[id].own)
-        sealed = (unseal_line(line) for part in parts for line in part.split(b"\n") if line.startswith(MESSAGES))
-        return [line.object if line else b"" for line in sealed]
+    def own_spans(self, record: ArchiveRecord) -> tuple[Path, Sequence[Span]]:
+        return self.path, record.own
 
-    def containing(self, wanted: bytes) -> Iterator[ArchiveRecord]:
-        try:
-            with open(self.path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
-                for start, end, number in list(self._owners):
-                    if data.find(wanted, start, end) >= 0:
-                        yield self.numbered(number)
-        except (OSError, ValueError) as error:  # there is nothing in it
-            raise StoreError(f"cannot read {self.path}: {error}") from error
+    def visible_offsets(self) -> set[int]:
+        """Return the offsets of the lines whose text the conversation shows.
 
-    def live(self) -> set[int]:
-        """Return where the lines begin whose text the conversation shows: messages, and prompts of turns in phases."""
-        found = set()
+        The lines contain messages, or prompts of turns with phases.
+        """
+        offsets = set()
         for item in self.view.items:
-            stubs = len(holders_in(item.message))
-            phased = item.message.role == "user" and 0 < stubs < len(item.message.content)
-            if item.note.own or (phased and not item.note.summaries):
-                found.add(item.note.start)
-        return found
+            records = len(holders_in(item.message))
+            has_phases = item.message.role == "user" and 0 < records < len(item.message.content)
+            if item.note.contains_message or (has_phases and not item.note.summaries):
+                offsets.add(item.note.start)
+        return offsets
 
-    def stubs(self) -> set[str]:
-        """Return the ids of the archives whose stubs the conversation shows."""
+    def visible_records(self) -> set[str]:
+        """Return the ids of the archives whose records the conversation shows."""
         return {holder for item in self.view.items for holder in holders_in(item.message)}
 
-    def briefs(self) -> set[str]:
-        """Return those of `stubs` of which the conversation shows what they were about, beside a summary."""
+    def brief_records(self) -> set[str]:
+        """Return those ids of `visible_records` whose task appears in a compaction summary of the conversation."""
         texts = (text for item in self.view.items for text in stubs_in(item.message).items())
         return {holder for holder, text in texts if is_brief(text)}
 
-    def _take(self, start: int, end: int, line: bytes | None) -> None:
+    def _read_line(self, start: int, end: int, line: bytes | None) -> None:
         if line is None:
             self.damaged.append((start, end - start))
             self._skipped.append((start, end - start))
             return
-        entry: _Known | _Link | None
-        try:
-            telling = line.startswith(_HEADS) or (line.startswith(_TURN_END) and _DELETED in line)
-            entry = (_decoder if telling else _link).decode(line)
-        except _DECODE_ERRORS:
-            entry = _linked(line)  # of a later version
+        if line.startswith(HEADER_PREFIX):
+            return
+        is_decoded = line.startswith(_DECODED_PREFIXES) or (
+            line.startswith(_TURN_END_PREFIXES) and _DELETED_FIELD in line
+        )
+        entry = cast("_TreeEntry | None", decode_entry(line) if is_decoded else decode_link(line))
         if entry is None:
             return
-        shown = self._follow(entry, start)
-        if not shown:
+        on_path = self._advance_path(entry, start)
+        if not on_path:
             self._skipped.append((start, end - start))
         if isinstance(entry, (MessageEntry, CustomMessage, BranchSummary)):
-            if shown:
-                self.view.add(entry.id, entry.message, LineRange(start, end, end, 1, own=True))
+            if on_path:
+                self.view.add(entry.id, entry.message, LineRange(start, end, end, 1, contains_message=True))
         elif isinstance(entry, ArchiveEntry):
-            self._take_archive(entry, shown)
+            self._add_archive(entry, on_path)
         elif isinstance(entry, UpgradeEntry):
-            self._take_upgrade(entry, shown)
+            self._upgrade_record(entry, on_path)
         elif isinstance(entry, CompactionEntry):
-            if shown:
-                stop = self.view.kept(entry.first_kept_entry_id)
-                self.view.compact(entry.summary, stop, entry.id, lambda covers: _range_of_summary(covers, start))
-        elif isinstance(entry, MarksEntry):
-            self._marks = joined_marks(self._marks, entry.marks)
+            if on_path:
+                stop = self.view.items_before(entry.first_kept_entry_id)
+                self.view.compact(entry.summary, stop, entry.id, lambda ranges: _range_of_summary(ranges, start))
+        elif isinstance(entry, TaintEntry):
+            self._labels = joined_marks(self._labels, entry.marks)
         elif isinstance(entry, TurnEndEntry) and entry.deleted:
-            self.forgotten[entry.turn] = entry.deleted
+            self.deleted_replies[entry.turn] = entry.deleted
 
-    def _follow(self, entry: _Known | _Link, start: int) -> bool:
-        """Return whether the conversation has `entry` on its path; the one before it is shown as lost, if it is."""
-        before, self._leaf = self._leaf, entry.id
-        trail, place = self._trail, self._place
-        if place >= len(trail.on):
-            # Where it goes on is told from all of the file: what is said to be followed may be any entry, or none.
-            self._astray = self._astray or entry.parent_id != before
-            return not self._astray
-        if place in trail.lost:
-            if trail.on[place]:
-                self.view.lose(trail.lost[place], LineRange(start, start, start, 0))
-            place += 1
-        self._place = place + 1
-        return bool(trail.on[place])
+    def _advance_path(self, entry: _TreeEntry, start: int) -> bool:
+        """Return whether `entry` is on the path of the conversation.
 
-    def _take_archive(self, entry: ArchiveEntry, shown: bool) -> None:
+        If the parent of an entry is missing, the conversation shows it as lost.
+        """
+        old_leaf, self._leaf = self._leaf, entry.id
+        tracker, index = self._path_tracker, self._entry_index
+        if index >= len(tracker.on_path):
+            # To find the parent, the whole file must be read, because the parent may be any entry or may be missing.
+            self._left_path = self._left_path or entry.parent_id != old_leaf
+            return not self._left_path
+        if index in tracker.missing_parents:
+            if tracker.on_path[index]:
+                self.view.add_placeholder(tracker.missing_parents[index], LineRange(start, start, start, 0))
+            index += 1
+        self._entry_index = index + 1
+        return bool(tracker.on_path[index])
+
+    def _add_archive(self, entry: ArchiveEntry, on_path: bool) -> None:
         collapse = entry.collapse
-        # What a damaged file does not show any more in one piece stays as it is, and is the archive's all the same.
+        # A damaged file may no longer show the range contiguously. In this case the range stays visible and also
+        # belongs to the archive.
         with contextlib.suppress(StoreError):
-            if shown:
-                first, stop = self.view.part(collapse.first, collapse.last)
-                cover = join_ranges([item.note for item in self.view.items[first:stop]])
-                self.view.collapse(collapse, cover, deleted=bool(entry.deleted))
-                self.summaries |= dict.fromkeys(cover.summaries, collapse.holder)
+            if on_path:
+                start, stop = self.view.part(collapse.first, collapse.last)
+                line_range = join_ranges([item.note for item in self.view.items[start:stop]])
+                self.view.collapse(collapse, line_range, deleted=bool(entry.deleted))
+                self.summaries |= dict.fromkeys(line_range.summaries, collapse.holder)
         number = len(self.records) + 1
-        self.keep(
+        self.put(
             msgspec.structs.replace(
-                _record(collapse),
+                _convert_record(collapse),
                 id=collapse.holder,
                 number=number,
                 timestamp=entry.timestamp,
                 spans=collapse.spans,
                 sha256=collapse.sha256,
                 deleted=entry.deleted,
-                marks=self._marks,
+                marks=self._labels,
             )
         )
-        for start, length in self.records[collapse.holder].own:
-            insort(self._owners, (start, start + length, number))
 
-    def _take_upgrade(self, entry: UpgradeEntry, shown: bool) -> None:
+    def _upgrade_record(self, entry: UpgradeEntry, on_path: bool) -> None:
         upgrade = entry.upgrade
-        if shown:
+        if on_path:
             self.view.upgrade(upgrade)
         if (record := self.records.get(upgrade.holder)) is not None:
-            _, _, said = upgrade.stub.partition("\n\n")
-            text = said.removesuffix(f"\n\nFinal answer:\n{record.answer}")
-            self.keep(msgspec.structs.replace(record, record=text, summarised=True))
+            _, _, new_text = upgrade.stub.partition("\n\n")
+            text = new_text.removesuffix(f"\n\nFinal answer:\n{record.answer}")
+            self.put(msgspec.structs.replace(record, record=text, summarized=True))
 
-    def sound(self, start: int, end: int) -> Iterator[Span]:
-        """Yield the lines from `start` to `end` without those that are damaged, or not on the path."""
+    def undamaged_spans(self, start: int, end: int) -> Iterator[Span]:
+        """Yield the spans of the lines from `start` to `end` that are not damaged and are on the path."""
         for offset, length in self._skipped[bisect_left(self._skipped, (start, 0)) :]:
             if offset >= end:
                 break
@@ -333,9 +311,12 @@ class SessionArchives(SearchableCatalog):
         if start < end:
             yield start, end - start
 
-    def shown(self, record: ArchiveRecord) -> tuple[Message, ...]:
-        """Return what the holder of an era is shown: the records of its members, and the messages between them."""
-        parts = [(held.offset, [entry_message(held)]) for held in entries_in(self.path, record.own)]
+    def era_messages(self, record: ArchiveRecord) -> tuple[Message, ...]:
+        """Return the messages that the holder of an era sees.
+
+        The holder sees the records of the era's members, and the messages between these records.
+        """
+        parts = [(stored.offset, [entry_message(stored)]) for stored in entries_in(self.path, record.own)]
         for id in record.members:
             member = self.records[id]
             stub = stub_text(member.kind, id, member.record, member.answer)
@@ -343,22 +324,14 @@ class SessionArchives(SearchableCatalog):
         return tuple(message for _, messages in sorted(parts, key=itemgetter(0)) for message in messages)
 
 
-def _text(entry: Telling | None) -> str:
+def _searchable_text(entry: AnyMessageEntry | None) -> str:
     if entry is None or (isinstance(entry, MessageEntry) and entry.deleted):
         return ""
     return message_text(entry.message)
 
 
-def _linked(line: bytes | None) -> _Link | None:
-    """Return where the entry on `line` stands in the tree, None if it stands nowhere."""
-    try:
-        return _link.decode(line) if line is not None else None
-    except _DECODE_ERRORS:
-        return None
-
-
 def read_archive(path: Path, record: ArchiveRecord, first: int = 1, last: int | None = None) -> list[Message]:
-    """Return the messages `first` to `last` (from 1) of an archive in the file at `path`.
+    """Return the messages `first` to `last` of an archive in the file at `path`. The first message has the number 1.
 
     Raises DamagedError, StoreError.
     """
@@ -368,8 +341,11 @@ def read_archive(path: Path, record: ArchiveRecord, first: int = 1, last: int | 
         raise DamagedError(f"archive {record.id}: {error}") from error
 
 
-def _record(collapse: Collapse) -> ArchiveRecord:
-    """Return what is on record of an archive; of one that another version made, what is to be known of any."""
+def _convert_record(collapse: Collapse) -> ArchiveRecord:
+    """Return the metadata of the archive in `collapse`.
+
+    If another version of orch wrote the archive, set only the fields that all versions have in common.
+    """
     try:
         return msgspec.convert(collapse.record, ArchiveRecord)
     except msgspec.ValidationError:
@@ -380,7 +356,7 @@ def _record(collapse: Collapse) -> ArchiveRecord:
             task=collapse.task,
             count=0,
             prompts=0,
-            stands=len(collapse.messages),
+            replaced_messages=len(collapse.messages),
             calls=0,
             turns=0,
             tokens=0,
@@ -393,15 +369,20 @@ def _record(collapse: Collapse) -> ArchiveRecord:
         )
 
 
-def join_ranges(covers: Sequence[LineRange]) -> LineRange:
-    """Return what items that follow each other stand for together."""
-    distinct = dict.fromkeys(covers)
-    messages = sum(cover.messages for cover in distinct)
-    summaries = tuple(offset for cover in distinct for offset in cover.summaries)
-    return LineRange(covers[0].start, max(cover.end for cover in covers), covers[0].head, messages, summaries=summaries)
+def join_ranges(ranges: Sequence[LineRange]) -> LineRange:
+    """Return the range that adjacent items have together."""
+    distinct = dict.fromkeys(ranges)
+    messages = sum(each.messages for each in distinct)
+    summaries = tuple(offset for each in distinct for offset in each.summaries)
+    return LineRange(
+        ranges[0].start, max(each.end for each in ranges), ranges[0].first_line_end, messages, summaries=summaries
+    )
 
 
-def _range_of_summary(covers: Sequence[LineRange], line: int) -> LineRange:
-    """Return what the summary that is on the line at `line` stands for: all that those stood for whom it replaced."""
-    cover = join_ranges(covers) if covers else LineRange(line, line, line, 0)
-    return msgspec.structs.replace(cover, summaries=(*cover.summaries, line))
+def _range_of_summary(ranges: Sequence[LineRange], line: int) -> LineRange:
+    """Return the range of the compaction summary at the offset `line`.
+
+    The result joins all ranges that the summary replaced.
+    """
+    joined = join_ranges(ranges) if ranges else LineRange(line, line, line, 0)
+    return msgspec.structs.replace(joined, summaries=(*joined.summaries, line))

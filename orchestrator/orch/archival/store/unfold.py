@@ -1,4 +1,4 @@
-"""A conversation as it was before anything was archived."""
+"""Restores the original messages of archived turns in a conversation."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def unfold(
     read: Callable[[T], Message],
     contents: Callable[[ArchiveRecord], list[T]],
 ) -> list[T]:
-    """Return `items` with each stub, and what it stands for, replaced by what was archived, down to the last one."""
-    done: list[T] = []
-    waiting = list(reversed(items))
-    while waiting:
-        item = waiting.pop()
+    """Return `items`, but replace each record, and the prompts before the record, by the original messages."""
+    unfolded: list[T] = []
+    pending = list(reversed(items))
+    while pending:
+        item = pending.pop()
         holders = archive.holders(read(item))
         if not holders:
-            done.append(item)
+            unfolded.append(item)
             continue
         record = archive.records[holders[-1]]
-        if record.stands > 1:
-            del done[len(done) - (record.stands - 1) :]
-        waiting += reversed(contents(record))
-    return done
+        if record.replaced_messages > 1:
+            del unfolded[len(unfolded) - (record.replaced_messages - 1) :]
+        pending += reversed(contents(record))
+    return unfolded

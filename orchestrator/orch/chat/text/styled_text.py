@@ -1,4 +1,4 @@
-"""Text with a style, and how much room it takes at a terminal. Nothing here is obeyed."""
+"""Styled text and its display width on a terminal. Control characters are escaped."""
 
 from __future__ import annotations
 
@@ -21,43 +21,46 @@ __all__ = [
 ]
 
 Piece: TypeAlias = tuple[str, str]
-"""A style and a text. Styles: "" for what the agent says, and `call error task note you ask add del hunk strong em code
-link heading quote strike`; several have commas between them."""
+"""A style and a text.
+
+The style of the agent's text is "". Other styles are `call error task note you ask add del hunk strong em code link
+heading quote strike`. Several styles are separated by commas.
+"""
 TAB: Final = 4
 ATOM: Final = re.compile(r"\s+|\S+")
 
 
 def escape_control_characters(text: str) -> str:
-    """Return `text` as a terminal may have it: control characters written out, line ends as one character."""
+    r"""Return `text` with control characters escaped. Line ends become "\n"."""
     return terminal.safe(text.replace("\r\n", "\n"))
 
 
 def display_width(text: str) -> int:
-    """Return how many columns `text` takes."""
+    """Return the width of `text` on a terminal, in columns."""
     return len(text) if text.isascii() else sum(map(_columns, text))
 
 
 @lru_cache(1 << 14)
 def _columns(character: str) -> int:
-    from prompt_toolkit.utils import get_cwidth  # most text needs no table of widths
+    from prompt_toolkit.utils import get_cwidth  # imported here because most text needs no table of widths
 
     return get_cwidth(character)
 
 
 def truncate(pieces: Iterable[Piece], width: int) -> list[Piece]:
-    """Return what of `pieces` fits into `width` columns, and an ellipsis where something does not."""
-    left, found = width, []
+    """Return `pieces` truncated to `width` columns. Truncated text ends with an ellipsis."""
+    remaining, found = width, []
     for style, text in pieces:
-        if (taken := display_width(text)) > left:
-            found.append((style, prefix_of_width(text, max(0, left - 1)) + "…" * (left > 0)))
+        if (columns := display_width(text)) > remaining:
+            found.append((style, prefix_of_width(text, max(0, remaining - 1)) + "…" * (remaining > 0)))
             break
         found.append((style, text))
-        left -= taken
+        remaining -= columns
     return found
 
 
 def join_neighbors(pieces: Iterable[Piece]) -> list[Piece]:
-    """Return `pieces` with neighbours of one style as one, and none that is empty."""
+    """Join adjacent pieces that have the same style, and remove empty pieces."""
     found: list[Piece] = []
     for style, text in pieces:
         if found and found[-1][0] == style:
@@ -68,40 +71,42 @@ def join_neighbors(pieces: Iterable[Piece]) -> list[Piece]:
 
 
 def wrap(pieces: Iterable[Piece], width: int, first: Sequence[Piece] = (), hang: str = "") -> list[list[Piece]]:
-    """Return `pieces` in rows of `width` columns, broken at spaces where there are any: the first behind `first`, the
-    others behind `hang`, neither of which is broken."""
+    """Return `pieces` wrapped to `width` columns, at spaces where possible.
+
+    The first row begins with `first`, the other rows begin with `hang`. `first` and `hang` are never broken.
+    """
     hang = hang[: max(0, width // 2)]
     rows: list[list[Piece]] = []
     row, used = list(first), sum(display_width(text) for _, text in first)
     empty = True
     for style, atom in _atoms(pieces):
-        taken = display_width(atom)
+        columns = display_width(atom)
         if atom.isspace():
             if not empty or not rows:
                 row.append((style, atom))
-                used += taken
+                used += columns
             continue
-        while used + taken > width:
-            room = width - used
-            head = prefix_of_width(atom, room) if empty and room > 0 else ""
-            if empty and not head:  # not even one character has room: it is written all the same
+        while used + columns > width:
+            available = width - used
+            head = prefix_of_width(atom, available) if empty and available > 0 else ""
+            if empty and not head:  # no character fits into the row: write one character anyway
                 head = atom[:1]
             row.append((style, head))
             atom = atom[len(head) :]
-            taken -= display_width(head)
-            rows.append(_ended(row))
+            columns -= display_width(head)
+            rows.append(_trim_end(row))
             row, used, empty = [("", hang)], display_width(hang), True
             if not atom:
                 break
         if atom:
             row.append((style, atom))
-            used += taken
+            used += columns
             empty = False
-    return [*rows, _ended(row)] if not empty or not rows else rows
+    return [*rows, _trim_end(row)] if not empty or not rows else rows
 
 
-def _ended(row: list[Piece]) -> list[Piece]:
-    """Return a row without the spaces at its end."""
+def _trim_end(row: list[Piece]) -> list[Piece]:
+    """Return a row without trailing spaces."""
     end = len(row)
     while end and not row[end - 1][1].rstrip():
         end -= 1
@@ -109,7 +114,7 @@ def _ended(row: list[Piece]) -> list[Piece]:
 
 
 def _atoms(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Yield words and the spaces between them; of scripts that put none, each character may end a row."""
+    """Yield words and spaces. In scripts without spaces between words, yield single characters."""
     for style, text in pieces:
         for found in ATOM.finditer(text):
             atom = found[0]
@@ -122,7 +127,7 @@ def _atoms(pieces: Iterable[Piece]) -> Iterator[Piece]:
 
 
 def prefix_of_width(text: str, width: int) -> str:
-    """Return the beginning of `text` that fits into `width` columns."""
+    """Return the longest prefix of `text` that fits into `width` columns."""
     if text[: width + 1].isascii():
         return text[:width]
     end, used = 0, 0

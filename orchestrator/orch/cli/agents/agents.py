@@ -1,4 +1,4 @@
-"""`orch list`, `show`, `resume` and `budget`."""
+"""The commands `orch list`, `show`, `resume` and `budget`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ ROW = (
 
 
 def _list_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--all", action="store_true", help="killed ones too")
+    parser.add_argument("--all", action="store_true", help="include killed agents")
     parser.add_argument(
-        "--runs", action="store_true", help="with --json: agents of programs too, as the table has them"
+        "--runs", action="store_true", help="with --json: include agents of programs, as the table does"
     )
-    parser.add_argument("--tree", action="store_true", help="children below their parents, usage of whole branches")
+    parser.add_argument(
+        "--tree", action="store_true", help="show subagents below their parents, with the usage of each branch"
+    )
 
 
 def _list(arguments: Namespace) -> int:
@@ -34,16 +36,22 @@ def _list(arguments: Namespace) -> int:
     if arguments.json:
         print(to_json([{key: row[key] for key in ROW} for row in rows]))
     else:
-        there = command.without_deleted(rows)
-        print(terminal.agent_tree(there) if arguments.tree else terminal.agent_table(there))
+        visible = command.without_deleted(rows)
+        print(terminal.agent_tree(visible) if arguments.tree else terminal.agent_table(visible))
     return 0
 
 
 def _show_arguments(parser: ArgumentParser) -> None:
     command.agent_argument(parser)
-    parser.add_argument("--prompt", action="store_true", help="what its next request says besides the conversation")
     parser.add_argument(
-        "--messages", type=command.non_negative_int, default=20, metavar="N", help="how much of what was said (20)"
+        "--prompt", action="store_true", help="show the system prompt and tools of the agent's next request"
+    )
+    parser.add_argument(
+        "--messages",
+        type=command.non_negative_int,
+        default=20,
+        metavar="N",
+        help="number of latest messages to show (20)",
     )
 
 
@@ -62,12 +70,12 @@ def _show(arguments: Namespace) -> int:
 def _resume_arguments(parser: ArgumentParser) -> None:
     command.agent_argument(parser)
     parser.add_argument(
-        "--credentials", action="store_true", help="use this shell's model keys and addresses for it from now on"
+        "--credentials", action="store_true", help="use this shell's API keys and base URLs for the agent from now on"
     )
     parser.add_argument(
-        "--all", action="store_true", help="with --credentials: for every agent that had the same credentials"
+        "--all", action="store_true", help="with --credentials: apply to every agent that used the same credentials"
     )
-    command.budget_arguments(parser, "it, killed or not, with its subagents,", lifts=True)
+    command.budget_arguments(parser, "this agent and its subagents together", allow_none=True)
 
 
 def _resume(arguments: Namespace) -> int:
@@ -80,7 +88,7 @@ def _resume(arguments: Namespace) -> int:
 
 
 def _budget_arguments(parser: ArgumentParser) -> None:
-    command.budget_arguments(parser, "all agents together", lifts=True)
+    command.budget_arguments(parser, "all agents together", allow_none=True)
 
 
 def _budget(arguments: Namespace) -> int:
@@ -91,7 +99,7 @@ def _budget(arguments: Namespace) -> int:
 
 VERBS = {
     "list": CliCommand(
-        "List agents, oldest first; agents of programs show the name of their run.",
+        "List agents, oldest first. Agents of a program are listed with the name of its run.",
         "orch list --tree",
         _list_arguments,
         _list,
@@ -100,13 +108,13 @@ VERBS = {
         "Show one agent and the end of its conversation.", "orch show 1 --messages 5", _show_arguments, _show
     ),
     "resume": CliCommand(
-        "Let a killed or failed agent answer again, or let any agent spend more or use this shell's keys.",
+        "Make a killed or failed agent usable again; raise an agent's budget; or give it this shell's API keys.",
         "orch resume 1 --max-cost 2.50",
         _resume_arguments,
         _resume,
     ),
     "budget": CliCommand(
-        "Show what all agents together may use and did, or let them use more, also while they work.",
+        "Show or change the budget that all agents share. A change takes effect immediately.",
         "orch budget --max-cost 20 --max-tokens none",
         _budget_arguments,
         _budget,

@@ -1,4 +1,4 @@
-"""Approvals on the command line: how calls that need approval are answered, and the questions to the user."""
+"""Approvals on the command line. This module decides how calls that need approval are answered, and asks the user."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import sys
 
 from ...client.failure import CommandError
 from ...render import terminal as render
-from ...render.approvals import WAYS
+from ...render.approvals import WAYS, approval_choices, scopes_of
 from . import controlling_terminal
 from .controlling_terminal import NoTerminalError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Mapping
     from typing import Any
 
     from ...client.connection import Connection, OnEvent
@@ -33,20 +32,18 @@ __all__ = [
 
 VARIABLE = "ORCH_APPROVE"
 MODES = ("ask", "deny", "auto")
-PLAN_CHOICES = "Approve this plan? [y] yes, anything else: no > "
-CHOICES = "Allow it? [y] once, [s] for this session, [p] for this project, anything else: no > "
-SCOPES = {"y": "once", "s": "session", "p": "project"}
+DENIAL = "anything else: no"
 REASONS = {
     "none": "there is no terminal to ask on",
     "background": "this command is not in the foreground of its terminal",
-    "json": "with --json nobody is asked unless --approve ask is given",
+    "json": "--json does not ask, unless --approve ask is given",
 }
 
 
 class Approval:
-    """How a command answers calls that need approval: `mode` is ask, deny or auto.
+    """How a command answers calls that need approval. `mode` is ask, deny or auto.
 
-    `notice` says why nobody can be asked; it is empty when somebody can, or when the user chose the answer.
+    `notice` is the reason why the user cannot be asked. `notice` is "" if the user can be asked or chose the answer.
     """
 
     def __init__(self, mode: str, notice: str = "") -> None:
@@ -55,7 +52,7 @@ class Approval:
 
     @property
     def chose_deny(self) -> bool:
-        """Whether the user asked for calls to be denied, so that a denied call is no failure."""
+        """True if the user chose to deny calls. In this case a denied call is not a failure."""
         return self.mode == "deny" and not self.notice
 
 
@@ -64,15 +61,16 @@ def approve_argument(parser: Any) -> None:
     parser.add_argument(
         "--approve",
         choices=list(MODES),
-        help="calls that need approval: ask on the terminal, deny them, or allow them and report each on stderr "
+        help="calls that need approval: ask on the terminal, deny, or allow and report each on stderr "
         "(default: ORCH_APPROVE, else ask; denied where there is no terminal, and with --json)",
     )
 
 
 def choose_approval(flag: str | None, variable: str | None, *, json: bool, reach: TerminalAccess) -> Approval:
-    """Return how to answer, from `--approve`, `ORCH_APPROVE`, `--json` and whether a terminal can be reached.
+    """Return how calls that need approval are answered.
 
-    Raises Failure for an unknown value, and for `--approve ask` without a terminal.
+    `flag` is the value of `--approve`, `variable` is the value of `ORCH_APPROVE`, and `json` is `--json`. `reach` is
+    the access to a terminal. Raises CommandError for an unknown value, and for `--approve ask` without a terminal.
     """
     chosen = flag or variable or None
     if chosen is not None and chosen not in MODES:
@@ -92,50 +90,50 @@ def _notice(reason: str) -> str:
     return f"{REASONS[reason]}: calls that need approval will be denied. {WAYS}"
 
 
-def approval_of(arguments: Namespace, env: Mapping[str, str] = os.environ) -> Approval:
-    """Return how this command answers. Raises Failure."""
+def approval_of(arguments: Namespace) -> Approval:
+    """Return how this command answers calls that need approval. Raises CommandError."""
     json = bool(getattr(arguments, "json", False))
-    return choose_approval(arguments.approve, env.get(VARIABLE), json=json, reach=controlling_terminal.reach())
+    return choose_approval(arguments.approve, os.environ.get(VARIABLE), json=json, reach=controlling_terminal.reach())
 
 
 def print_notice(approval: Approval, *, json: bool) -> None:
-    """Print on stderr that nobody can be asked, if so; with `json` as an object."""
+    """Print the notice on stderr if there is a notice. With `json`, print the notice as an object."""
     if approval.notice:
         print(render.to_json({"notice": approval.notice}) if json else f"orch: {approval.notice}", file=sys.stderr)
 
 
 class Approver:
-    """Answers the questions among the events of a turn, over its own connection."""
+    """Answers the questions among the events of a turn. The answers use a separate connection."""
 
     def __init__(self, connection: Connection, mode: str) -> None:
         self._connection = connection
         self._mode = mode
 
-    def before(self, others: OnEvent | None) -> OnEvent:
-        """Return a callback that answers questions and passes all other events to `others`."""
+    def wrap(self, on_other_event: OnEvent | None) -> OnEvent:
+        """Return a callback that answers questions and passes all other events to `on_other_event`."""
 
-        def take(event: dict[str, Any]) -> None:
+        def handle_event(event: dict[str, Any]) -> None:
             if event["kind"] == "question":
                 self.answer(event)
-            elif others is not None:
-                others(event)
+            elif on_other_event is not None:
+                on_other_event(event)
 
-        return take
+        return handle_event
 
     def answer(self, event: dict[str, Any]) -> None:
-        """Answer a question. Raises Failure."""
-        said: dict[str, Any] = {"id": event["id"], "allow": False}
+        """Answer a question. Raises CommandError."""
+        answer: dict[str, Any] = {"id": event["id"], "allow": False}
         try:
             scope = "once" if self._mode == "auto" else scope_of(event)
         except NoTerminalError:
-            said["unasked"] = True
+            answer["unasked"] = True
         else:
-            said |= {"allow": scope is not None, "scope": scope or "once"}
-        answered = self._connection.call("answer", said)
-        if not answered["taken"]:
-            _say(f"that did not count: {render.truncate_line(answered['note'])}")
+            answer |= {"allow": scope is not None, "scope": scope or "once"}
+        response = self._connection.call("answer", answer)
+        if not response["taken"]:
+            _print_line(f"the answer had no effect: {render.truncate_line(response['note'])}")
         elif self._mode == "auto":
-            _say("let through: " + "; ".join(_lines(event)))
+            _print_line("allowed: " + "; ".join(_lines(event)))
 
     def close(self) -> None:
         """Close the connection."""
@@ -143,16 +141,19 @@ class Approver:
 
 
 def scope_of(event: dict[str, Any]) -> str | None:
-    """Ask the user on the controlling terminal; return the scope of a yes, None for a no. Raises NoTerminalError."""
-    is_plan = event["tool"] == "exit_plan_mode"
-    choices, scopes = (PLAN_CHOICES, {"y": "once"}) if is_plan else (CHOICES, SCOPES)
-    question = "\r\x1b[K" + "\n".join(f"  {line}" for line in _lines(event)) + f"\n{choices}"
-    return scopes.get(controlling_terminal.ask(question, event["seconds"]).strip().lower())
+    """Ask the user on the controlling terminal. Return the scope of the approval, or None if the user denied the call.
+
+    Raises NoTerminalError.
+    """
+    tool = event["tool"]
+    choices = approval_choices(tool, DENIAL)
+    question = "\r\x1b[K" + "\n".join(f"  {line}" for line in _lines(event)) + f"\n{choices} > "
+    return scopes_of(tool).get(controlling_terminal.ask(question, event["seconds"]).strip().lower())
 
 
 def _lines(event: dict[str, Any]) -> list[str]:
     return [render.safe(line) for line in event["lines"]]
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     print(f"orch: {text}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""`orch chat`: talk with an agent at the terminal."""
+"""The command `orch chat` opens a chat with an agent on the terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...render import terminal
 from ..command import CliCommand
 from .approval_prompt import VARIABLE, Approval, approval_of, approve_argument, choose_approval, print_notice, scope_of
 from .run_once import kill_unconfirmed
-from .spawn import agent_option_params, agent_options, spawn
+from .spawn import agent_option_params, agent_options, history_argument, history_params, spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,56 +28,61 @@ TASK = "Talk with the person at the terminal and do what they ask."
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("ref", metavar="REF", nargs="?", help="the agent to go on with; without, another one begins")
+    parser.add_argument("ref", metavar="REF", nargs="?", help="continue with this agent (default: start a new one)")
     agent_options(parser)
+    history_argument(parser)
     approve_argument(parser)
-    parser.add_argument("--no-color", action="store_true", help="tell nothing by colour, as with NO_COLOR")
+    parser.add_argument("--no-color", action="store_true", help="do not use colors, as with NO_COLOR=1")
 
 
 def _chat(arguments: Namespace) -> int:
     if arguments.json:
-        raise CommandError("UsageError", "a chat is for people; for programs: orch run, orch query --stream --json", 2)
-    if arguments.ref is not None and (given := _kinds(arguments)):
         raise CommandError(
-            "UsageError", f"agent {arguments.ref} is what it is: {', '.join(given)} is for another one", 2
+            "UsageError", "orch chat has no JSON output; use `orch run --json` or `orch query --stream --json`", 2
+        )
+    if arguments.ref is not None and (flags := _new_agent_flags(arguments)):
+        raise CommandError(
+            "UsageError",
+            f"{', '.join(flags)} cannot be changed for the existing agent {arguments.ref}; leave REF out to "
+            "start a new one",
+            2,
         )
     if sys.stdin is None:
-        raise CommandError("UsageError", "standard input is closed: what is to be said cannot come; pipe it in", 2)
+        raise CommandError("UsageError", "standard input is closed; run orch chat at a terminal, or pipe prompts in", 2)
     arguments.dry_run = False
     approval = _approval(arguments)
     if _is_plain():
         print_notice(approval, json=False)
-        return _begin(arguments, approval)
+        return _start_chat(arguments, approval)
     from ...chat.screen import buffer_early_keys
 
-    with buffer_early_keys(sys.stdin.fileno()):  # a person types as soon as the command is given
-        return _begin(arguments, approval)
+    with buffer_early_keys(sys.stdin.fileno()):  # keeps text that is typed before the chat starts
+        return _start_chat(arguments, approval)
 
 
 def _approval(arguments: Namespace) -> Approval:
-    """Return how calls that need approval are answered: a chat whose input is a terminal asks in the chat itself."""
+    """Return how calls that need approval are answered. If stdin is a terminal, the chat asks the questions itself."""
     if sys.stdin.isatty():
         return choose_approval(arguments.approve, os.environ.get(VARIABLE), json=False, reach="foreground")
     return approval_of(arguments)
 
 
-def _begin(arguments: Namespace, approval: Approval) -> int:
-    ref = arguments.ref or _begun(arguments)
+def _start_chat(arguments: Namespace, approval: Approval) -> int:
+    ref = arguments.ref or _spawn_agent(arguments)
     import asyncio
     import gc
 
-    gc.enable()  # this command lives for hours
-    return asyncio.run(_talk(arguments, ref, approval))
+    gc.enable()  # this command may run for hours
+    return asyncio.run(_run_chat(arguments, ref, approval))
 
 
-def _begun(arguments: Namespace) -> str:
-    """Start an agent and return its id."""
-    params, says = agent_option_params(arguments)
+def _spawn_agent(arguments: Namespace) -> str:
+    params, model_note = agent_option_params(arguments)
     connection = Connection()
-    params |= {"task": TASK, "depth": 0, "request_id": os.urandom(8).hex()}
-    signal.signal(signal.SIGHUP, signal.default_int_handler)  # until there is somebody who can leave
+    params |= history_params(arguments) | {"task": TASK, "depth": 0, "request_id": os.urandom(8).hex()}
+    signal.signal(signal.SIGHUP, signal.default_int_handler)  # This applies until the chat handles SIGHUP itself.
     try:
-        spawned = spawn(connection, params, says)
+        spawned = spawn(connection, params, model_note)
     except KeyboardInterrupt:
         kill_unconfirmed(connection, params)
         raise
@@ -85,21 +90,21 @@ def _begun(arguments: Namespace) -> str:
     return str(spawned["id"])
 
 
-async def _talk(arguments: Namespace, ref: str, approval: Approval) -> int:
+async def _run_chat(arguments: Namespace, ref: str, approval: Approval) -> int:
     from ...chat.app import Chat
     from ...chat.daemon_connection import DaemonConnection
 
-    link, plain = DaemonConnection(), _is_plain()
-    answers: dict[str, Any] = {"mode": approval.mode, "chose_deny": approval.chose_deny}
+    connection, plain = DaemonConnection(), _is_plain()
+    options: dict[str, Any] = {"mode": approval.mode, "chose_deny": approval.chose_deny}
     try:
         if plain:
             from ...chat.screen import LineInput, PlainScreen
 
-            waits = not sys.stdin.isatty()
-            asker = scope_of if waits else None  # what is piped in are prompts, not answers
-            chat = Chat(link, PlainScreen(), ask_user=asker, echo=False, **answers)
-            await chat.meet(ref, fresh=arguments.ref is None)
-            await _talked(chat, LineInput(chat, sys.stdin, waits=waits).run())
+            is_piped = not sys.stdin.isatty()
+            ask_function = scope_of if is_piped else None  # piped lines are prompts; they do not answer questions
+            chat = Chat(connection, PlainScreen(), ask_user=ask_function, echo=False, **options)
+            await chat.switch_to(ref, is_new=arguments.ref is None)
+            await _run_then_discard(chat, LineInput(chat, sys.stdin, wait_for_turns=is_piped).run())
         else:
             from ...chat.history import history_file
             from ...chat.screen import Screen
@@ -108,44 +113,44 @@ async def _talk(arguments: Namespace, ref: str, approval: Approval) -> int:
             from ...config import paths
 
             color = not (arguments.no_color or os.environ.get("NO_COLOR"))
-            sheet = LiveText(Markdown() if color and terminal.supports_unicode(sys.stdout) else None)
-            chat = Chat(link, sheet, **answers)
+            output = LiveText(Markdown() if color and terminal.supports_unicode(sys.stdout) else None)
+            chat = Chat(connection, output, **options)
             screen = Screen(chat, history=history_file(paths.home(os.environ)), color=color)
-            await chat.meet(ref, fresh=arguments.ref is None)
-            await _talked(chat, screen.run())
+            await chat.switch_to(ref, is_new=arguments.ref is None)
+            await _run_then_discard(chat, screen.run())
         chat.absent.close()
     finally:
-        link.close()
+        connection.close()
     return 1 if plain and chat.failed else 0
 
 
-async def _talked(chat: Chat, talk: Awaitable[None]) -> None:
+async def _run_then_discard(chat: Chat, screen_run: Awaitable[None]) -> None:
     try:
-        await talk
+        await screen_run
     finally:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # of a terminal that is gone several come
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # closing a terminal sends several SIGHUPs
         try:
-            await chat.gone()
+            await chat.discard_unused()
         except CommandError:
-            pass  # a daemon that does not answer keeps nobody here
+            pass  # leave even if the daemon does not answer
 
 
 def _is_plain() -> bool:
-    """Say whether the terminal, if there is one, can do no more than print."""
+    """Return whether the terminal can only print text, or there is no terminal."""
     return os.environ.get("TERM", "dumb") in ("", "dumb") or not (sys.stdin.isatty() and sys.stdout.isatty())
 
 
-def _kinds(arguments: Namespace) -> list[str]:
-    """Return the flags that say what a new agent is to be."""
-    other = {"ref", "approve", "no_color", "json"}
-    given = [name for name, value in vars(arguments).items() if name not in other and value not in (None, False)]
-    return [f"--{name.removesuffix('_usd').replace('_', '-')}" for name in given]
+def _new_agent_flags(arguments: Namespace) -> list[str]:
+    """Return the given flags that apply only to a new agent."""
+    other_names = {"ref", "approve", "no_color", "json"}
+    flags = [name for name, value in vars(arguments).items() if name not in other_names and value not in (None, False)]
+    return [f"--{name.removesuffix('_usd').replace('_', '-')}" for name in flags]
 
 
 VERBS = {
     "chat": CliCommand(
-        "Talk with an agent: what it says streams above a prompt that is always there. What is typed while it works "
-        "steers it. A terminal that is closed loses nothing: the agent works on, and orch chat REF comes back to it.",
+        "Chat with an agent. Answers stream above the prompt; text entered during a turn steers it. Closing"
+        " the terminal does not end the agent: `orch chat REF` returns to it.",
         "orch chat --preset work",
         _arguments,
         _chat,

@@ -1,6 +1,6 @@
-"""The controlling terminal (/dev/tty): ask one question there, also when stdin and stderr are redirected.
+"""Asks a question on the controlling terminal (/dev/tty), even when stdin and stderr are redirected.
 
-Only the foreground process group may ask. Questions of several processes on one terminal take turns.
+Only the foreground process group may ask. Several processes on one terminal ask their questions one after another.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ __all__ = ["NoTerminalError", "ask", "reach"]
 DEVICE = "/dev/tty"
 LOCK = "questions.lock"
 POLL_SECONDS = 0.1
-MOST_TYPED = 4096
+MAX_ANSWER_BYTES = 4096
 
 
 class NoTerminalError(Exception):
-    """This process has no controlling terminal, or is not in its foreground process group."""
+    """This process has no controlling terminal, or does not belong to the foreground process group of the terminal."""
 
 
 def reach() -> TerminalAccess:
-    """Return whether this process has a controlling terminal, and whether it is in the terminal's foreground group."""
+    """Return whether this process has a controlling terminal and belongs to the terminal's foreground process group."""
     try:
         tty = _open()
     except OSError:
@@ -41,10 +41,10 @@ def reach() -> TerminalAccess:
 
 
 def ask(question: str, seconds: float) -> str:
-    """Write `question` to the terminal and return the line typed in reply; "" if none is typed within `seconds`.
+    """Write `question` to the terminal and return the line that the user types.
 
-    Waits for the questions of other processes on the same terminal; that time counts. Input typed before the question
-    is shown is discarded. Raises NoTerminalError.
+    Return "" after `seconds` without a line. The time includes waiting for questions of other processes on the same
+    terminal. Input that was typed before the question appears is discarded. Raises NoTerminalError.
     """
     deadline = time.monotonic() + seconds
     try:
@@ -54,11 +54,11 @@ def ask(question: str, seconds: float) -> str:
     try:
         if not _in_foreground(tty):
             raise NoTerminalError
-        lock = _take_turn(deadline)
+        lock = _acquire_lock(deadline)
         if lock is None:
             return ""
         try:
-            return _answer(tty, question, deadline)
+            return _read_answer(tty, question, deadline)
         finally:
             os.close(lock)
     finally:
@@ -76,10 +76,11 @@ def _in_foreground(tty: int) -> bool:
         return False  # the terminal was closed
 
 
-def _take_turn(deadline: float) -> int | None:
-    """Return a descriptor that holds the terminal's lock until it is closed; None if it is not free by `deadline`.
+def _acquire_lock(deadline: float) -> int | None:
+    """Wait for the terminal's lock until `deadline` and return its descriptor.
 
-    The lock is byte number (session id) of one file: a terminal belongs to one session. The kernel releases it when
+    Return None if the lock is not free by then. Closing the descriptor releases the lock. The lock covers the byte of a
+    file at the offset of the session id, because a terminal belongs to one session. The kernel releases the lock when
     the process ends.
     """
     import fcntl
@@ -101,19 +102,19 @@ def _take_turn(deadline: float) -> int | None:
         raise
 
 
-def _answer(tty: int, question: str, deadline: float) -> str:
+def _read_answer(tty: int, question: str, deadline: float) -> str:
     import select
     import termios
 
     try:
         termios.tcflush(tty, termios.TCIFLUSH)
         os.write(tty, question.encode(errors="replace"))
-        while (left := deadline - time.monotonic()) > 0:
-            ready, _, _ = select.select([tty], [], [], min(left, 1.0))
+        while (remaining := deadline - time.monotonic()) > 0:
+            ready, _, _ = select.select([tty], [], [], min(remaining, 1.0))
             if ready and _in_foreground(tty):
-                return os.read(tty, MOST_TYPED).decode(errors="replace")
+                return os.read(tty, MAX_ANSWER_BYTES).decode(errors="replace")
             if ready:
-                time.sleep(POLL_SECONDS)  # what was typed is for the foreground group
+                time.sleep(POLL_SECONDS)  # the input belongs to the foreground group
         os.write(tty, b"\nnobody answered in time\n")
     except (OSError, termios.error):
         pass  # the terminal was closed

@@ -1,4 +1,4 @@
-"""`orch execute`: a command of a session, as it would be typed in a conversation."""
+"""The command `orch execute` runs a slash command in an agent's session."""
 
 from __future__ import annotations
 
@@ -16,33 +16,42 @@ if TYPE_CHECKING:
 
 __all__ = ["VERBS"]
 
-SHOWN = frozenset({"copy", "edit", "paste"})
-"""Effects whose text is what was asked for, where there is neither a clipboard nor a line to write in."""
+PRINTED_EFFECTS = frozenset({"copy", "edit", "paste"})
+"""Effects whose text is printed.
+
+Other front ends use a clipboard or an input line, which this command does not have.
+"""
 
 
 def _arguments(parser: ArgumentParser) -> None:
     command.agent_argument(parser)
-    parser.add_argument("line", metavar="LINE", nargs="?", default="/help", help="the command: /status; !ls (/help)")
+    parser.add_argument(
+        "line",
+        metavar="LINE",
+        nargs="?",
+        default="/help",
+        help="slash command such as /status, or !SHELL-COMMAND; /help lists them",
+    )
     approve_argument(parser)
 
 
 def _execute(arguments: Namespace) -> int:
-    arguments.approval = approval_of(arguments)  # before anything is done that cannot be undone
+    arguments.approval = approval_of(arguments)  # fails before the command changes anything
     connection = Connection()
     params = {"ref": arguments.ref, "text": arguments.line}
-    done = connection.call("execute", params)
-    text = done["text"]
-    effect = done["effect"] or {"kind": "", "agent": "", "text": ""}
-    if effect["kind"] in SHOWN:
+    result = connection.call("execute", params)
+    text = result["text"]
+    effect = result["effect"] or {"kind": "", "agent": "", "text": ""}
+    if effect["kind"] in PRINTED_EFFECTS:
         text = effect["text"]
-    command.print_result(arguments, done, terminal.safe_for_stdout(text))
+    command.print_result(arguments, result, terminal.safe_for_stdout(text))
     if not arguments.json and effect["text"] and effect["kind"] in ("ask", "switch"):
         return _ask(arguments, connection, effect)
-    return int(done["is_error"])
+    return int(result["is_error"])
 
 
 def _ask(arguments: Namespace, connection: Connection, effect: dict[str, Any]) -> int:
-    """Ask what the command is a prompt for: its agent, or the one that it leads to."""
+    """Send the prompt of the command to its agent, or to the agent that the command switches to."""
     arguments.stream = arguments.progress = False
     params = {"ref": effect["agent"] or arguments.ref, "prompt": effect["text"]}
     return ask(arguments, connection, params, arguments.approval)
@@ -50,7 +59,8 @@ def _ask(arguments: Namespace, connection: Connection, effect: dict[str, Any]) -
 
 VERBS = {
     "execute": CliCommand(
-        "Execute a command of a session and print what comes of it. A prompt that it is is asked, except with --json.",
+        "Run a slash command in an agent's session and print its result. A command that is a prompt "
+        "template queries the agent, except with --json.",
         'orch execute reader "/context"; orch execute reader /help',
         _arguments,
         _execute,

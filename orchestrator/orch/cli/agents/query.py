@@ -1,4 +1,4 @@
-"""The verbs about what agents are asked and told: query, collect, steer, cancel."""
+"""The verbs for queries: query, collect, cancel."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import time
 
 from ...client.connection import Connection
 from ...client.failure import CommandError
-from ...config.interrupts import Presses
+from ...config.interrupts import InterruptLimit
 from ...render import terminal as render
 from ...render.approvals import denied_note
+from ...render.worktrees import worktree_note
 from .. import command
 from ..command import CliCommand
 from .agents import ROW
 from .approval_prompt import Approval, Approver, approval_of, approve_argument, print_notice
-from .progress import before
 
 TYPE_CHECKING = False
 
@@ -24,27 +24,35 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from orch_protocol.core.messages import Image
+
+    from ...api.return_types import ReturnType
     from ...client.connection import OnEvent
 
 __all__ = [
     "INTERRUPTED",
     "VERBS",
     "StatusLine",
-    "agreed",
     "ask",
+    "image_argument",
     "progress_argument",
+    "prompt_params",
     "query",
     "query_arguments",
+    "read_images",
+    "returned_type",
+    "returns_argument",
+    "stable_fields",
     "stream_argument",
     "wait",
 ]
 
 
-# --- Waiting for an answer ---
+# --- Waiting for a reply ---
 
 INTERRUPTED = "Interrupted"
-AGAIN_SECONDS = 2.0
-NARROW = 80
+CANCEL_WINDOW_SECONDS = 2.0
+DEFAULT_WIDTH = 80
 
 
 def wait(
@@ -54,131 +62,151 @@ def wait(
     *,
     on_event: OnEvent | None = None,
     quiet: bool = False,
-    ends: bool = False,
+    kills_agent: bool = False,
 ) -> Any:
-    """Ask and wait, with a StatusLine unless `quiet`. Raises Failure.
+    """Send a request and wait for its result. Show a StatusLine unless `quiet` is set. Raises CommandError.
 
-    Ctrl-C ends the waiting, never the agent; at a terminal a second one within 2 s cancels what the agent does. With
-    `ends` the caller ends the agent itself, and that is not offered.
+    Ctrl-C stops the wait, but not the agent. On a terminal, a second Ctrl-C within 2 s cancels the agent's turn. With
+    `kills_agent`, the caller ends the agent itself, and a second Ctrl-C has no effect.
     """
     ref, terminal = params["ref"], sys.stderr.isatty()
-    line = StatusLine(connection.sibling(), ref) if terminal and not quiet else None
-    update = line.update if line is not None else None
-    offered = terminal and not ends
-    message = f"stopped waiting; agent {ref} works on. Its answer: orch collect {ref}. To end it: orch cancel {ref}"
-    with Presses(2 if offered else 1):
+    status_line = StatusLine(connection.sibling(), ref) if terminal and not quiet else None
+    update = status_line.update if status_line is not None else None
+    can_cancel = terminal and not kills_agent
+    message = (
+        f"stopped waiting; agent {ref} continues. Get its answer: orch collect {ref}. Cancel it: orch cancel {ref}"
+    )
+    with InterruptLimit(2 if can_cancel else 1):
         try:
             try:
                 return connection.call(method, params, on_event=on_event, on_silence=update)
             except KeyboardInterrupt:
                 connection.close()
-                if line is not None:
-                    line.close()
-                if offered:
-                    again = f"Ctrl-C again within {AGAIN_SECONDS:g} s cancels what it does"
-                    print(f"\norch: agent {ref} works on; {again}", file=sys.stderr, flush=True)
-                    time.sleep(AGAIN_SECONDS)
+                if status_line is not None:
+                    status_line.close()
+                if can_cancel:
+                    hint = f"press Ctrl-C again within {CANCEL_WINDOW_SECONDS:g} s to cancel its turn"
+                    print(f"\norch: agent {ref} continues; {hint}", file=sys.stderr, flush=True)
+                    time.sleep(CANCEL_WINDOW_SECONDS)
         except KeyboardInterrupt:
-            message = _cancelled(connection.sibling(), ref)
+            message = _cancel_turn(connection.sibling(), ref)
         finally:
-            if line is not None:
-                line.close()
+            if status_line is not None:
+                status_line.close()
     raise CommandError(INTERRUPTED, message, 130)
 
 
-def _cancelled(connection: Connection, ref: str) -> str:
-    """Cancel what the agent does; return what is to be said of that."""
+def _cancel_turn(connection: Connection, ref: str) -> str:
+    """Cancel the agent's turn and return a message about the outcome."""
     collect = f"orch collect {ref}"
     try:
         row = connection.call("cancel", {"ref": ref})
     except CommandError as failure:
-        return f"agent {ref} could not be cancelled: {failure}"
+        return f"could not cancel agent {ref}: {failure}"
     finally:
         connection.close()
     if row["pending"] is None:
-        return f"agent {ref} was done already. Its answer: {collect}"
-    return f"what agent {ref} did was cancelled. What it had by then: {collect}"
+        return f"agent {ref} had already finished. Get its answer: {collect}"
+    return f"cancelled the turn of agent {ref}. Get its partial answer: {collect}"
 
 
 class StatusLine:
-    """One line on stderr that says what the agent `ref`, and those below it, do just now."""
+    """A line on stderr with the current activity of the agent `ref` and its descendants."""
 
     def __init__(self, connection: Connection, ref: str) -> None:
         self._connection: Connection | None = connection
         self._ref = ref
         self._id: str | None = None
-        self._shown = False
+        self._is_shown = False
 
     def update(self) -> None:
-        """Ask, and show. What goes wrong is for whoever waits to find out; then there is no line."""
+        """Refresh the line. If the refresh fails, the line is removed, and the waiting request reports the error."""
         if self._connection is None:
             return
         try:
             self._id = self._id or self._connection.call("state", {"ref": self._ref})["id"]
-            said = render.activity_line(self._connection.call("list"), self._id)
+            line = render.activity_line(self._connection.call("list"), self._id)
         except CommandError:
             self.close()
             return
-        sys.stderr.write(f"\r{said[: _width() - 1]}\x1b[K")
+        sys.stderr.write(f"\r{line[: _width() - 1]}\x1b[K")
         sys.stderr.flush()
-        self._shown = True
+        self._is_shown = True
 
     def close(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-        if self._shown:
-            self._shown = False
+        if self._is_shown:
+            self._is_shown = False
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
 
 
 def _width() -> int:
     try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns or NARROW
+        return os.get_terminal_size(sys.stderr.fileno()).columns or DEFAULT_WIDTH
     except (OSError, ValueError):
-        return NARROW
+        return DEFAULT_WIDTH
 
 
-REPLY = ("id", "query_id", "text", "stop_reason", "usage", "tool_calls", "files_changed", "warning", "denied")
-VALUE = ("type", "extent", "kind", "handle", "lines")
-USAGE = ("input_tokens", "output_tokens", "cost_usd")
-WHOLE = ("end_turn", "stop_sequence")
-LIMITED = ("max_turns", "max_tokens", "timeout", "budget")
+REPLY_FIELDS = ("id", "query_id", "text", "stop_reason", "usage", "tool_calls", "files_changed", "warning", "denied")
+VALUE_FIELDS = ("type", "extent", "kind", "handle", "lines")
+USAGE_FIELDS = ("input_tokens", "output_tokens", "cost_usd")
+COMPLETE_REASONS = ("end_turn", "stop_sequence")
+LIMIT_REASONS = ("max_turns", "max_tokens", "timeout", "budget")
 
 
-def agreed(reply: dict[str, Any]) -> dict[str, Any]:
-    """Return what scripts may rely on of a reply."""
-    chosen = {key: reply[key] for key in REPLY}
-    return chosen | {"usage": {key: reply["usage"][key] for key in USAGE}}
+def stable_fields(reply: dict[str, Any]) -> dict[str, Any]:
+    """Return those fields of a reply that are a stable interface for scripts."""
+    fields = {key: reply[key] for key in REPLY_FIELDS} | {key: reply[key] for key in ("worktree",) if key in reply}
+    return fields | {"usage": {key: reply["usage"][key] for key in USAGE_FIELDS}}
 
 
-def code_of(reply: dict[str, Any]) -> int:
-    """Return what a command exits with that shows `reply`: not 0 for one that the agent did not end itself."""
-    return 0 if reply["stop_reason"] in WHOLE else 5 if reply["stop_reason"] in LIMITED else 1
+def exit_code_of(reply: dict[str, Any]) -> int:
+    """Return the exit code for `reply`. The code is 0 only if the agent ended the turn itself."""
+    return 0 if reply["stop_reason"] in COMPLETE_REASONS else 5 if reply["stop_reason"] in LIMIT_REASONS else 1
+
+
+def _with_progress(on_other_event: OnEvent | None) -> OnEvent:
+    """Return a callback that prints each event of a call as a line on stderr, and passes other events to
+    `on_other_event`.
+    """
+
+    def handle_event(event: dict[str, Any]) -> None:
+        if event["kind"] == "call":
+            from ...render.progress import progress_line
+
+            clear = "\r\x1b[K" if sys.stderr.isatty() else ""
+            print(f"{clear}{progress_line(event)}", file=sys.stderr, flush=True)
+        elif on_other_event is not None:
+            on_other_event(event)
+
+    return handle_event
 
 
 def query_arguments(parser: ArgumentParser) -> None:
-    """Let the command ask an agent."""
+    """Add the arguments of a query."""
     command.agent_argument(parser)
-    parser.add_argument("prompt", metavar="PROMPT", help="what to ask; - reads it from stdin")
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--no-wait", action="store_true", help="do not wait for the answer; collect takes it")
-    stream_argument(how)
+    parser.add_argument("prompt", metavar="PROMPT", help="the prompt; - reads it from stdin")
+    image_argument(parser)
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--no-wait", action="store_true", help="return immediately; get the answer with `orch collect`")
+    stream_argument(group)
+    returns_argument(group)
     progress_argument(parser)
     approve_argument(parser)
     _timeout_argument(parser)
 
 
 def _timeout_argument(parser: ArgumentParser) -> None:
-    parser.add_argument("--timeout", type=command.seconds, metavar="S", help="wait at most so many seconds")
+    parser.add_argument("--timeout", type=command.seconds, metavar="S", help="wait at most S seconds")
 
 
 def _check_timeout(arguments: Namespace) -> None:
-    """Raise Failure for who waits so long, and does not."""
     if arguments.no_wait and arguments.timeout is not None:
-        raise CommandError("UsageError", "--no-wait and --timeout contradict each other: leave one of them out", 2)
+        raise CommandError("UsageError", "--no-wait and --timeout cannot be combined; leave one out", 2)
 
 
 def _query_arguments(parser: ArgumentParser) -> None:
@@ -188,37 +216,91 @@ def _query_arguments(parser: ArgumentParser) -> None:
 
 def _return_argument(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--return-name", metavar="NAME", help="say what its run_python has bound to NAME then, and in which file it is"
+        "--return-name",
+        metavar="NAME",
+        help="print the type and file of the Python variable NAME of the agent's run_python",
     )
+
+
+def image_argument(parser: ArgumentParser) -> None:
+    """Add `--image`."""
+    parser.add_argument(
+        "--image", metavar="FILE", action="append", help="image of the prompt: PNG, JPEG, GIF or WebP; repeatable"
+    )
+
+
+def read_images(arguments: Namespace) -> list[Image]:
+    """Return the images given with `--image`. Raises CommandError."""
+    if not arguments.image:
+        return []
+    from orch_protocol.core.errors import ConfigError
+    from orch_protocol.core.messages import Image
+
+    try:
+        return [Image.open(file) for file in arguments.image]
+    except ConfigError as error:
+        raise CommandError("ConfigError", f"--image: {error}", error.exit_code) from error
+
+
+def prompt_params(prompt: str, images: list[Image]) -> dict[str, Any]:
+    """Return the parameters of a query for `prompt`, followed by `images`."""
+    if not images:
+        return {"prompt": prompt}
+    from msgspec import to_builtins
+
+    from orch_protocol.core.messages import prompt_of
+
+    return {"prompt": prompt_of([prompt, *images])[0], "images": to_builtins(images)}
 
 
 def stream_argument(parser: Any) -> None:
-    """Let the command show a turn as it happens."""
-    parser.add_argument("--stream", action="store_true", help="show the turn as it happens; with --json its events")
-
-
-def progress_argument(parser: Any) -> None:
-    """Let the command tell of each call."""
+    """Add `--stream`."""
     parser.add_argument(
-        "--progress", action="store_true", help="say on stderr what becomes of each call of a tool, at any depth"
+        "--stream", action="store_true", help="stream the turn to the terminal; with --json: its events"
     )
 
 
+def returns_argument(parser: Any) -> None:
+    """Add `--returns`."""
+    parser.add_argument(
+        "--returns",
+        metavar="FILE",
+        help="print a JSON value that matches the JSON schema in FILE; one retry if it fails",
+    )
+
+
+def progress_argument(parser: Any) -> None:
+    """Add `--progress`."""
+    parser.add_argument("--progress", action="store_true", help="print each tool call to stderr, also of subagents")
+
+
+def returned_type(arguments: Namespace) -> ReturnType[Any] | None:
+    """Return the type that the option `--returns` names. Return None if the option is not used."""
+    file = getattr(arguments, "returns", None)
+    if file is None:
+        return None
+    from .typed_query import type_in_file
+
+    return type_in_file(file)
+
+
 def query(arguments: Namespace) -> int:
-    """Ask an agent."""
+    """Query an agent."""
     _check_timeout(arguments)
-    params = {"ref": arguments.ref, "prompt": command.text(arguments.prompt), "request_id": os.urandom(8).hex()}
+    returned_type(arguments)  # reports an error before the query is sent
+    prompt_fields = prompt_params(command.text(arguments.prompt), read_images(arguments))
+    params = {"ref": arguments.ref, **prompt_fields, "request_id": os.urandom(8).hex()}
     connection = Connection()
     if arguments.no_wait:
         if getattr(arguments, "return_name", None):
             raise CommandError(
-                "UsageError", "--return-name is for when the answer is there: give it to orch collect", 2
+                "UsageError", "--return-name and --no-wait cannot be combined; pass --return-name to `orch collect`", 2
             )
         submitted = connection.call("submit", params)
         command.print_result(arguments, submitted, submitted["id"])
         if (earlier := submitted["uncollected"]) and not arguments.json:
-            answers = "an earlier answer was" if earlier == 1 else f"{earlier} earlier answers were"
-            print(f"orch: {answers} not collected yet: collect takes what is oldest first", file=sys.stderr)
+            text = "an earlier answer was" if earlier == 1 else f"{earlier} earlier answers were"
+            print(f"orch: {text} not collected yet; `orch collect` returns the oldest first", file=sys.stderr)
     else:
         approval = approval_of(arguments)
         return ask(arguments, connection, params | {"timeout": arguments.timeout}, approval)
@@ -231,126 +313,152 @@ def ask(
     params: dict[str, Any],
     approval: Approval,
     *,
-    ends: bool = False,
-    known: dict[str, Any] | None = None,
-    shows: Callable[[dict[str, Any]], None] | None = None,
+    kills_agent: bool = False,
+    extra_fields: dict[str, Any] | None = None,
+    show_reply: Callable[[dict[str, Any]], None] | None = None,
 ) -> int:
-    """Ask, wait and show the answer, or with --stream the whole turn; answer what needs approval as `approval` says.
-    Return the exit code. Raises Failure.
+    """Send a query, wait, and print the reply. With --stream, print the whole turn.
 
-    With `ends` the caller ends the agent then. As data the answer is the `reply` beside what is `known` already.
-    `shows` shows it in another way.
+    `approval` is how calls that need approval are answered. `kills_agent` means that the caller ends the agent
+    afterwards. With `--json`, the output is `extra_fields` with the reply under "reply". If `extra_fields` is None, the
+    output is only the reply. If `show_reply` is set, this function is called instead of printing. Return the exit code.
+    Raises CommandError.
     """
     print_notice(approval, json=arguments.json)
     params = params | ({"progress": True} if arguments.progress else {})
-    if approval.mode == "deny":
-        reply = _answer(arguments, connection, params, None, ends)
-    else:
+
+    def send_query(prompt: dict[str, Any]) -> dict[str, Any]:
+        if approval.mode == "deny":
+            return _send_and_wait(arguments, connection, params | prompt, None, kills_agent)
         approver = Approver(connection.sibling(), approval.mode)
         try:
-            reply = _answer(arguments, connection, params | {"approve": True}, approver, ends)
+            return _send_and_wait(arguments, connection, params | prompt | {"approve": True}, approver, kills_agent)
         finally:
             approver.close()
+
+    expected = returned_type(arguments)
+    value = None
+    if expected is None:
+        reply = send_query({})
+    else:
+        from .typed_query import ask_for_value
+
+        value, reply = ask_for_value(connection, params["prompt"], expected, send_query)
     try:
-        if shows is not None:
-            shows(reply)
+        if show_reply is not None:
+            show_reply(reply)
+        elif value is not None:
+            command.print_result(
+                arguments, (extra_fields or {}) | {"value": value.data, "reply": stable_fields(reply)}, value.text
+            )
         else:
-            told = agreed(reply) | _returned(arguments, connection, reply)
-            _show(arguments, reply, told if known is None else known | {"reply": told})
+            result = stable_fields(reply) | _returned_value(arguments, connection, reply)
+            _print_reply(arguments, reply, result if extra_fields is None else extra_fields | {"reply": result})
     finally:
         denied = 0 if approval.chose_deny else _report_denied(arguments, reply)
-    return code_of(reply) or denied
+    return exit_code_of(reply) or denied
 
 
 def _report_denied(arguments: Namespace, reply: dict[str, Any]) -> int:
-    """Say on stderr how many calls were denied because nobody could be asked; return 1 if there are any, else 0."""
+    """Report on stderr how many calls were denied because no user could be asked.
+
+    Return 1 if there are such calls, else 0.
+    """
     if reply["denied"] and not arguments.json:
         print(f"orch: {denied_note(reply['denied'])}", file=sys.stderr)
     return 1 if reply["denied"] else 0
 
 
-def _answer(
-    arguments: Namespace, connection: Connection, params: dict[str, Any], approver: Approver | None, ends: bool
+def _send_and_wait(
+    arguments: Namespace, connection: Connection, params: dict[str, Any], approver: Approver | None, kills_agent: bool
 ) -> dict[str, Any]:
-    def waited(others: OnEvent | None, *, quiet: bool) -> dict[str, Any]:
+    def wait_for_reply(on_other_event: OnEvent | None, *, quiet: bool) -> dict[str, Any]:
         if arguments.progress and not (arguments.stream and arguments.json):
-            others = before(others)
-        on_event = approver.before(others) if approver is not None else others
-        reply: dict[str, Any] = wait(connection, "query", params, on_event=on_event, quiet=quiet, ends=ends)
+            on_other_event = _with_progress(on_other_event)
+        on_event = approver.wrap(on_other_event) if approver is not None else on_other_event
+        reply: dict[str, Any] = wait(
+            connection, "query", params, on_event=on_event, quiet=quiet, kills_agent=kills_agent
+        )
         return reply
 
     if not arguments.stream:
-        return waited(None, quiet=arguments.json)
+        return wait_for_reply(None, quiet=arguments.json)
     from ...chat.printing import turn_output
     from ...render.transcript import TurnPrinter, json_line
 
     params |= {"stream": True}
     if arguments.json:
-        return waited(json_line, quiet=True)
-    shown = turn_output()
-    transcript = TurnPrinter(shown)
+        return wait_for_reply(json_line, quiet=True)
+    output = turn_output()
+    transcript = TurnPrinter(output)
     try:
-        reply = waited(transcript.event, quiet=True)
+        reply = wait_for_reply(transcript.event, quiet=True)
         transcript.reply(reply)
         return reply
     finally:
         transcript.end()
-        shown.over()
+        output.finish()
 
 
-def _returned(arguments: Namespace, connection: Connection, reply: dict[str, Any]) -> dict[str, Any]:
-    """Return what a value is that was asked for with the answer, and tell a person. Raises Failure, with the answer on
-    stdout all the same."""
+def _returned_value(arguments: Namespace, connection: Connection, reply: dict[str, Any]) -> dict[str, Any]:
+    """Return the requested value and describe the value on stderr.
+
+    On an error, print the reply and raise CommandError.
+    """
     name = getattr(arguments, "return_name", None)
     if not name:
         return {}
     try:
-        taken = connection.call("take_value", {"ref": reply["id"], "name": name})
+        exported = connection.call("take_value", {"ref": reply["id"], "name": name})
     except CommandError:
-        _show(arguments, reply, agreed(reply))
+        _print_reply(arguments, reply, stable_fields(reply))
         raise
-    value = taken["value"]
+    value = exported["value"]
     if not arguments.json:
-        what = ", ".join(filter(None, (value["type"], value["extent"])))
-        print(f"orch: {name} is {render.safe(what)}, in {taken['path']}", file=sys.stderr)
+        description = ", ".join(filter(None, (value["type"], value["extent"])))
+        print(f"orch: {name} is {render.safe(description)}, in {exported['path']}", file=sys.stderr)
         for line in value["lines"]:
             print(f"  {render.safe(line)}", file=sys.stderr)
-    told = {key: value[key] for key in VALUE}
-    return {"value": {"name": name, "path": taken["path"], **told}}
+    value_fields = {key: value[key] for key in VALUE_FIELDS}
+    return {"value": {"name": name, "path": exported["path"], **value_fields}}
 
 
-def _show(arguments: Namespace, reply: dict[str, Any], data: dict[str, Any]) -> None:
-    """Print an answer, unless it was streamed; on stderr what a person is to know of it besides."""
+def _print_reply(arguments: Namespace, reply: dict[str, Any], data: dict[str, Any]) -> None:
+    """Print the reply if it was not streamed. Print remarks about the reply on stderr."""
     streamed = arguments.stream and not arguments.json
     if not streamed:
-        _say(arguments, reply["text"], data)
+        _print_text(arguments, reply["text"], data)
     if not reply["text"].strip():
-        print(f"orch: agent {reply['id']} said nothing", file=sys.stderr)
+        print(f"orch: agent {reply['id']} returned an empty answer", file=sys.stderr)
+    if not arguments.json and (note := worktree_note(reply)):
+        print(f"orch: {render.safe(note)}", file=sys.stderr)
     if reply["warning"]:
         print(f"orch: agent {reply['id']}: {render.safe(reply['warning'])}", file=sys.stderr)
     if not reply["tool_calls"] and (streamed or (sys.stderr.isatty() and not arguments.json)):
-        print("orch: no tool was called for this", file=sys.stderr)  # whatever it says was done
+        print("orch: the answer used no tool", file=sys.stderr)  # even if the reply claims tool use
     if reply.get("local") and sys.stderr.isatty():
-        print("orch: this conversation is for local models alone by now", file=sys.stderr)
+        print("orch: this conversation is now restricted to local models", file=sys.stderr)
 
 
-def _say(arguments: Namespace, text: str, data: dict[str, Any]) -> None:
+def _print_text(arguments: Namespace, text: str, data: dict[str, Any]) -> None:
     if arguments.json or not sys.stdout.isatty():
         command.print_result(arguments, data, text)
     elif text:
         from ...chat.printing import turn_output
 
-        shown = turn_output()
-        shown.text(f"{text}\n")
-        shown.over()
+        output = turn_output()
+        output.text(f"{text}\n")
+        output.finish()
 
 
 def _collect_arguments(parser: ArgumentParser) -> None:
     command.agent_argument(parser)
-    parser.add_argument("--again", action="store_true", help="print an answer that was already taken")
-    parser.add_argument("--query", metavar="ID", default="", help="the answer to this query; --json prints query ids")
+    parser.add_argument("--again", action="store_true", help="print an answer that was already collected")
+    parser.add_argument(
+        "--query", metavar="ID", default="", help="collect the answer to this query (--json prints query ids)"
+    )
     _timeout_argument(parser)
-    parser.add_argument("--no-wait", action="store_true", help="exit with 4 at once when there is no answer yet")
+    parser.add_argument("--no-wait", action="store_true", help="exit immediately with 4 if there is no answer yet")
     _return_argument(parser)
 
 
@@ -363,39 +471,45 @@ def _collect(arguments: Namespace) -> int:
     connection = Connection()
     reply = wait(connection, "collect", params, quiet=arguments.json)
     arguments.stream = False
-    _show(arguments, reply, agreed(reply) | _returned(arguments, connection, reply))
+    _print_reply(arguments, reply, stable_fields(reply) | _returned_value(arguments, connection, reply))
     denied = _report_denied(arguments, reply)
-    return code_of(reply) or denied
+    return exit_code_of(reply) or denied
 
 
 def _cancel_arguments(parser: ArgumentParser) -> None:
     command.agent_argument(parser)
-    parser.add_argument("--hard", action="store_true", help="kill its process; its query fails, the next starts anew")
+    parser.add_argument(
+        "--hard",
+        action="store_true",
+        help="kill the agent's process: the query fails, and the next query starts a new process",
+    )
 
 
 def _cancel(arguments: Namespace) -> int:
     row = Connection().call("cancel", {"ref": arguments.ref, "hard": arguments.hard})
     if row["pending"] is None and not arguments.json:
-        print(f"orch: agent {render.safe(row['name'])} was not at work", file=sys.stderr)
+        print(f"orch: agent {render.safe(row['name'])} had no running turn", file=sys.stderr)
     command.print_result(arguments, {key: row[key] for key in ROW}, row["id"])
     return 0
 
 
 VERBS = {
     "query": CliCommand(
-        "Ask an agent and print its answer. Ctrl-C ends the waiting; the agent works on, unless it comes twice.",
+        "Query an agent and print its answer. Ctrl-C stops waiting, and the agent continues; a second "
+        "Ctrl-C cancels its turn.",
         'orch query 1 "Which file parses the configuration?" --timeout 60',
         _query_arguments,
         query,
     ),
     "collect": CliCommand(
-        "Take the answer to a query nobody waited for, the oldest first. It is taken once; --again prints it anew.",
+        "Print the answer to a query submitted with --no-wait, oldest first. Each answer is returned once; "
+        "--again prints it again.",
         "orch collect 1 --timeout 60",
         _collect_arguments,
         _collect,
     ),
     "cancel": CliCommand(
-        "End what an agent does just now; its query is answered with stop reason cancelled.",
+        "Cancel the running turn of an agent. Its query returns with stop reason 'cancelled'.",
         "orch cancel 1",
         _cancel_arguments,
         _cancel,

@@ -1,4 +1,4 @@
-"""`orch queue`: what was said to an agent that works and waits until it hears it."""
+"""The command `orch queue` shows or retracts messages that an agent has not received yet."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 __all__ = ["VERBS"]
 
 MODES = ("one-at-a-time", "all")
-HEAD = ("ID", "HEARD", "AGE", "TEXT")
+HEAD = ("ID", "DELIVERED", "AGE", "TEXT")
 
 
 def _arguments(parser: ArgumentParser) -> None:
     command.agent_argument(parser)
-    parser.add_argument("--clear", metavar="ID", action="append", default=[], help="take back what goes by that id")
-    parser.add_argument("--clear-all", action="store_true", help="take back all of it")
-    parser.add_argument("--steering", choices=MODES, help="how much it hears at once while it works")
-    parser.add_argument("--follow-up", choices=MODES, help="how much it hears at once when it would stop")
+    parser.add_argument("--clear", metavar="ID", action="append", default=[], help="retract the message with this id")
+    parser.add_argument("--clear-all", action="store_true", help="retract all messages")
+    parser.add_argument("--steering", choices=MODES, help="number of messages delivered at once during a turn")
+    parser.add_argument("--follow-up", choices=MODES, help="number of messages delivered at once at the end of a turn")
 
 
 def _queue(arguments: Namespace) -> int:
     if arguments.clear and arguments.clear_all:
-        raise CommandError("UsageError", "--clear-all takes back what --clear names, and the rest", 2)
+        raise CommandError("UsageError", "--clear-all and --clear cannot be combined; leave one out", 2)
     connection = Connection()
     if arguments.steering or arguments.follow_up:
         modes = {"steering": arguments.steering, "follow_up": arguments.follow_up}
@@ -42,26 +42,26 @@ def _queue(arguments: Namespace) -> int:
         shown = connection.call("queue", {"ref": arguments.ref})
     command.print_result(arguments, shown, _page(shown["waiting"]))
     if not shown["waiting"] and not arguments.json:
-        print("orch: nothing waits to be heard", file=sys.stderr)
+        print("orch: the queue is empty", file=sys.stderr)
     return 0
 
 
 def _page(waiting: list[dict[str, Any]]) -> str:
     cells = [
         [
-            said["id"],
-            "at its end" if said["follow_up"] else "next",
-            terminal.age(said["at"]),
-            terminal.truncate_line(said["text"]),
+            message["id"],
+            "after the turn" if message["follow_up"] else "next step",
+            terminal.age(message["at"]),
+            terminal.truncate_line(message["text"]),
         ]
-        for said in waiting
+        for message in waiting
     ]
     return terminal.format_columns([list(HEAD), *cells], frozenset()) if cells else ""
 
 
 VERBS = {
     "queue": CliCommand(
-        "Show what was said to an agent and it has not heard yet. What is taken back is shown once more.",
+        "Show the messages that an agent has not received yet. Retracted messages are printed.",
         "orch queue 1 --clear 1f22a6cc",
         _arguments,
         _queue,

@@ -1,4 +1,4 @@
-"""The verb for one question: an agent is started or taken up again, asked, and ended."""
+"""The command `orch run` starts or resumes an agent, queries the agent, and ends it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,23 @@ import sys
 
 from ...client.connection import Connection
 from ...client.failure import CommandError
-from ...config.interrupts import Presses
+from ...config.interrupts import InterruptLimit
 from .. import command
 from ..command import CliCommand
 from .approval_prompt import Approval, approval_of, approve_argument
-from .query import INTERRUPTED, agreed, ask, progress_argument, stream_argument
-from .spawn import SPAWNED, agent_arguments, agent_options, agent_params, spawn
+from .query import (
+    INTERRUPTED,
+    ask,
+    image_argument,
+    progress_argument,
+    prompt_params,
+    read_images,
+    returned_type,
+    returns_argument,
+    stable_fields,
+    stream_argument,
+)
+from .spawn import SPAWNED_FIELDS, agent_arguments, agent_options, agent_params, history_argument, spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,60 +36,62 @@ ENDED = ("killed", "failed")
 
 def _arguments(parser: ArgumentParser) -> None:
     agent_arguments(parser)
-    parser.add_argument(
-        "prompt", metavar="PROMPT", nargs="?", help="what to ask, the task itself by default; - reads it from stdin"
+    parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="the prompt (default: TASK); - reads it from stdin")
+    image_argument(parser)
+    group = parser.add_mutually_exclusive_group()
+    stream_argument(group)
+    group.add_argument(
+        "--json-events", action="store_true", help="print one JSON object per line: the agent, each event, the reply"
     )
-    how = parser.add_mutually_exclusive_group()
-    stream_argument(how)
-    how.add_argument(
-        "--json-events", action="store_true", help="print JSON, a line each: the agent, what happens, the reply"
-    )
+    returns_argument(group)
     progress_argument(parser)
     approve_argument(parser)
     parser.add_argument(
-        "--dry-run", action="store_true", help="run no tool, and say on stderr what would become of each call"
+        "--dry-run", action="store_true", help="run no tool; print to stderr how each call would be decided"
     )
     parser.add_argument(
-        "--resume", metavar="REF", help="ask the agent of an earlier run, by its id; TASK is what to ask it"
+        "--resume", metavar="REF", help="query the agent of an earlier `orch run --keep`; TASK is the prompt"
     )
-    parser.add_argument("--keep", action="store_true", help="do not end the agent")
+    parser.add_argument("--keep", action="store_true", help="do not end the agent after the answer")
 
 
 def _run(arguments: Namespace) -> int:
     if not arguments.json_events:
-        return _run_as_asked(arguments)
+        return _run_agent(arguments)
     arguments.json = arguments.stream = True
     try:
-        return _run_as_asked(arguments)
-    except CommandError as failure:  # whoever reads the lines need not read stderr too
-        _line("failed", {"error": {"type": failure.kind, "message": str(failure)}})
+        return _run_agent(arguments)
+    except CommandError as failure:  # programs that read the events get the error without reading stderr
+        _print_event("failed", {"error": {"type": failure.kind, "message": str(failure)}})
         raise
 
 
-def _run_as_asked(arguments: Namespace) -> int:
+def _run_agent(arguments: Namespace) -> int:
     command.one_from_stdin(arguments.task, arguments.prompt)
-    arguments.approval = approval_of(arguments)  # an error ends the command before an agent is started
+    arguments.approval = approval_of(arguments)  # reports an error before an agent is started
+    returned_type(arguments)
+    arguments.images = read_images(arguments)
     connection = Connection()
     if arguments.resume is not None:
-        return _again(arguments, connection)
-    params, says = agent_params(arguments)
+        return _query_existing(arguments, connection)
+    params, model_note = agent_params(arguments)
     if params["policy"]["rules"]["dry_run"]:
-        arguments.progress, arguments.approval = True, Approval("deny")  # no call is made, so none is denied
+        arguments.progress, arguments.approval = True, Approval("deny")  # no tool runs, so no call needs an approval
     prompt = params["task"] if arguments.prompt is None else command.text(arguments.prompt)
     if arguments.keep:
-        return _ask(arguments, connection, spawn(connection, params, says), prompt)
-    with Presses(1):  # whoever presses Ctrl-C again while the agent is ended does not keep it alive by that
+        return _ask(arguments, connection, spawn(connection, params, model_note), prompt)
+    with InterruptLimit(1):  # a second Ctrl-C must not prevent that the agent is ended
         try:
-            spawned = spawn(connection, params, says)
+            spawned = spawn(connection, params, model_note)
         except KeyboardInterrupt:
             kill_unconfirmed(connection, params)
             raise
         return _ask_and_end(arguments, connection, spawned, prompt)
 
 
-def _again(arguments: Namespace, connection: Connection) -> int:
-    """Ask an agent that was there before: it is what it was, and ended again only if it had been. Raises Failure."""
-    _refuse_kinds(arguments)
+def _query_existing(arguments: Namespace, connection: Connection) -> int:
+    """Query an existing agent. If this command resumed the agent, end the agent afterwards. Raises CommandError."""
+    _refuse_new_agent_options(arguments)
     row = connection.call("state", {"ref": arguments.resume})
     prompt = command.text(arguments.task)
     if row["status"] not in ENDED:
@@ -87,26 +100,27 @@ def _again(arguments: Namespace, connection: Connection) -> int:
     connection.call("resume", {"ref": row["id"], "budget": command.budget(arguments)})
     if arguments.keep:
         return _ask(arguments, connection, row, prompt)
-    with Presses(1):
+    with InterruptLimit(1):
         return _ask_and_end(arguments, connection, row, prompt)
 
 
-def _refuse_kinds(arguments: Namespace) -> None:
-    """Raise Failure when something is said of what the agent is to be."""
+def _refuse_new_agent_options(arguments: Namespace) -> None:
+    """Raise CommandError for arguments that apply only to a new agent."""
     from argparse import ArgumentParser
 
-    kinds = ArgumentParser()
-    agent_options(kinds)
-    untold = vars(kinds.parse_args([]))
+    parser = ArgumentParser()
+    agent_options(parser)
+    history_argument(parser)
+    defaults = vars(parser.parse_args([]))
     budget = vars(_budget_only().parse_args([]))
-    said = [name for name, value in untold.items() if name not in budget and getattr(arguments, name) != value]
-    said += ["PROMPT"] if arguments.prompt is not None else []
-    said += ["dry-run"] if arguments.dry_run else []
-    if said:
-        flags = ", ".join(name if name.isupper() else f"--{name.replace('_', '-')}" for name in said)
+    changed = [name for name, value in defaults.items() if name not in budget and getattr(arguments, name) != value]
+    changed += ["PROMPT"] if arguments.prompt is not None else []
+    changed += ["dry-run"] if arguments.dry_run else []
+    if changed:
+        flags = ", ".join(name if name.isupper() else f"--{name.replace('_', '-')}" for name in changed)
         raise CommandError(
             "UsageError",
-            f"--resume goes on with an agent that is what it is: leave out {flags}. TASK is what to ask it",
+            f"--resume queries an existing agent, whose settings are fixed; leave out {flags}. TASK is the prompt",
             2,
         )
 
@@ -119,33 +133,40 @@ def _budget_only() -> ArgumentParser:
     return parser
 
 
-def _ask(arguments: Namespace, connection: Connection, agent: dict[str, Any], prompt: str, ends: bool = False) -> int:
-    """Ask and show; as events, with the agent before them and the reply, as one of them, behind. Raises Failure."""
-    params = {"ref": agent["id"], "prompt": prompt}
+def _ask(
+    arguments: Namespace, connection: Connection, agent: dict[str, Any], prompt: str, kills_agent: bool = False
+) -> int:
+    """Send the query and print the reply. With --json-events, print the agent, the events and the reply.
+
+    Raises CommandError.
+    """
+    params = {"ref": agent["id"], **prompt_params(prompt, arguments.images)}
     try:
         if not arguments.json_events:
-            return ask(arguments, connection, params, arguments.approval, ends=ends)
-        _line("agent", {key: agent[key] for key in SPAWNED})
-        return ask(arguments, connection, params, arguments.approval, ends=ends, shows=_reply_line)
+            return ask(arguments, connection, params, arguments.approval, kills_agent=kills_agent)
+        _print_event("agent", {key: agent[key] for key in SPAWNED_FIELDS})
+        return ask(
+            arguments, connection, params, arguments.approval, kills_agent=kills_agent, show_reply=_print_reply_event
+        )
     finally:
         if arguments.keep and not arguments.json:
-            print(f"orch: agent {agent['id']} is kept", file=sys.stderr)
+            print(f"orch: agent {agent['id']} was not ended (--keep)", file=sys.stderr)
 
 
 def _ask_and_end(arguments: Namespace, connection: Connection, agent: dict[str, Any], prompt: str) -> int:
     try:
-        return _ask(arguments, connection, agent, prompt, ends=True)
+        return _ask(arguments, connection, agent, prompt, kills_agent=True)
     except CommandError as failure:
         if failure.kind != INTERRUPTED:
             raise
         raise CommandError(INTERRUPTED, f"interrupted; agent {agent['id']} was ended", failure.exit_code) from None
     finally:
-        connection.close()  # what it says may be half read
-        _end(connection, agent["id"])
+        connection.close()  # the connection may have received a part of a response
+        _kill(connection, agent["id"])
 
 
-def _end(connection: Connection, id: str) -> None:
-    """Kill the agent. That this failed is said, and takes no answer's place, nor that of an error before it."""
+def _kill(connection: Connection, id: str) -> None:
+    """Kill the agent. A failure is reported on stderr. The failure does not replace the reply or an earlier error."""
     try:
         connection.call("kill", {"refs": [id]})
     except CommandError as failure:
@@ -153,21 +174,24 @@ def _end(connection: Connection, id: str) -> None:
 
 
 def kill_unconfirmed(connection: Connection, params: dict[str, Any]) -> None:
-    """Kill the agent that `params` may have made, whose id was not told any more."""
+    """Kill the agent that the spawn request `params` may have created.
+
+    The command was interrupted before it got the id.
+    """
     connection.close()
-    again = connection.sibling()
+    second_connection = connection.sibling()
     try:
-        id = again.call("spawn", params)["id"]  # the same request: the same agent
-        again.call("kill", {"refs": [id]})
+        id = second_connection.call("spawn", params)["id"]  # a request with the same request id returns the same agent
+        second_connection.call("kill", {"refs": [id]})
     except CommandError:
-        pass  # there is no daemon, or it makes none: nothing is left
+        pass  # no daemon, or no agent: nothing to kill
 
 
-def _reply_line(reply: dict[str, Any]) -> None:
-    _line("reply", agreed(reply))
+def _print_reply_event(reply: dict[str, Any]) -> None:
+    _print_event("reply", stable_fields(reply))
 
 
-def _line(kind: str, data: dict[str, Any]) -> None:
+def _print_event(kind: str, data: dict[str, Any]) -> None:
     from ...render.transcript import json_line
 
     json_line({"kind": kind} | data)
@@ -175,7 +199,7 @@ def _line(kind: str, data: dict[str, Any]) -> None:
 
 VERBS = {
     "run": CliCommand(
-        "Start an agent, ask it, print its answer and end it. Ctrl-C ends it too.",
+        "Start an agent, query it, print its answer and end it. Ctrl-C ends it too.",
         'orch run "Which file parses the configuration?" --preset investigate --stream',
         _arguments,
         _run,

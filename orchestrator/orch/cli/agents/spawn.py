@@ -1,4 +1,4 @@
-"""The verb that makes agents, and what others that make some take from it."""
+"""The command `orch spawn`, and the arguments that are shared by all commands that create agents."""
 
 from __future__ import annotations
 
@@ -11,74 +11,133 @@ from ...client.failure import CommandError
 from .. import command
 from ..command import CliCommand
 from .approval_prompt import Approval, approval_of, approve_argument
-from .query import ask
+from .query import ask, image_argument, prompt_params, read_images
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from collections.abc import Callable, Sequence
     from typing import Any
 
-__all__ = ["SPAWNED", "VERBS", "agent_arguments", "agent_option_params", "agent_options", "agent_params", "spawn"]
+__all__ = [
+    "SPAWNED_FIELDS",
+    "VERBS",
+    "agent_arguments",
+    "agent_option_params",
+    "agent_options",
+    "agent_params",
+    "history_argument",
+    "history_params",
+    "spawn",
+]
 
-SPAWNED = ("id", "seq", "name", "preset", "depth", "pid")
+SPAWNED_FIELDS = ("id", "seq", "name", "preset", "depth", "pid")
 CONTEXTS = ("none", "brief", "full")
 THINKING = ("off", "minimal", "low", "medium", "high", "xhigh", "max")
-"""Those of `orch_protocol.agent.models`, whose import a thin command does without."""
+"""Reasoning efforts of `orch_protocol.agent.models`, copied because importing that module is slow."""
 LEVELS = ("L0", "L1", "L2", "L3")
-TOOLS_SEE = ("PATH", "HOME", "LANG", "LANGUAGE", "TERM", "TZ", "TMPDIR", "USER", "LOGNAME", "SHELL", "VIRTUAL_ENV")
-"""What an agent's tools see of the caller's environment, besides LC_*."""
+PASSED_VARIABLES = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LANGUAGE",
+    "TERM",
+    "TZ",
+    "TMPDIR",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "VIRTUAL_ENV",
+)
+"""Variables of the caller's environment that the agent's tools get in addition to LC_*."""
 
 
 def agent_arguments(parser: ArgumentParser) -> None:
-    """Let the command take what a new agent is to be, and to be for."""
-    parser.add_argument("task", metavar="TASK", help="what the agent is for, in a sentence; - reads it from stdin")
+    """Add the arguments for a new agent and its task."""
+    parser.add_argument("task", metavar="TASK", help="purpose of the agent, one sentence; - reads it from stdin")
     agent_options(parser)
+    history_argument(parser)
+
+
+def history_argument(parser: ArgumentParser) -> None:
+    """Add the option for messages at the beginning of the conversation."""
+    parser.add_argument(
+        "--history",
+        metavar="FILE",
+        help="JSON array of messages that the conversation starts with, in the format of a provider's API",
+    )
 
 
 def agent_options(parser: ArgumentParser) -> None:
-    """Let the command take what kind of agent a new one is to be."""
-    parser.add_argument("--preset", help="the set of tools it gets, such as minimal or investigate")
-    parser.add_argument("--tools", metavar="A,B", help="the tools it gets, instead of a preset")
-    parser.add_argument("--context", choices=CONTEXTS, help="how much it is told of the project in its folder")
-    parser.add_argument("--model", metavar="PROVIDER:MODEL", help="the model that answers; local: one of this machine")
-    parser.add_argument("--thinking", choices=THINKING, help="how much it is to think, or the next level that it has")
-    parser.add_argument("--prompt-template", metavar="NAME", help="the template that says who it is: a name, or a file")
-    parser.add_argument("--var", metavar="NAME=VALUE", type=command.pair, action="append", help="a variable of it")
-    parser.add_argument("--skills", metavar="A,B", help="the skills it has, of those there are; '' for none")
-    parser.add_argument("--peers", metavar="REF,...", help="agents it may ask besides those below it")
-    parser.add_argument("--archives", metavar="ID,...", help="archives it may search, read and ask")
-    parser.add_argument("--name", help="a name to call it by")
-    parser.add_argument("--cwd", metavar="FOLDER", help="the folder its tools work in (this one)")
-    parser.add_argument("--plan", action="store_true", help="begin in plan mode: look only, until a plan is approved")
+    """Add the options for a new agent."""
+    parser.add_argument("--agent", metavar="TYPE", help="agent type, with its tools, model and prompt")
+    parser.add_argument("--preset", help="named set of tools: minimal, investigate or work")
+    parser.add_argument("--tools", metavar="A,B", help="list of tools, instead of a preset")
+    parser.add_argument("--context", choices=CONTEXTS, help="amount of project information in the prompt")
     parser.add_argument(
-        "--no-persist", action="store_true", help="keep nothing of it on a disk: it is gone with its root"
+        "--model", metavar="PROVIDER:MODEL", help="model to use; 'local' selects a model server on this machine"
     )
-    parser.add_argument("--sandbox", choices=LEVELS, help="what its tools are kept from: see orch doctor")
-    parser.add_argument("--require-sandbox", choices=LEVELS, help="start it only where its tools run at that or more")
+    parser.add_argument(
+        "--thinking", choices=THINKING, help="reasoning effort; falls back to the nearest supported level"
+    )
+    parser.add_argument(
+        "--prompt-template", metavar="NAME", help="prompt template for the agent's role: a name or a file"
+    )
+    command.variables_argument(parser)
+    parser.add_argument("--skills", metavar="A,B", help="skills that the agent may use (default: all); '' for none")
+    parser.add_argument(
+        "--peers", metavar="REF,...", help="agents that the agent may query in addition to its subagents"
+    )
+    parser.add_argument("--archives", metavar="ID,...", help="archives that the agent may search, read and query")
+    parser.add_argument("--name", help="name of the agent, usable as REF")
+    parser.add_argument(
+        "--isolation", choices=("worktree",), help="let the agent work in its own git worktree and branch"
+    )
+    parser.add_argument("--cwd", metavar="FOLDER", help="working folder of the agent's tools (default: current folder)")
+    parser.add_argument(
+        "--plan", action="store_true", help="start in plan mode: read-only tools until you approve a plan"
+    )
+    parser.add_argument(
+        "--no-persist", action="store_true", help="write nothing to disk; the agent is lost when the daemon ends"
+    )
+    parser.add_argument(
+        "--sandbox",
+        choices=LEVELS,
+        help="sandbox level of the agent's tools; `orch doctor` lists supported levels",
+    )
+    parser.add_argument(
+        "--require-sandbox", choices=LEVELS, help="fail unless the agent's tools run at this sandbox level or higher"
+    )
     parser.add_argument(
         "--credentials",
         metavar="PATH",
         action="append",
-        help="a credential path that its commands can read without approval, such as ~/.ssh; repeatable",
+        help="a credential path that the agent's commands can read without approval, such as ~/.ssh; repeatable",
     )
-    parser.add_argument("--script", metavar="FILE", help="a JSON array of responses to give instead of a model's")
-    command.budget_arguments(parser, "it, with its subagents,")
+    parser.add_argument(
+        "--max-turns", metavar="N", type=command.positive_int, help="maximum number of model responses for one query"
+    )
+    parser.add_argument("--script", metavar="FILE", help="JSON array of scripted responses to use instead of a model")
+    command.budget_arguments(parser, "this agent and its subagents together")
 
 
 def agent_params(arguments: Namespace) -> tuple[dict[str, Any], str | None]:
-    """Return what to ask of the daemon, and what is to be said of the model. Raises Failure."""
-    params, says = agent_option_params(arguments)
-    return params | {"task": command.text(arguments.task), "request_id": os.urandom(8).hex()}, says
+    """Return the parameters of the spawn request, and a note about the model (or None). Raises CommandError."""
+    params, model_note = agent_option_params(arguments)
+    params |= history_params(arguments)
+    return params | {"task": command.text(arguments.task), "request_id": os.urandom(8).hex()}, model_note
 
 
 def agent_option_params(arguments: Namespace) -> tuple[dict[str, Any], str | None]:
-    """Return what kind of agent is wanted: the flags, and what is configured where the caller stands. Raises Failure.
+    """Return the spawn parameters from flags and from the configuration in the caller's folder. Raises CommandError.
 
-    Beside it, what is to be said of the model when nobody named one.
+    The second value is a note about the model if no model was chosen.
     """
     cwd = os.path.abspath(arguments.cwd or os.curdir)
     params: dict[str, Any] = {
         "cwd": cwd,
+        "agent": arguments.agent,
+        "isolation": arguments.isolation,
         "name": arguments.name,
         "context": arguments.context,
         "plan": arguments.plan,
@@ -86,15 +145,17 @@ def agent_option_params(arguments: Namespace) -> tuple[dict[str, Any], str | Non
         "persist": not arguments.no_persist,
         "peers": command.names(arguments.peers or ""),
         "archives": command.names(arguments.archives or ""),
-        "env": {name: value for name, value in os.environ.items() if name in TOOLS_SEE or name.startswith("LC_")},
+        "env": {
+            name: value for name, value in os.environ.items() if name in PASSED_VARIABLES or name.startswith("LC_")
+        },
         "umask": _umask(),
     }
     if arguments.script is not None:
         params["script"] = _script(arguments.script)
     from .spawn_settings import spawn_settings
 
-    settings, says = spawn_settings(cwd, arguments)
-    return params | settings, says
+    settings, model_note = spawn_settings(cwd, arguments)
+    return params | settings, model_note
 
 
 def _umask() -> int:
@@ -103,21 +164,26 @@ def _umask() -> int:
     return mask
 
 
-def spawn(connection: Connection, params: dict[str, Any], says: str | None) -> dict[str, Any]:
-    """Spawn and return the agent. What is to be said of the model is said once, and at a terminal each time."""
+def spawn(connection: Connection, params: dict[str, Any], model_note: str | None) -> dict[str, Any]:
+    """Spawn an agent and return it.
+
+    `model_note` is the note about the model. On a terminal the note is always printed. Otherwise the note is printed
+    only for the first agent.
+    """
     spawned: dict[str, Any] = connection.call("spawn", params)
     if note := spawned.get("note"):
         print(f"orch: {note}", file=sys.stderr)
-    if says is not None and (spawned["seq"] == 1 or sys.stderr.isatty()):
-        print(says, file=sys.stderr)
+    if model_note is not None and (spawned["seq"] == 1 or sys.stderr.isatty()):
+        print(model_note, file=sys.stderr)
     return spawned
 
 
 def _spawn_arguments(parser: ArgumentParser) -> None:
     agent_arguments(parser)
     parser.add_argument(
-        "--query", metavar="PROMPT", nargs="?", const=True, help="ask it at once (the task itself without PROMPT)"
+        "--query", metavar="PROMPT", nargs="?", const=True, help="query the agent immediately (default PROMPT: TASK)"
     )
+    image_argument(parser)
     approve_argument(parser)
 
 
@@ -125,42 +191,74 @@ def _spawn(arguments: Namespace) -> int:
     command.one_from_stdin(arguments.task, arguments.query)
     arguments.dry_run = False
     approval = approval_of(arguments) if arguments.query is not None else Approval("deny")
-    params, says = agent_params(arguments)
+    params, model_note = agent_params(arguments)
     prompt = params["task"] if arguments.query is True else command.text(arguments.query or "")
     if arguments.query not in (None, True) and not prompt.strip():
-        raise CommandError("ConfigError", "--query is empty: say what to ask, or leave it out", 2)
+        raise CommandError("ConfigError", "--query is empty; pass a prompt or leave the option out", 2)
+    if arguments.image and arguments.query is None:
+        raise CommandError("UsageError", "--image belongs to a prompt: add --query PROMPT", 2)
+    images = read_images(arguments)
     connection = Connection()
-    spawned = spawn(connection, params, says)
-    told = {key: spawned[key] for key in SPAWNED}
+    spawned = spawn(connection, params, model_note)
+    result = {key: spawned[key] for key in SPAWNED_FIELDS}
     if arguments.query is None:
-        command.print_result(arguments, told, spawned["id"])
+        command.print_result(arguments, result, spawned["id"])
         return 0
     if not arguments.json:
         print(spawned["id"], flush=True)
     arguments.stream = arguments.progress = False
-    return ask(arguments, connection, {"ref": spawned["id"], "prompt": prompt}, approval, known=told)
+    return ask(
+        arguments, connection, {"ref": spawned["id"], **prompt_params(prompt, images)}, approval, extra_fields=result
+    )
+
+
+def history_params(arguments: Namespace) -> dict[str, Any]:
+    """Return the parameter of the spawn request for --history. Return {} without the option. Raises CommandError."""
+    if arguments.history is None:
+        return {}
+    from msgspec import to_builtins
+
+    from ...archival.adapters import read_messages
+
+    messages: Sequence[Any] = _read_array(
+        "history", arguments.history, "message", lambda data: read_messages(data, "message")
+    )
+    return {"history": to_builtins(messages)}
 
 
 def _script(file: str) -> list[Any]:
-    from orch_protocol.core.errors import ConfigError
     from orch_worker.backends.offline.scripted import ScriptedBackend
+
+    def check(script: list[Any]) -> list[Any]:
+        ScriptedBackend(script)
+        return script
+
+    script: list[Any] = _read_array("script", file, "response", check)
+    return script
+
+
+def _read_array(subject: str, file: str, item_name: str, read: Callable[[list[Any]], Any]) -> Any:
+    """Read the JSON array in `file` and pass it to the function `read`.
+
+    Return the function's result. Raises CommandError.
+    """
+    from orch_protocol.core.errors import ConfigError
 
     try:
         with open(file, encoding="utf-8") as opened:
-            script = json.load(opened)
-        if not isinstance(script, list):
-            raise ConfigError("a script is a JSON array, one item a response")
-        ScriptedBackend(script)
+            data = json.load(opened)
+        if not isinstance(data, list):
+            raise ConfigError(f"must be a JSON array with one item for each {item_name}")
+        return read(data)
     except OSError as error:
-        raise CommandError("ConfigError", f"script {file} cannot be read: {error.strerror}", 2) from error
+        raise CommandError("ConfigError", f"cannot read {subject} {file}: {error.strerror}", 2) from error
     except (ValueError, RecursionError, ConfigError) as error:
-        raise CommandError("ConfigError", f"script {file}: {error}", 2) from error
-    return script
+        raise CommandError("ConfigError", f"{subject} {file}: {error}", 2) from error
 
 
 VERBS = {
     "spawn": CliCommand(
-        "Start an agent: a process with a task and a fixed set of tools. Prints its id.",
+        "Start an agent: a process with a task and a fixed set of tools. Prints the agent's id.",
         'orch spawn "Explain this repository" --preset investigate --query "What does the README promise?"',
         _spawn_arguments,
         _spawn,

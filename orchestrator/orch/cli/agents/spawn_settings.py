@@ -1,4 +1,4 @@
-"""What the caller's configuration says about an agent that is about to be spawned."""
+"""Settings for a new agent, from the caller's configuration."""
 
 from __future__ import annotations
 
@@ -24,69 +24,103 @@ from ...policy.sandbox import with_minimum_level
 from ...render.terminal import to_json
 from .. import command
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ...resources.agent_types import AgentType
+
 __all__ = ["settings_not_in_effect", "spawn_settings"]
 
 OFFLINE: Final = "extractive:"
 
 
-def settings_not_in_effect(loaded: config.Loaded) -> dict[str, Any]:
-    """Return the settings of `loaded` that a running daemon does not go by, with the values that it does go by.
+def settings_not_in_effect(loaded: config.LoadedConfig) -> dict[str, Any]:
+    """Return the settings of `loaded` that differ in the running daemon. The result contains the daemon's values.
 
-    Empty when none is running, which is not started for this. Raises Failure.
+    Returns {} when no daemon is running. This function does not start a daemon. Raises CommandError.
     """
     values = config.flatten(loaded.config)
-    mine = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}  # as in JSON
-    theirs: dict[str, Any] = (daemon_status() or {}).get("settings", {})
-    return {key: value for key, value in theirs.items() if key in mine and mine[key] != value}
+    own_settings = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+    daemon_settings: dict[str, Any] = (daemon_status() or {}).get("settings", {})
+    return {key: value for key, value in daemon_settings.items() if key in own_settings and own_settings[key] != value}
 
 
-def _default() -> config.Default:
-    return config.Default.of(models.load(paths.home(os.environ)), {name for name, value in os.environ.items() if value})
+def _default() -> config.DefaultModel:
+    return config.DefaultModel.for_keys(
+        models.load(paths.home(os.environ)), {name for name, value in os.environ.items() if value}
+    )
 
 
-def _prompt(found: Config, arguments: Namespace) -> dict[str, Any]:
-    """Return what the agent is told besides its task: by the template that is asked for, or configured."""
-    if found.prompt.template is None and arguments.prompt_template is None and not arguments.var:
-        return {"rules": msgspec.to_builtins(found.prompt.rules)}
+def _prompt(settings: Config, arguments: Namespace) -> dict[str, Any]:
+    """Return the prompt settings. The prompt template is the requested one, or else the configured one."""
+    if settings.prompt.template is None and arguments.prompt_template is None and not arguments.var:
+        return {"rules": msgspec.to_builtins(settings.prompt.rules)}
     from ...resources.extensions import templates_for
 
-    there = templates_for(found, Path.cwd(), paths.home(os.environ))
+    templates = templates_for(settings, Path.cwd(), paths.home(os.environ))
     name = replace_invalid_utf8(arguments.prompt_template)
-    made: dict[str, Any] = msgspec.to_builtins(there.asked(name, replace_invalid_utf8(dict(arguments.var or ()))))
-    return made
+    prompt: dict[str, Any] = msgspec.to_builtins(
+        templates.prompt_spec(name, replace_invalid_utf8(dict(arguments.var or ())))
+    )
+    return prompt
 
 
 def _sandbox(config: SandboxConfig, arguments: Namespace) -> SandboxConfig:
-    """Return `config` with what the flags say of it: what is asked for beats the preset's, what is required all."""
+    """Return `config` with the flags applied.
+
+    --sandbox replaces preset levels; --require-sandbox sets the minimum level.
+    """
     if arguments.sandbox is not None:
         config = msgspec.structs.replace(config, level=arguments.sandbox, presets={})
     return with_minimum_level(config, arguments.require_sandbox) if arguments.require_sandbox is not None else config
 
 
-def spawn_settings(cwd: str, arguments: Namespace) -> tuple[dict[str, Any], str | None]:
-    """Return model, tools or preset, and limits: from the flags, else from what is configured for the caller.
+def _agent_type(cwd: Path, arguments: Namespace, settings: Config) -> tuple[AgentType | None, tuple[str, ...]]:
+    """Return the requested agent type, and the tools of extensions.
 
-    Beside them, what is to be said of the model when nobody named one. Says on stderr what of the configuration does
-    not count here. Raises ConfigError, Failure.
+    The type is None if no type was requested, or if the daemon will refuse the type.
     """
-    loaded = config.load(Path(cwd), os.environ)
-    for note in loaded.notes:
-        print(f"orch: {note}", file=sys.stderr)
-    if not loaded.config.subagents.enabled:
-        source = loaded.sources["subagents.enabled"]
-        raise ConfigError(f"spawning is switched off: subagents.enabled is false ({source})")
-    mine = str(project_file(Path(cwd)))
-    if other := [key for key in config.ROOT_WIDE if loaded.sources[key].startswith(mine)]:
-        print(f"orch: {mine}: the daemon, which serves every folder, does not heed {', '.join(other)}", file=sys.stderr)
-    if theirs := {key: value for key, value in settings_not_in_effect(loaded).items() if key not in other}:
+    if arguments.agent is None:
+        return None, ()
+    if arguments.prompt_template is not None:
+        raise ConfigError("pass --agent or --prompt-template, not both: an agent type has its own prompt")
+    from ...resources.agent_types import find_types
+
+    available = find_types(cwd, paths.home(os.environ), settings)
+    matching = (each for each in available.found if each.name == arguments.agent and not each.why_off)
+    return next(matching, None), available.extension_tools
+
+
+def spawn_settings(cwd: str, arguments: Namespace) -> tuple[dict[str, Any], str | None]:
+    """Return the settings of a new agent, such as model, tools and limits. Flags override the caller's configuration.
+
+    The second value is a note about the model if no model was chosen. Settings that have no effect are reported on
+    stderr. Raises ConfigError or CommandError.
+    """
+    loaded = command.load_config(Path(cwd))
+    project_path = str(project_file(Path(cwd)))
+    if ignored_keys := [key for key in config.ROOT_WIDE if loaded.sources[key].startswith(project_path)]:
+        print(
+            f"orch: {project_path}: ignored by the daemon, which serves all folders: {', '.join(ignored_keys)}",
+            file=sys.stderr,
+        )
+    if daemon_values := {
+        key: value for key, value in settings_not_in_effect(loaded).items() if key not in ignored_keys
+    }:
         values = config.flatten(loaded.config)
-        said = ", ".join(f"{key} = {to_json(value)} (not {to_json(values[key])})" for key, value in theirs.items())
-        print(f"orch: the daemon was started with {said}: orch daemon stop, and the next one heeds it", file=sys.stderr)
-    subagents, says = loaded.config.subagents, None
+        differences = ", ".join(
+            f"{key} = {to_json(value)} (not {to_json(values[key])})" for key, value in daemon_values.items()
+        )
+        print(
+            f"orch: the daemon was started with {differences}; run `orch daemon stop` to apply the change",
+            file=sys.stderr,
+        )
+    subagents, model_note = loaded.config.subagents, None
     settings: dict[str, Any] = {
         "limits": msgspec.to_builtins(loaded.config.limits),
         "budget": {name: getattr(subagents, name) for name in Budget.__struct_fields__} | command.budget(arguments),
     }
+    if arguments.max_turns is not None:
+        settings["limits"]["max_turns"] = arguments.max_turns
     rules = msgspec.to_builtins(loaded.config.policy)
     rules["dry_run"] |= arguments.dry_run
     usable = (os.path.abspath(os.path.expanduser(path)) for path in arguments.credentials or ())
@@ -100,15 +134,24 @@ def spawn_settings(cwd: str, arguments: Namespace) -> tuple[dict[str, Any], str 
         settings["skills"] = command.names(arguments.skills)
     settings["usual_thinking"] = loaded.config.thinking
     settings["context_rules"] = msgspec.to_builtins(subagents.context)
-    if arguments.script is None:
+    type, extension_tools = _agent_type(Path(cwd), arguments, loaded.config)
+    if arguments.script is None and (type is None or not type.model or arguments.model is not None):
         settings["model"] = arguments.model or loaded.config.model
         if settings["model"] is None:
             default = _default()
-            settings["model"], says = default.model or OFFLINE, default.says
+            settings["model"], model_note = default.model or OFFLINE, default.notice
     if arguments.tools is not None:
         settings["tools"] = command.names(arguments.tools)
+    elif arguments.preset is None and type is not None and type.grants_tools:
+        pass  # the type has its own tools; a preset would limit them
     elif arguments.preset is not None or subagents.default_tools is None:
         settings["preset"] = arguments.preset or subagents.default_preset
     else:
         settings["tools"] = list(subagents.default_tools)
-    return settings, says
+    if type is not None and arguments.tools is None and arguments.preset is None:
+        from orch_worker.tools.dispatch.presets import granted_tools
+
+        default_tools = granted_tools(settings.get("preset"), settings.get("tools"))
+        if missing_note := type.describe_missing_tools((*default_tools, *extension_tools)):
+            print(f"orch: {missing_note}", file=sys.stderr)
+    return settings, model_note

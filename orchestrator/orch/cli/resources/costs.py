@@ -1,4 +1,4 @@
-"""`orch costs`: what models and tools were used for, day by day, as the hook `cost_tracker` counts it."""
+"""The command `orch costs` shows the daily usage of models and tools that the hook `cost_tracker` recorded."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ..command import CliCommand
 
 __all__ = ["VERBS"]
 
-MODELS: Final = ["DAY", "MODEL", "REQUESTS", "IN", "OUT", "CACHED", "COST"]
-TOOLS: Final = ["TOOL", "CALLS", "ERRORS", "SECONDS"]
-NONE: Final = 'nothing was counted: set load = ["cost_tracker"] under [hooks], see docs/hooks.md'
+MODEL_COLUMNS: Final = ["DAY", "MODEL", "REQUESTS", "IN", "OUT", "CACHED", "COST"]
+TOOL_COLUMNS: Final = ["TOOL", "CALLS", "ERRORS", "SECONDS"]
+NO_COSTS: Final = 'no costs recorded: set load = ["cost_tracker"] under [hooks]; see docs/guides/hooks.md'
 
 
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--days", metavar="N", type=command.positive_int, default=7, help="the last N days with any (7)"
+        "--days", metavar="N", type=command.positive_int, default=7, help="number of latest days with usage (7)"
     )
 
 
@@ -35,34 +35,34 @@ def _costs(arguments: Namespace) -> int:
     home = paths.home(os.environ)
     folder = config.load(Path.cwd(), os.environ).config.hooks.evidence or home / EVIDENCE
     days = dict(list(UsageLog(Path(folder) / FILE).days().items())[: arguments.days])
-    command.print_result(arguments, msgspec.to_builtins(days), _page(days) if days else NONE)
+    command.print_result(arguments, msgspec.to_builtins(days), _page(days) if days else NO_COSTS)
     return 0
 
 
 def _page(days: dict[str, DailyUsage]) -> str:
     total = DailyUsage()
-    rows = [MODELS]
-    for day, sums in days.items():
-        total = add_usage(total, sums)
-        for name, model in sorted(sums.models.items(), key=lambda each: -each[1].usage.cost_usd):
-            took = model.usage
-            counts = (model.requests, took.input_tokens, took.output_tokens, took.cache_read_tokens)
-            unknown = " by estimate" if took.ceiling_usd else " or more"
-            cost = f"${took.cost_usd:.4f}" + ("" if took.cost_known else unknown)
+    rows = [MODEL_COLUMNS]
+    for day, daily in days.items():
+        total = add_usage(total, daily)
+        for name, model in sorted(daily.models.items(), key=lambda each: -each[1].usage.cost_usd):
+            usage = model.usage
+            counts = (model.requests, usage.input_tokens, usage.output_tokens, usage.cache_read_tokens)
+            qualifier = " by estimate" if usage.ceiling_usd else " or more"
+            cost = f"${usage.cost_usd:.4f}" + ("" if usage.cost_known else qualifier)
             rows.append([day, terminal.truncate_line(name, 40), *map(terminal.count, counts), cost])
-    used = [
+    tool_rows = [
         [terminal.truncate_line(name, 40), str(tool.calls), str(tool.errors), f"{tool.seconds:.1f}"]
         for name, tool in sorted(total.tools.items(), key=lambda each: -each[1].seconds)
     ]
     parts = [terminal.format_columns(rows, frozenset({2, 3, 4, 5, 6})), f"${total.cost_usd:.4f} in all"]
-    if used:
-        parts.append("\n" + terminal.format_columns([TOOLS, *used], frozenset({1, 2, 3})))
+    if tool_rows:
+        parts.append("\n" + terminal.format_columns([TOOL_COLUMNS, *tool_rows], frozenset({1, 2, 3})))
     return "\n".join(parts)
 
 
 VERBS = {
     "costs": CliCommand(
-        "Show what models and tools were used for, by day (UTC), in all agents that run with the hook cost_tracker.",
+        "Show the daily usage and cost (UTC) of models and tools, for agents with the hook cost_tracker.",
         "orch costs --days 30",
         _arguments,
         _costs,

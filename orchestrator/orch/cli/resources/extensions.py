@@ -1,9 +1,8 @@
-"""`orch extensions`: which there are, what they may do and bring, trusting a project's, switching them off and on."""
+"""The command `orch extensions` lists, shows, trusts, enables and disables extensions."""
 
 from __future__ import annotations
 
 import os
-import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any, Final
@@ -14,10 +13,10 @@ from orch_worker.extensions.loader import load
 
 from ...client.connection import Connection, replace_invalid_utf8
 from ...client.failure import CommandError
-from ...config import config, paths
-from ...render import terminal
+from ...config import paths
+from ...config.trust import revoke
 from ...render.resources.extensions import described, page, table
-from ...resources.extensions import FOLDER, FoundExtension, disable, enable, extension_specs, find, trust, untrust
+from ...resources.extensions import FOLDER, FoundExtension, disable, enable, extension_specs, find, trust
 from .. import command
 from ..command import CliCommand, CommandGroup
 
@@ -27,44 +26,40 @@ NOT_FOUND: Final = 3
 
 
 def _list_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="FOLDER", nargs="?", default=".", help="a project's folder (this one)")
+    parser.add_argument(
+        "folder", metavar="FOLDER", nargs="?", default=".", help="project folder (default: current folder)"
+    )
 
 
 def _list(arguments: Namespace) -> int:
     home = paths.home(os.environ)
-    rows = [_row(each, home) for each in _there(Path(arguments.folder).absolute())]
+    rows = [_row(each, home) for each in _find_extensions(Path(arguments.folder).absolute())]
     for row in rows:
         if row["why_off"]:
-            print(
-                f"orch: {terminal.truncate_line(row['name'], 64)} is off: "
-                f"{terminal.truncate_line(row['why_off'], 400)}",
-                file=sys.stderr,
-            )
-    command.print_result(arguments, rows, table(rows) if rows else "no extensions: see docs/extensions.md")
+            command.print_off(row["name"], row["why_off"])
+    command.print_result(arguments, rows, table(rows) if rows else "no extensions; see docs/guides/extensions.md")
     return 0
 
 
-def _there(folder: Path) -> list[FoundExtension]:
-    loaded = config.load(folder, os.environ)
-    for note in loaded.notes:
-        print(f"orch: {note}", file=sys.stderr)
+def _find_extensions(folder: Path) -> list[FoundExtension]:
+    loaded = command.load_config(folder)
     return find(folder, paths.home(os.environ), loaded.config.extensions.load)
 
 
 def _row(found: FoundExtension, home: Path) -> dict[str, Any]:
-    """Return what there is to say of an extension: one that is on is loaded, and brings what it registers."""
+    """Return the description of an extension. An enabled extension is loaded to list the parts that it registers."""
     row = described(found)
     for spec in extension_specs([found], home):
         try:
-            brought = load(spec)
+            loaded = load(spec)
         except ConfigError as error:
             return row | {"on": False, "why_off": str(error)}
-        row["hooks"] = [hook.row.name for hook in brought.hooks]
-        row["tools"] = [tool.name for tool in brought.tools]
-        row["prompts"] = [f"{found.name}:{name}" for name in brought.prompts]
-        from ...commands.catalogs import extension_only_catalog  # with all that commands look at
+        row["hooks"] = [hook.row.name for hook in loaded.hooks]
+        row["tools"] = [tool.name for tool in loaded.tools]
+        row["prompts"] = [f"{found.name}:{name}" for name in loaded.prompts]
+        from ...commands.catalogs import extension_only_catalog  # slow: imports all commands
 
-        catalog = extension_only_catalog(CommandCatalog(tuple(each.row for each in brought.commands)), [spec.manifest])
+        catalog = extension_only_catalog(CommandCatalog(tuple(each.row for each in loaded.commands)), [spec.manifest])
         row["commands"] = [each.usage for each in catalog.commands if each.source != BUILT_IN]
         row["notes"] = list(catalog.notes)
     return row
@@ -72,10 +67,10 @@ def _row(found: FoundExtension, home: Path) -> dict[str, Any]:
 
 def _show(arguments: Namespace) -> int:
     name, home = replace_invalid_utf8(arguments.name), paths.home(os.environ)
-    found = [each for each in _there(Path.cwd()) if each.name == name]
+    found = [each for each in _find_extensions(Path.cwd()) if each.name == name]
     if not found:
         raise CommandError(
-            "ExtensionNotFoundError", f"there is no extension {name!r}; see: orch extensions list", NOT_FOUND
+            "ExtensionNotFoundError", f"no extension named {name!r}; see: orch extensions list", NOT_FOUND
         )
     row = _row(found[0], home)
     command.print_result(arguments, row, page(row))
@@ -83,40 +78,39 @@ def _show(arguments: Namespace) -> int:
 
 
 def _name_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="the extension, as orch extensions list names it")
+    parser.add_argument("name", metavar="NAME", help="name of the extension, as in `orch extensions list`")
 
 
 def _project_arguments(parser: ArgumentParser) -> None:
     _name_arguments(parser)
-    parser.add_argument("folder", metavar="FOLDER", nargs="?", default=".", help="a project's folder (this one)")
+    parser.add_argument(
+        "folder", metavar="FOLDER", nargs="?", default=".", help="project folder (default: current folder)"
+    )
 
 
-def _of_project(arguments: Namespace) -> Path:
+def _project_extension(arguments: Namespace) -> Path:
     name, folder = replace_invalid_utf8(arguments.name), Path(arguments.folder).absolute()
-    place: Path = folder / ".orch" / FOLDER / name
-    if os.path.sep in name or not place.is_dir():
+    extension_folder: Path = folder / ".orch" / FOLDER / name
+    if os.path.sep in name or not extension_folder.is_dir():
         raise CommandError(
-            "ExtensionNotFoundError", f"there is no extension {name!r} in {folder}/.orch/{FOLDER}", NOT_FOUND
+            "ExtensionNotFoundError", f"no extension named {name!r} in {folder}/.orch/{FOLDER}", NOT_FOUND
         )
-    return place
+    return extension_folder
 
 
 def _trust(arguments: Namespace) -> int:
-    place = _of_project(arguments)
-    manifest = trust(place, paths.home(os.environ))
-    _tell()
-    command.print_result(
-        arguments, {"trusted": str(place)}, f"trusted as it is now: {manifest.name} in {terminal.safe(str(place))}"
-    )
+    extension_folder = _project_extension(arguments)
+    manifest = trust(extension_folder, paths.home(os.environ))
+    _refresh_daemon()
+    command.print_trusted(arguments, manifest.name, str(extension_folder))
     return 0
 
 
 def _untrust(arguments: Namespace) -> int:
-    place = _of_project(arguments)
-    was = untrust(place, paths.home(os.environ))
-    _tell()
-    said = "no longer trusted" if was else "was not trusted"
-    command.print_result(arguments, {"untrusted": was}, f"{said}: {terminal.safe(str(place))}")
+    extension_folder = _project_extension(arguments)
+    was_trusted = revoke(paths.home(os.environ), "extension", extension_folder)
+    _refresh_daemon()
+    command.print_untrusted(arguments, str(extension_folder), was_trusted=was_trusted)
     return 0
 
 
@@ -130,40 +124,40 @@ def _enable(arguments: Namespace) -> int:
 
 def _switch(arguments: Namespace, *, on: bool) -> int:
     name, home = replace_invalid_utf8(arguments.name), paths.home(os.environ)
-    known = [each.name for each in _there(Path.cwd())]
+    known = [each.name for each in _find_extensions(Path.cwd())]
     if not on and name not in known:
-        there = ", ".join(known) or "none"
-        raise CommandError("ExtensionNotFoundError", f"there is no extension {name!r}; there are: {there}", NOT_FOUND)
+        names_text = ", ".join(known) or "none"
+        raise CommandError("ExtensionNotFoundError", f"no extension named {name!r}; known: {names_text}", NOT_FOUND)
     changed = (enable if on else disable)(name, home)
-    _tell()
+    _refresh_daemon()
     command.print_switched(arguments, name, "for agents spawned from now on", on=on, changed=changed)
     return 0
 
 
-def _tell() -> None:
-    """Let a daemon that runs look again at what can be executed in sessions."""
+def _refresh_daemon() -> None:
+    """Let a running daemon reload the commands of extensions."""
     try:
         Connection(start=None).call("refresh_catalogs")
     except CommandError:
-        pass  # none runs, or it is leaving; whoever looks next sees what is there
+        pass  # no daemon is running; the next daemon reads the current state
 
 
 VERBS = {
     "extensions": CommandGroup(
-        "Extensions: folders that bring hooks and tools, and may do no more than they say.",
+        "Extensions: folders with hooks, tools and commands, limited to the permissions in their manifest.",
         "orch extensions list",
         {
             "list": (
-                "those there are for a folder, what they may do and bring",
+                "list extensions of a folder",
                 CliCommand(
-                    "List the extensions for agents in a folder, with what each may do and brings, or why it is off.",
+                    "List the extensions of a folder: permissions, contents, and the reason why one is off.",
                     "orch extensions list --json",
                     _list_arguments,
                     _list,
                 ),
             ),
             "show": (
-                "one of them: what it may do and brings, commands and keys too",
+                "show an extension: permissions, hooks, tools, commands, keys",
                 CliCommand(
                     "Show an extension: what it may do, the hooks, tools and commands that it brings, its keys and "
                     "widgets, and which of these are left out because they are taken.",
@@ -173,33 +167,36 @@ VERBS = {
                 ),
             ),
             "trust": (
-                "let a project's run, as it is now",
+                "trust the present version of a project's extension",
                 CliCommand(
-                    "Trust an extension of a project's as it is now, after you have read it; a change asks anew.",
+                    "Trust the present version of a project's extension. Read it first. Any change requires new trust.",
                     "orch extensions trust redactor",
                     _project_arguments,
                     _trust,
                 ),
             ),
             "untrust": (
-                "let it run no more",
+                "revoke the trust of a project's extension",
                 CliCommand(
-                    "Forget that it was trusted.", "orch extensions untrust redactor", _project_arguments, _untrust
+                    "Revoke the trust of a project's extension.",
+                    "orch extensions untrust redactor",
+                    _project_arguments,
+                    _untrust,
                 ),
             ),
             "disable": (
-                "switch one off, for every folder and for good",
+                "disable an extension for every folder",
                 CliCommand(
-                    "Switch an extension off for agents spawned from now on, until it is enabled.",
+                    "Disable an extension for agents spawned from now on.",
                     "orch extensions disable redactor",
                     _name_arguments,
                     _disable,
                 ),
             ),
             "enable": (
-                "switch it on again",
+                "enable an extension",
                 CliCommand(
-                    "Switch an extension on again, for agents spawned from now on.",
+                    "Enable an extension for agents spawned from now on.",
                     "orch extensions enable redactor",
                     _name_arguments,
                     _enable,

@@ -1,26 +1,26 @@
-"""`orch hooks`: which hooks there are, what they did so far, and switching them off and on for good."""
+"""The command `orch hooks` lists, enables and disables hooks, and writes a file of example hooks."""
 
 from __future__ import annotations
 
 import os
 import sys
-import tomllib
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.errors import ConfigError, OrchError
 from orch_protocol.hooks.stages import HookRow
-from orch_worker.hooks.loader import configured_hooks, read_switches
+from orch_worker.hooks.loader import BUILTIN, configured_hooks, read_disabled_hooks
 
 from ...client.connection import replace_invalid_utf8
 from ...client.failure import CommandError
 from ...config import config, paths
-from ...config.output_file import write_out
-from ...policy.hook_records import AUDIT_LOG, HookLine, hook_lines, hooks_spec, set_enabled, switches_file
+from ...config.output_file import write_output_file
+from ...config.user_config import add_to_list
+from ...policy.hook_records import AUDIT_LOG, HookLine, disabled_hooks_file, hook_lines, hooks_spec, set_enabled
 from ...render import terminal
 from ...render.resources.hooks import table
 from .. import command
@@ -32,31 +32,31 @@ __all__ = ["INIT", "VERBS"]
 # --- `orch hooks init` ---
 
 TEMPLATE: Final = '''\
-"""Hooks: functions that are called when something happens in an agent. All of this file's run in every agent.
+"""Hooks: functions that orch calls when something happens in an agent. The hooks in this file run in every agent.
 
-`orch hooks list` shows them with what they did, `orch hooks disable NAME` switches one off for good. A hook is called
-with the event and a context; it returns nothing, event.patch(...) to change something, or a decision.
+`orch hooks list` shows hooks with their statistics. `orch hooks disable NAME` disables a hook. orch calls a hook
+with the event and a context. The hook returns nothing, event.patch(...) to change something, or a decision.
 """
 
 from orch import Block, hook
 
 
-# Decides: a call that it blocks does not run, and its reason is the result. When it fails, the call is blocked too.
+# This hook decides. A blocked call does not run, and its result is the reason. If the hook fails, the call is blocked.
 @hook("tool_call")
 def no_force_push(event, ctx) -> Block:
     if event.name == "bash" and "push --force" in event.input.get("command", ""):
-        return Block("nobody pushes with --force here: ask for a pull request")
+        return Block("pushing with --force is not allowed here: open a pull request")
 
 
-# Changes: only what it returns is kept and shown to the model. A lower priority is called first (50 unless said).
+# This hook changes results. The model sees only the changed result. Hooks with a lower priority run first (default 50).
 @hook("tool_result", priority=10, kind="transform")
 def shorten(event, ctx):
     if event.name == "bash" and len(event.text) > 50_000:
         return event.patch(text=event.text[:25_000] + "\\n[...]\\n" + event.text[-25_000:])
 
 
-# Observes: nobody waits for it. The log is that of the agent's process; ctx.state is this hook's own for as long as the
-# process lives, ctx.turn_state until the turn ends.
+# This hook observes, and the agent does not wait for it. ctx.log writes to the log of the agent's process. ctx.state
+# belongs to this hook and lasts as long as the process. ctx.turn_state lasts until the turn ends.
 @hook("turn_end")
 def count(event, ctx):
     ctx.state["turns"] = ctx.state.get("turns", 0) + 1
@@ -65,7 +65,7 @@ def count(event, ctx):
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", nargs="?", help="where to ($ORCH_HOME/house_hooks.py)")
+    parser.add_argument("file", metavar="FILE", nargs="?", help="file to write (default: $ORCH_HOME/house_hooks.py)")
 
 
 def _init(arguments: Namespace) -> int:
@@ -76,46 +76,22 @@ def _init(arguments: Namespace) -> int:
         else home / "house_hooks.py"
     )
     if file.suffix != ".py":
-        raise ConfigError(f"{file} is to end in .py")
+        raise ConfigError(f"file name {file} must end in .py")
     if file.exists():
-        raise CommandError("FileExistsError", f"{file} is there already, and is left as it is: name another FILE", 2)
-    line = f"load = [{_quoted(str(file))}]"
-    changed = _configured(paths.private_dir(home) / "config.toml", line, home)
-    write_out(str(file), [TEMPLATE])
-    if changed is not None:
-        write_out(str(home / "config.toml"), [changed])
-        told = f"{home / 'config.toml'} names it: agents that are spawned from now on have its hooks"
-    else:
-        told = f"{home / 'config.toml'} has hooks already: put {_quoted(str(file))} under load in [hooks] there"
-    said: dict[str, Any] = {"file": str(file), "configured": changed is not None}
-    command.print_result(arguments, said, terminal.safe(f"{file}\n{told}\norch hooks list shows them"))
+        raise CommandError("FileExistsError", f"{file} already exists and was not changed; pass another FILE", 2)
+    write_output_file(str(file), [TEMPLATE])
+    try:
+        add_to_list(home, "hooks", "load", str(file))
+    except (OrchError, OSError):
+        file.unlink()
+        raise
+    text = f"{file}\n{home / 'config.toml'} loads it for agents spawned from now on\norch hooks list shows its hooks"
+    command.print_result(arguments, {"file": str(file), "configured": True}, terminal.safe(text))
     return 0
 
 
-def _configured(path: Path, line: str, home: Path) -> str | None:
-    """Return the configuration at `path` with `line` under [hooks]; None when it has such a table already.
-
-    Raises ConfigError when it cannot be read, or is no configuration.
-    """
-    try:
-        text = path.read_text() if path.exists() else ""
-        tables = tomllib.loads(text)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read ({error}): mend it first") from error
-    if "hooks" in tables:
-        return None
-    changed = f"{text.rstrip()}\n\n" if text.strip() else ""
-    changed += f"[hooks]\n{line}\n"
-    config.check(path, changed.encode(), home)
-    return changed
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
 INIT: Final = CliCommand(
-    "Write a file of hooks to begin with, and let the configuration name it. What is there is never overwritten.",
+    "Write a file with example hooks and add it to the configuration. Existing files are never overwritten.",
     "orch hooks init",
     _arguments,
     _init,
@@ -123,14 +99,18 @@ INIT: Final = CliCommand(
 
 
 NOT_FOUND: Final = 3
+NEXT_TURN: Final = "from the next turn of each agent"
+NEW_AGENTS: Final = "for agents spawned from now on"
 
 
 def _list_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="FOLDER", nargs="?", default=".", help="a project's folder (this one)")
+    parser.add_argument(
+        "folder", metavar="FOLDER", nargs="?", default=".", help="project folder (default: current folder)"
+    )
 
 
 def _list(arguments: Namespace) -> int:
-    found = _known(Path(arguments.folder).absolute())
+    found = _all_hooks(Path(arguments.folder).absolute())
     for each in found:
         if each.last_error:
             print(f"orch: {each.name}, the last error: {terminal.truncate_line(each.last_error)}", file=sys.stderr)
@@ -138,11 +118,9 @@ def _list(arguments: Namespace) -> int:
     return 0
 
 
-def _known(folder: Path) -> list[HookLine]:
-    """Return the hooks that are configured for `folder`, and those heard of. Says which cannot be imported."""
-    loaded = config.load(folder, os.environ)
-    for note in loaded.notes:
-        print(f"orch: {note}", file=sys.stderr)
+def _all_hooks(folder: Path) -> list[HookLine]:
+    """Return the hooks configured for `folder` and the hooks with statistics. Reports hooks that cannot be imported."""
+    loaded = command.load_config(folder)
     rows: list[HookRow] = []
     options = hooks_spec(loaded.config.hooks).options
     for name in loaded.config.hooks.load:
@@ -154,59 +132,81 @@ def _known(folder: Path) -> list[HookLine]:
 
 
 def _name_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="the hook, as orch hooks list names it")
+    parser.add_argument("name", metavar="NAME", help="name of the hook, as in `orch hooks list`")
 
 
 def _disable(arguments: Namespace) -> int:
-    names = [line.name for line in _known(Path.cwd())]
-    return _switch(arguments, names, enabled=False)
+    name = _require_known(arguments, (line.name for line in _all_hooks(Path.cwd())))
+    changed = set_enabled(paths.home(os.environ), name, enabled=False)
+    command.print_switched(arguments, name, NEXT_TURN, on=False, changed=changed)
+    return 0
 
 
 def _enable(arguments: Namespace) -> int:
-    off = read_switches(str(switches_file(paths.home(os.environ))))
-    names = [*off, *(line.name for line in _known(Path.cwd()))]
-    return _switch(arguments, names, enabled=True)
-
-
-def _switch(arguments: Namespace, known: Sequence[str], *, enabled: bool) -> int:
-    name = replace_invalid_utf8(arguments.name)
-    if name not in known:
-        there = ", ".join(dict.fromkeys(known)) or "none"
-        raise CommandError("HookNotFoundError", f"there is no hook {name!r}; there are: {there}", NOT_FOUND)
-    changed = set_enabled(paths.home(os.environ), name, enabled=enabled)
-    command.print_switched(arguments, name, "from each agent's next turn on", on=enabled, changed=changed)
+    home = paths.home(os.environ)
+    disabled = read_disabled_hooks(str(disabled_hooks_file(home)))
+    name = _require_known(arguments, (*disabled, *(line.name for line in _all_hooks(Path.cwd()))))
+    loaded = config.load(Path.cwd(), os.environ).config.hooks
+    builtin = name.partition(".")[0]
+    missing = builtin in BUILTIN and builtin not in loaded.load
+    if missing:
+        configured_hooks([builtin], hooks_spec(loaded).options)  # raises ConfigError if a setting is missing
+    changed = set_enabled(home, name, enabled=True)
+    if missing:
+        changed |= add_to_list(home, "hooks", "load", builtin)
+        _report_override(builtin)
+    command.print_switched(arguments, name, NEW_AGENTS if missing else NEXT_TURN, on=True, changed=changed)
     return 0
+
+
+def _require_known(arguments: Namespace, known: Iterable[str]) -> str:
+    """Return the hook in the arguments. Raises CommandError if the hook is not in `known`."""
+    name: str = replace_invalid_utf8(arguments.name)
+    names = tuple(dict.fromkeys(known))
+    if name not in names:
+        raise CommandError("HookNotFoundError", f"no hook named {name!r}; known: {', '.join(names)}", NOT_FOUND)
+    return name
+
+
+def _report_override(builtin: str) -> None:
+    """Print a note if `hooks.load` in this folder comes from another file than the user's configuration."""
+    loaded = config.load(Path.cwd(), os.environ)
+    if builtin not in loaded.config.hooks.load:
+        source = loaded.sources["hooks.load"]
+        print(
+            f"orch: {builtin} stays off in this folder, because {source} sets hooks.load: add it there", file=sys.stderr
+        )
 
 
 VERBS = {
     "hooks": CommandGroup(
-        "Hooks: functions that watch, change and stop what agents do.",
+        "Hooks: functions that observe, change or block the actions of agents.",
         "orch hooks list",
         {
             "list": (
-                "the hooks that are configured here, and those of programs",
+                "list hooks: built-in, configured, of programs",
                 CliCommand(
-                    "List the hooks that are configured here, and those that programs registered, with what they did.",
+                    "List built-in hooks, configured hooks and hooks that programs registered, with their statistics.",
                     "orch hooks list --json",
                     _list_arguments,
                     _list,
                 ),
             ),
-            "init": ("write a file of hooks to begin with", INIT),
+            "init": ("write a file with example hooks", INIT),
             "disable": (
-                "switch one off, for every process and for good",
+                "disable a hook for all agents",
                 CliCommand(
-                    "Switch a hook off for all agents of this user, from their next turn on, until it is enabled.",
+                    "Disable a hook for all agents of this user, from their next turn.",
                     "orch hooks disable house.redact",
                     _name_arguments,
                     _disable,
                 ),
             ),
             "enable": (
-                "switch it on again",
+                "enable a hook; write a built-in one to config.toml",
                 CliCommand(
-                    "Switch a hook on again, from each agent's next turn on.",
-                    "orch hooks enable house.redact",
+                    "Enable a disabled hook, or add a built-in hook to the configuration of this user.",
+                    "orch hooks enable content_safety",
                     _name_arguments,
                     _enable,
                 ),

@@ -1,4 +1,4 @@
-"""`orch memory list`, `show`, `add`, `forget`: what agents remember of a folder from one conversation to the next."""
+"""The command `orch memory` lists, shows, adds and deletes notes that agents keep about a folder across sessions."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ __all__ = ["VERBS"]
 MARKED = "in a conversation with "
 
 
-def _cwd(parser: ArgumentParser) -> None:
-    parser.add_argument("--cwd", metavar="DIR", default=".", help="the folder that it is about (this one)")
+def _folder_argument(parser: ArgumentParser) -> None:
+    parser.add_argument("--cwd", metavar="DIR", default=".", help="project folder (default: current folder)")
 
 
-def _opened(arguments: Namespace) -> tuple[MemoryStore, MemorySpec]:
+def _open_memory(arguments: Namespace) -> tuple[MemoryStore, MemorySpec]:
     return open_memory(Path(arguments.cwd).expanduser().absolute(), paths.home())
 
 
 def _list_arguments(parser: ArgumentParser) -> None:
-    _cwd(parser)
-    parser.add_argument("--about", metavar="TEXT", help="those first that say most about this")
+    _folder_argument(parser)
+    parser.add_argument("--about", metavar="TEXT", help="sort by relevance to this text")
 
 
 def _list(arguments: Namespace) -> int:
-    notes = _opened(arguments)[0].notes()
+    notes = _open_memory(arguments)[0].notes()
     if arguments.about is not None:
         notes = rank_notes(notes, replace_invalid_utf8(arguments.about))
     command.print_result(arguments, data(notes), table(notes) if notes else "")
     if not notes and not arguments.json:
-        print("orch: nothing is noted about this folder; memory.enabled lets agents do so", file=sys.stderr)
+        print("orch: no notes about this folder; agents take notes when memory.enabled is true", file=sys.stderr)
     return 0
 
 
 def _id_arguments(parser: ArgumentParser) -> None:
-    _cwd(parser)
+    _folder_argument(parser)
     parser.add_argument("ids", metavar="ID", nargs="+", help="id of a note")
 
 
 def _show(arguments: Namespace) -> int:
-    notes = select_notes(_opened(arguments)[0].notes(), arguments.ids)
+    notes = select_notes(_open_memory(arguments)[0].notes(), arguments.ids)
     pages = []
     for note in notes:
         facts = {"by": author(note), "agent": note.agent, "query": note.turn, "at": note.at}
@@ -63,35 +63,33 @@ def _show(arguments: Namespace) -> int:
 
 
 def _add_arguments(parser: ArgumentParser) -> None:
-    _cwd(parser)
-    parser.add_argument("text", metavar="TEXT", help="what is to be remembered; - reads it from standard input")
+    _folder_argument(parser)
+    parser.add_argument("text", metavar="TEXT", help="text of the note; - reads it from stdin")
 
 
 def _add(arguments: Namespace) -> int:
-    note = add_note(*_opened(arguments), replace_invalid_utf8(command.text(arguments.text)))
+    note = add_note(*_open_memory(arguments), replace_invalid_utf8(command.text(arguments.text)))
     command.print_result(arguments, data([note])[0], note.id)
     return 0
 
 
 def _forget(arguments: Namespace) -> int:
-    memory = _opened(arguments)[0]
-    gone = memory.forget(note.id for note in select_notes(memory.notes(), arguments.ids))
-    command.print_result(arguments, data(gone), "\n".join(note.id for note in gone))
+    memory = _open_memory(arguments)[0]
+    removed = memory.forget(note.id for note in select_notes(memory.notes(), arguments.ids))
+    command.print_result(arguments, data(removed), "\n".join(note.id for note in removed))
     return 0
 
 
 ACTIONS = {
-    "list": ("what is noted about a folder", CliCommand("List notes.", "orch memory list", _list_arguments, _list)),
-    "show": ("one note whole", CliCommand("Show notes.", "orch memory show 1f22a6cc", _id_arguments, _show)),
+    "list": ("list the notes about a folder", CliCommand("List notes.", "orch memory list", _list_arguments, _list)),
+    "show": ("print one note", CliCommand("Show notes.", "orch memory show 1f22a6cc", _id_arguments, _show)),
     "add": (
         "note something",
-        CliCommand("Note something for agents, and print its id.", "orch memory add TEXT", _add_arguments, _add),
+        CliCommand("Add a note for agents and print its id.", "orch memory add TEXT", _add_arguments, _add),
     ),
     "forget": (
         "delete notes",
-        CliCommand(
-            "Delete notes for good, and print their ids.", "orch memory forget 1f22a6cc", _id_arguments, _forget
-        ),
+        CliCommand("Delete notes and print their ids.", "orch memory forget 1f22a6cc", _id_arguments, _forget),
     ),
 }
-VERBS = {"memory": CommandGroup("What agents remember of a folder.", "orch memory list", ACTIONS)}
+VERBS = {"memory": CommandGroup("Notes that agents keep about a folder.", "orch memory list", ACTIONS)}

@@ -1,4 +1,4 @@
-"""The verb about models: which are known, what they take and cost, and whether there is a key."""
+"""The command `orch models` shows known models, their limits and prices, and whether a key is set."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Container
 
 from orch_protocol.agent.config import parse_model
-from orch_protocol.agent.models import ModelRow
 from orch_protocol.core.errors import ConfigError
+from orch_protocol.services.models.models import ModelRow
 from orch_worker.backends import models
+from orch_worker.backends.custom_providers import with_installed
 from orch_worker.backends.local_servers import LOCAL, locate
 from orch_worker.backends.models import ModelCatalog
 
@@ -25,40 +26,40 @@ __all__ = ["VERBS"]
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("name", metavar="MODEL", nargs="?", help="PROVIDER:MODEL, a model's name, or local")
+    parser.add_argument("name", metavar="MODEL", nargs="?", help='PROVIDER:MODEL, a model name, or "local"')
 
 
 def _models(arguments: Namespace) -> int:
-    known, keys = models.load(paths.home(os.environ)), {name for name, value in os.environ.items() if value}
+    catalog = with_installed(models.load(paths.home(os.environ)))
+    keys = {name for name, value in os.environ.items() if value}
     if arguments.name is not None:
-        row = _look_up(known, replace_invalid_utf8(arguments.name), keys)
+        row = _find_model(catalog, replace_invalid_utf8(arguments.name), keys)
         command.print_result(arguments, data(row), page(row))
         return 0
-    rows = list(list_entries(known, keys))
+    rows = list(list_entries(catalog, keys))
     command.print_result(arguments, list(map(data, rows)), table(rows))
     return 0
 
 
-def _look_up(known: ModelCatalog, name: str, keys: Container[str]) -> ModelRow:
-    """Return what is known of the model that somebody calls `name`. Raises ConfigError."""
-    spec = asyncio.run(locate(parse_model(name), known, os.environ)) if name == LOCAL else parse_model(name)
-    if spec.provider in known.providers:
-        model = spec.model or known.provider(spec.provider).default
+def _find_model(catalog: ModelCatalog, name: str, keys: Container[str]) -> ModelRow:
+    spec = asyncio.run(locate(parse_model(name), catalog, os.environ)) if name == LOCAL else parse_model(name)
+    if spec.provider in catalog.providers:
+        model = spec.model or catalog.provider(spec.provider).default
         if not model:
-            raise ConfigError(f"which model of {spec.provider}? Write {spec.provider}:MODEL")
-        return model_entry(known, spec.provider, model, keys)
-    found = {provider: known.listed_as(provider, name) or "" for provider in known.providers}
-    provider = max(found, key=lambda each: len(found[each]))
-    if not found[provider]:
+            raise ConfigError(f"no model given for provider {spec.provider}; write {spec.provider}:MODEL")
+        return model_entry(catalog, spec.provider, model, keys)
+    listed = {provider: catalog.listed_as(provider, name) or "" for provider in catalog.providers}
+    provider = max(listed, key=lambda each: len(listed[each]))
+    if not listed[provider]:
         raise ConfigError(
-            f"no listed model begins {name!r}: to say whose it is, write PROVIDER:MODEL, with one of {', '.join(found)}"
+            f"no listed model begins with {name!r}: write PROVIDER:MODEL, with a provider out of {', '.join(listed)}"
         )
-    return model_entry(known, provider, name, keys)
+    return model_entry(catalog, provider, name, keys)
 
 
 VERBS = {
     "models": CliCommand(
-        "List the models that are known, or say what is known of one. Asks no daemon.",
+        "List known models, or show one. Works without a daemon.",
         "orch models; orch models local",
         _arguments,
         _models,

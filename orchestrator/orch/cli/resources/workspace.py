@@ -1,4 +1,4 @@
-"""`orch workspace`: list, show, pin and drop the artifacts of an agent."""
+"""The command `orch workspace` lists, shows, pins and drops the artifacts of an agent."""
 
 from __future__ import annotations
 
@@ -21,43 +21,43 @@ __all__ = ["VERBS"]
 
 def _about_arguments(parser: ArgumentParser) -> None:
     key_argument(parser)
-    parser.add_argument("--about", metavar="TEXT", help="those first that say most about this")
+    parser.add_argument("--about", metavar="TEXT", help="sort by relevance to this text")
 
 
-def _asked(arguments: Namespace, about: str | None = None) -> dict[str, Any]:
-    shown: dict[str, Any] = Connection().call("workspace", {"ref": arguments.key, "about": about})
-    return shown
+def _load_workspace(arguments: Namespace, about: str | None = None) -> dict[str, Any]:
+    workspace: dict[str, Any] = Connection().call("workspace", {"ref": arguments.key, "about": about})
+    return workspace
 
 
 def _list(arguments: Namespace) -> int:
-    shown = _asked(arguments, arguments.about)
-    command.print_result(arguments, shown, table(shown))
-    if not shown["artifacts"] and not arguments.json:
-        why = "nothing yet" if shown["enabled"] else "nothing: workspace.enabled lets agents keep track of it"
-        print(f"orch: it has {why}", file=sys.stderr)
+    workspace = _load_workspace(arguments, arguments.about)
+    command.print_result(arguments, workspace, table(workspace))
+    if not workspace["artifacts"] and not arguments.json:
+        message = "the workspace is empty" if workspace["enabled"] else "no workspace: set workspace.enabled to get one"
+        print(f"orch: {message}", file=sys.stderr)
     return 0
 
 
 def _names(parser: ArgumentParser) -> None:
     key_argument(parser)
-    parser.add_argument("names", metavar="NAME", nargs="+", help="its name, or what stands in it behind the colon")
+    parser.add_argument("names", metavar="NAME", nargs="+", help="name of the artifact, or its part after the colon")
 
 
 def _show(arguments: Namespace) -> int:
-    there = _asked(arguments)["artifacts"]
-    chosen = [_chosen(there, name) for name in arguments.names]
+    artifacts = _load_workspace(arguments)["artifacts"]
+    chosen = [_find_artifact(artifacts, name) for name in arguments.names]
     command.print_result(arguments, chosen, "\n\n".join(map(page, chosen)))
     return 0
 
 
-def _chosen(there: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    found = [each for each in there if each["name"] == name]
-    found = found or [each for each in there if each["name"].partition(":")[2] == name]
+def _find_artifact(artifacts: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    found = [each for each in artifacts if each["name"] == name]
+    found = found or [each for each in artifacts if each["name"].partition(":")[2] == name]
     if len(found) == 1:
         return found[0]
     if found:
-        which = ", ".join(each["name"] for each in found)
-        raise CommandError("AmbiguousRefError", f"{name[:80]!r} may be any of {which}: write the whole name", 2)
+        names = ", ".join(each["name"] for each in found)
+        raise CommandError("AmbiguousRefError", f"{name[:80]!r} may be any of {names}: write the whole name", 2)
     raise CommandError(
         "EntryNotFoundError", f"there is no {name[:80]!r} in it; `orch workspace list` shows what there is", 3
     )
@@ -65,9 +65,13 @@ def _chosen(there: list[dict[str, Any]], name: str) -> dict[str, Any]:
 
 def _prune_arguments(parser: ArgumentParser) -> None:
     key_argument(parser)
-    parser.add_argument("names", metavar="NAME", nargs="*", help="what to forget; none: what is out of use or too much")
-    parser.add_argument("--turns", type=command.positive_int, metavar="N", help="what was not used for so many turns")
-    parser.add_argument("--bytes", type=command.count, metavar="N", help="the largest, until all together have so many")
+    parser.add_argument(
+        "names", metavar="NAME", nargs="*", help="artifacts to remove (default: unused ones and those above the limit)"
+    )
+    parser.add_argument(
+        "--turns", type=command.positive_int, metavar="N", help="remove artifacts that were not used for N turns"
+    )
+    parser.add_argument("--bytes", type=command.count, metavar="N", help="remove the largest until N bytes remain")
 
 
 def _prune(arguments: Namespace) -> int:
@@ -85,17 +89,19 @@ def _prune(arguments: Namespace) -> int:
 
 ACTIONS = {
     "list": (
-        "what there is, with where it is from",
-        CliCommand("List what an agent has at hand.", "orch workspace list latest", _about_arguments, _list),
+        "list the artifacts of an agent",
+        CliCommand(
+            "List the artifacts in an agent's workspace.", "orch workspace list latest", _about_arguments, _list
+        ),
     ),
     "show": (
-        "one object with all that is known of it",
+        "show one artifact",
         CliCommand("Show objects.", "orch workspace show latest src/pump.py", _names, _show),
     ),
     "prune": (
-        "forget what is out of use, or what is named",
+        "remove unused or named artifacts from the list",
         CliCommand(
-            "Forget objects, and print their names. What they stand for stays.",
+            "Remove artifacts from the list and print their names. Files and values themselves stay.",
             "orch workspace prune latest --turns 10",
             _prune_arguments,
             _prune,
@@ -104,6 +110,8 @@ ACTIONS = {
 }
 VERBS = {
     "workspace": CommandGroup(
-        "What an agent has at hand.", "orch workspace list latest", ACTIONS | service_verbs.actions("workspace")
+        "The workspace of an agent: files, values and results it worked with.",
+        "orch workspace list latest",
+        ACTIONS | service_verbs.actions("workspace"),
     )
 }

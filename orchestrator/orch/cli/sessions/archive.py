@@ -1,4 +1,4 @@
-"""`orch archive`: what agents have archived, listed, found, read, asked, taken along and deleted."""
+"""The command `orch archive` lists, searches, reads, queries, exports and deletes archives."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...client.failure import CommandError
 from ...render import terminal
 from ...render.archives import entry_range, numbered_entries, pages, search_hits, table
 from .. import command
-from ..agents.query import agreed, code_of, query, query_arguments
+from ..agents.query import exit_code_of, query, query_arguments, stable_fields
 from ..command import CliCommand, CommandGroup
 
 TYPE_CHECKING = False
@@ -21,12 +21,12 @@ __all__ = ["VERBS"]
 
 
 def _optional_ref(parser: ArgumentParser) -> None:
-    parser.add_argument("ref", metavar="REF", nargs="?", help="an agent: its archives, and those of agents below it")
+    parser.add_argument("ref", metavar="REF", nargs="?", help="archives of this agent and of agents below it")
 
 
-def _in(parser: ArgumentParser) -> None:
-    told = "only those of an agent and of agents below it"
-    parser.add_argument("--in", dest="ref", metavar="REF", action=command.SetOnce, help=told)
+def _ref_option(parser: ArgumentParser) -> None:
+    help = "only archives of this agent and of agents below it"
+    parser.add_argument("--in", dest="ref", metavar="REF", action=command.SetOnce, help=help)
 
 
 def _list(arguments: Namespace) -> int:
@@ -38,15 +38,15 @@ def _list(arguments: Namespace) -> int:
         hint = "; archival.enabled in the configuration turns it on"
         if settings.get("archival.enabled"):
             hint = f" yet; archival is on, with the profile {settings['archival.profile']!r}"
-        print(f"orch: nothing is archived{hint}", file=sys.stderr)
+        print(f"orch: no archives{hint}", file=sys.stderr)
     return 0
 
 
 def _search_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("query", metavar="QUERY", help="what to look for; - reads it from stdin")
-    _in(parser)
+    parser.add_argument("query", metavar="QUERY", help="text to search for; - reads it from stdin")
+    _ref_option(parser)
     parser.add_argument(
-        "--limit", type=command.positive_int, default=10, metavar="N", help="at most so many places (10)"
+        "--limit", type=command.positive_int, default=10, metavar="N", help="maximum number of results (10)"
     )
 
 
@@ -55,19 +55,19 @@ def _search(arguments: Namespace) -> int:
     hits = Connection().call("search_archive", params)
     command.print_result(arguments, hits, search_hits(hits))
     if not hits and not arguments.json:
-        print("orch: nothing in the archives resembles that", file=sys.stderr)
+        print("orch: no match in the archives", file=sys.stderr)
     return 0
 
 
 def _read_arguments(parser: ArgumentParser) -> None:
-    _id(parser)
+    _id_argument(parser)
     parser.add_argument(
-        "entries", metavar="FIRST[-LAST]", nargs="?", default="1-", help="which entries: 3, 3-7, or 3- (all)"
+        "entries", metavar="FIRST[-LAST]", nargs="?", default="1-", help="entries to print: 3, 3-7 or 3- (default: all)"
     )
 
 
-def _id(parser: ArgumentParser) -> None:
-    parser.add_argument("id", metavar="ID", help="id of an archive, or the beginning of one")
+def _id_argument(parser: ArgumentParser) -> None:
+    parser.add_argument("id", metavar="ID", help="id or unique prefix of an archive")
 
 
 def _read(arguments: Namespace) -> int:
@@ -79,51 +79,50 @@ def _read(arguments: Namespace) -> int:
 
 
 def _ask_all_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("prompt", metavar="PROMPT", help="what to ask; - reads it from stdin")
-    parser.add_argument("ids", metavar="ID", nargs="*", help="archives to ask")
-    _in(parser)
-    parser.add_argument("--timeout", type=command.seconds, metavar="S", help="wait at most so many seconds for all")
+    parser.add_argument("prompt", metavar="PROMPT", help="the question; - reads it from stdin")
+    parser.add_argument("ids", metavar="ID", nargs="*", help="ids of archives")
+    _ref_option(parser)
+    parser.add_argument("--timeout", type=command.seconds, metavar="S", help="wait at most S seconds for all answers")
 
 
 def _ask_all(arguments: Namespace) -> int:
     if bool(arguments.ids) == (arguments.ref is not None):
-        raise CommandError("UsageError", "say whom to ask: ids of archives, or --in REF; see: orch archive list", 2)
+        raise CommandError("UsageError", "no archive given: pass archive ids or --in REF; see: orch archive list", 2)
     connection = Connection()
-    ids = arguments.ids or _parts(connection.call("list_archives", {"ref": arguments.ref}))
+    ids = arguments.ids or _leaf_ids(connection.call("list_archives", {"ref": arguments.ref}))
     if not ids:
-        raise CommandError(
-            "AgentNotFoundError", f"agent {arguments.ref} has archived nothing; see: orch archive list", 3
-        )
+        raise CommandError("AgentNotFoundError", f"agent {arguments.ref} has no archives; see: orch archive list", 3)
     params = {"refs": ids, "prompt": command.text(arguments.prompt), "timeout": arguments.timeout}
-    mapped = connection.call("ask_all", params)
-    replies = [each | {"reply": agreed(each["reply"]) if each["reply"] else None} for each in mapped]
+    results = connection.call("ask_all", params)
+    replies = [each | {"reply": stable_fields(each["reply"]) if each["reply"] else None} for each in results]
     command.print_result(arguments, replies, "\n\n".join(map(_answer, replies)))
-    codes = {1 if each["error"] is not None else code_of(each["reply"]) for each in replies}
+    codes = {1 if each["error"] is not None else exit_code_of(each["reply"]) for each in replies}
     return 1 if 1 in codes else max(codes, default=0)
 
 
-def _parts(rows: list[dict[str, Any]]) -> list[str]:
-    """Return the archives that together hold everything once: turns rather than eras, for an era is large."""
+def _leaf_ids(rows: list[dict[str, Any]]) -> list[str]:
+    """Return ids of archives that together contain each message once.
+
+    Turns are preferred, because eras are large.
+    """
     turns = [row for row in rows if row["kind"] != "era" or not row["members"]]
-    inside = {member for row in turns for member in row["members"]}
-    return [row["id"] for row in turns if row["id"] not in inside]
+    member_ids = {member for row in turns for member in row["members"]}
+    return [row["id"] for row in turns if row["id"] not in member_ids]
 
 
-def _answer(mapped: dict[str, Any]) -> str:
-    said = (
-        terminal.safe_for_stdout(mapped["reply"]["text"])
-        if mapped["reply"]
-        else f"error: {terminal.safe(mapped['error'])}"
+def _answer(result: dict[str, Any]) -> str:
+    text = (
+        terminal.safe_for_stdout(result["reply"]["text"])
+        if result["reply"]
+        else f"error: {terminal.safe(result['error'])}"
     )
-    return f"{mapped['ref']}:\n{said}"
+    return f"{result['ref']}:\n{text}"
 
 
 def _export_arguments(parser: ArgumentParser) -> None:
     _optional_ref(parser)
     command.output_argument(parser)
-    parser.add_argument(
-        "--format", choices=["jsonl", "md"], default="jsonl", help="JSON lines (the default), or Markdown to be read"
-    )
+    parser.add_argument("--format", choices=["jsonl", "md"], default="jsonl", help="JSON lines (default) or Markdown")
 
 
 def _export(arguments: Namespace) -> int:
@@ -131,21 +130,23 @@ def _export(arguments: Namespace) -> int:
 
     connection = Connection()
     rows = connection.call("list_archives", {"ref": arguments.ref})
-    told = export(connection, rows, arguments.output, arguments.format)
+    result = export(connection, rows, arguments.output, arguments.format)
     if arguments.output != "-":
-        much = f"{terminal.pluralize(told['archives'], 'archive')}, {terminal.pluralize(told['messages'], 'message')}"
-        said = f"{much}: {terminal.safe(arguments.output)}"
-        command.print_result(arguments, told, said)
-    for id, why in told["unread"].items():
-        print(f"orch: archive {id} is left out: {terminal.safe(why)}", file=sys.stderr)
-    return int(bool(told["unread"]))
+        amount = (
+            f"{terminal.pluralize(result['archives'], 'archive')}, {terminal.pluralize(result['messages'], 'message')}"
+        )
+        text = f"{amount}: {terminal.safe(arguments.output)}"
+        command.print_result(arguments, result, text)
+    for id, reason in result["unread"].items():
+        print(f"orch: archive {id} is left out: {terminal.safe(reason)}", file=sys.stderr)
+    return int(bool(result["unread"]))
 
 
 def _prune_arguments(parser: ArgumentParser) -> None:
-    told = "what was archived longer ago: 90m, 12h, 30d, 8w"
-    parser.add_argument("--older-than", dest="older", metavar="AGE", required=True, action=command.SetOnce, help=told)
-    _in(parser)
-    parser.add_argument("--dry-run", action="store_true", help="print what would be deleted, and delete nothing")
+    help = "archives older than this: 90m, 12h, 30d, 8w"
+    parser.add_argument("--older-than", dest="older", metavar="AGE", required=True, action=command.SetOnce, help=help)
+    _ref_option(parser)
+    parser.add_argument("--dry-run", action="store_true", help="print what would be deleted; delete nothing")
 
 
 def _prune(arguments: Namespace) -> int:
@@ -157,28 +158,28 @@ def _prune(arguments: Namespace) -> int:
 
 ACTIONS = {
     "list": (
-        "archives, by agent, oldest first",
-        CliCommand("List what agents have archived.", "orch archive list reader", _optional_ref, _list),
+        "list archives by agent, oldest first",
+        CliCommand("List the archives of agents.", "orch archive list reader", _optional_ref, _list),
     ),
     "search": (
-        "places where something stands, for nothing",
+        "find text in archives, without a model",
         CliCommand(
-            "Find text in archives: words, paths, figures, errors. Prints id, entry, passage; asks no model.",
+            "Find text in archives: words, paths, numbers, errors. Prints archive id, entry and passage. "
+            "Uses no model.",
             "orch archive search 'pressure 4.2 bar' --in reader",
             _search_arguments,
             _search,
         ),
     ),
     "read": (
-        "entries of an archive, exactly as they were",
-        CliCommand(
-            "Print entries of an archive, exactly as they were.", "orch archive read b0d9f3 3-7", _read_arguments, _read
-        ),
+        "print entries of an archive unchanged",
+        CliCommand("Print entries of an archive unchanged.", "orch archive read b0d9f3 3-7", _read_arguments, _read),
     ),
     "query": (
-        "ask what holds an archive",
+        "ask one archive a question",
         CliCommand(
-            "Ask what holds an archive: it answers from that, with entries. The same as orch query.",
+            "Ask an archive a question. Its holder answers from the archived messages and cites entries. "
+            "Same as `orch query`.",
             'orch archive query b0d9f3 "Which port was open?"',
             query_arguments,
             query,
@@ -194,19 +195,19 @@ ACTIONS = {
         ),
     ),
     "export": (
-        "everything that is archived, for other tools",
+        "write archives as JSON lines or Markdown",
         CliCommand(
-            "Write all archives out, whole: a line of JSON for each, its row with its messages; or as Markdown.",
+            "Write archives with their messages: one JSON object per line, or Markdown.",
             "orch archive export reader --output reader.jsonl",
             _export_arguments,
             _export,
         ),
     ),
     "prune": (
-        "delete old ones for good",
+        "delete old archives permanently",
         CliCommand(
-            "Delete for good what was archived long ago: messages, words of the index, what holders were asked. What a "
-            "conversation shows stays. Exits with 4 when an agent is at work: then its archives stay.",
+            "Permanently delete old archives: messages, index rows, and questions to their holders. Records"
+            " in conversations stay. Exit code 4 if archives stay because their agent is running.",
             "orch archive prune --older-than 30d --dry-run",
             _prune_arguments,
             _prune,
@@ -216,7 +217,7 @@ ACTIONS = {
 
 VERBS = {
     "archive": CommandGroup(
-        "What agents have archived: list it, find it, read it, ask it, take it along, delete it.",
+        "List, search, read, query, export and delete archived turns.",
         "orch archive search 'pressure 4.2 bar'",
         ACTIONS,
     )

@@ -1,4 +1,4 @@
-"""`orch session audit`: everything that happened in a session, as the chain of its file has it."""
+"""The command `orch session audit` shows all events in a session file, and verifies the file's checksum chain."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ __all__ = ["ACTIONS"]
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("key", metavar="KEY|FILE", help="number, id, beginning of one, or name of an agent; or a file")
-    parser.add_argument("--turn", metavar="QUERY", help="what belongs to one query alone")
+    parser.add_argument("key", metavar="KEY|FILE", help="agent number, id or unique prefix, or name; or a file")
+    parser.add_argument("--turn", metavar="QUERY", help="only events of this query")
 
 
 def _audit(arguments: Namespace) -> int:
@@ -32,29 +32,32 @@ def _audit(arguments: Namespace) -> int:
     from ...sessions.audit import audit
 
     turn = arguments.turn
-    every = audit(Path(_file(arguments.key)))
-    rows = [row for row in every if turn is None or row.what == "damage" or row.turn == turn]
+    all_rows = audit(Path(_file(arguments.key)))
+    rows = [row for row in all_rows if turn is None or row.what == "damage" or row.turn == turn]
     remarks = [row for row in rows if row.remark]
     for row in remarks:
         print(f"orch: line {row.line}: {row.remark}", file=sys.stderr)
     if turn is not None and all(row.turn != turn for row in rows):
         raise CommandError(
-            "EntryNotFoundError", f"it has no query {turn!r}: --json alone tells which it has, as `turn`", 3
+            "EntryNotFoundError", f"the session has no query {turn!r}: list its queries with --json (field `turn`)", 3
         )
     command.print_result(arguments, [msgspec.to_builtins(row) for row in rows], table(rows))
     return 1 if remarks else 0
 
 
 def _file(key: str) -> str:
-    """Return the file that `key` means, whatever it is called: no agent is. An agent may be called as a file is."""
-    looks = command.is_file(key)
-    if looks and (os.path.sep in key or os.path.exists(key)):
+    """Return the session file for `key`. `key` is a file name or the name of an agent.
+
+    The name of an agent may look like a file name.
+    """
+    looks_like_file = command.is_file(key)
+    if looks_like_file and (os.path.sep in key or os.path.exists(key)):
         return key
     connection = Connection()
     try:
         state = connection.call("state", {"ref": key})
     except CommandError as failure:
-        if failure.kind != "AgentNotFoundError" or not (looks or os.path.isfile(key)):
+        if failure.kind != "AgentNotFoundError" or not (looks_like_file or os.path.isfile(key)):
             raise
         return key
     finally:
@@ -64,11 +67,10 @@ def _file(key: str) -> str:
 
 ACTIONS = {
     "audit": (
-        "everything that happened in it, as the chain of its file has it",
+        "show every recorded event, and verify the checksum chain",
         CliCommand(
-            "Show everything that a session's file says happened: prompts, calls and their arguments, results, "
-            "replies, what they took, branches, archives. Each line is checked against the one before "
-            "it; exits with 1 where one does not fit. It cannot be switched off.",
+            "Show every event recorded in a session file: prompts, tool calls, results, replies, usage, "
+            "branches, archives. Verifies the checksum chain; exit code 1 if a line does not match.",
             "orch session audit reader --json",
             _arguments,
             _audit,

@@ -1,4 +1,7 @@
-"""`orch session fsck`: what is wrong with one session, an agent's or a file, and a mended copy of it."""
+"""The command `orch session fsck` checks one session and writes a repaired copy.
+
+The session is an agent's session or a file.
+"""
 
 from __future__ import annotations
 
@@ -19,30 +22,32 @@ __all__ = ["ACTIONS"]
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("key", metavar="KEY|FILE", help="number, id, beginning of one, or name of an agent; or a file")
-    parser.add_argument("--repair", action="store_true", help="write a mended copy; the damaged file is kept")
-    told = "where the mended copy of a file goes (FILE.mended)"
-    parser.add_argument("--output", metavar="FILE", type=command.file, action=command.SetOnce, help=told)
+    parser.add_argument("key", metavar="KEY|FILE", help="agent number, id or unique prefix, or name; or a file")
+    parser.add_argument("--repair", action="store_true", help="write a repaired copy; the damaged file is kept")
+    help = "file for the repaired copy (FILE.mended)"
+    parser.add_argument("--output", metavar="FILE", type=command.file, action=command.SetOnce, help=help)
 
 
 def _fsck(arguments: Namespace) -> int:
-    file, output = command.is_file(arguments.key), arguments.output is not None
-    if output and not (arguments.repair and (file or os.path.isfile(arguments.key))):
-        raise CommandError("UsageError", "--output goes with --repair and a file: a session has its place", 2)
+    is_path, has_output = command.is_file(arguments.key), arguments.output is not None
+    if has_output and not (arguments.repair and (is_path or os.path.isfile(arguments.key))):
+        raise CommandError(
+            "UsageError", "--output needs --repair and a FILE argument; a session is repaired in place", 2
+        )
     try:
-        checked = _of_file(arguments) if file or output else _of_agent(arguments)
+        result = _of_file(arguments) if is_path or has_output else _of_agent(arguments)
     except CommandError as failure:
         if failure.kind != "AgentNotFoundError" or not os.path.isfile(arguments.key):
             raise
-        checked = _of_file(arguments)  # whatever it is called: no agent is
-    command.print_result(arguments, checked, page(checked))
-    return 1 if checked["found"] and not checked["kept"] else 0
+        result = _of_file(arguments)  # no agent has this name, but a file with this name exists
+    command.print_result(arguments, result, page(result))
+    return 1 if result["found"] and not result["kept"] else 0
 
 
 def _of_agent(arguments: Namespace) -> dict[str, Any]:
-    asked = {"ref": arguments.key, "repair": arguments.repair}
-    checked: dict[str, Any] = Connection().call("check_session", asked)
-    return checked | {"mended": checked["path"] if checked["kept"] else ""}
+    params = {"ref": arguments.key, "repair": arguments.repair}
+    result: dict[str, Any] = Connection().call("check_session", params)
+    return result | {"mended": result["path"] if result["kept"] else ""}
 
 
 def _of_file(arguments: Namespace) -> dict[str, Any]:
@@ -50,45 +55,45 @@ def _of_file(arguments: Namespace) -> dict[str, Any]:
 
     import msgspec
 
-    from ...sessions.repair import findings_of, mended_copy
+    from ...sessions.repair import findings_of, write_repaired_copy
 
     path = Path(os.path.abspath(arguments.key))
     found = findings_of(path)
     target = Path(os.path.abspath(arguments.output or f"{path}.mended"))
-    mending = bool(found) and arguments.repair
-    done = mended_copy(path, target) if mending else []
+    writes_copy = bool(found) and arguments.repair
+    repairs = write_repaired_copy(path, target) if writes_copy else []
     return {
         "id": None,
         "path": str(path),
         "found": msgspec.to_builtins(found),
-        "repaired": done,
-        "kept": str(path) if mending else "",
-        "mended": str(target) if mending else "",
+        "repaired": repairs,
+        "kept": str(path) if writes_copy else "",
+        "mended": str(target) if writes_copy else "",
     }
 
 
-def page(checked: dict[str, Any]) -> str:
-    """Return what was found, and what was done about it, as lines."""
-    path = terminal.safe(checked["path"])
-    if not checked["found"]:
-        return f"{path}: nothing is wrong"
+def page(result: dict[str, Any]) -> str:
+    """Return the findings and repairs as lines."""
+    path = terminal.safe(result["path"])
+    if not result["found"]:
+        return f"{path}: no damage found"
     lines = [path]
-    for each in checked["found"]:
+    for each in result["found"]:
         lines.append(f"  {terminal.safe(each['what'])}")
-        if not checked["kept"]:
+        if not result["kept"]:
             lines.append(f"      {terminal.safe(each['do'])}")
-    if checked["kept"]:
-        lines += ["set right:", *(f"  {terminal.safe(each)}" for each in checked["repaired"])]
-        lines += [f"mended:  {terminal.safe(checked['mended'])}", f"damaged: {terminal.safe(checked['kept'])}"]
+    if result["kept"]:
+        lines += ["set right:", *(f"  {terminal.safe(each)}" for each in result["repaired"])]
+        lines += [f"mended:  {terminal.safe(result['mended'])}", f"damaged: {terminal.safe(result['kept'])}"]
     return "\n".join(lines)
 
 
 ACTIONS = {
     "fsck": (
-        "what is wrong with one session, and a mended copy",
+        "find damage in a session, and write a repaired copy",
         CliCommand(
-            "Look for damage in a session: an agent's, or a file of whichever program. With --repair a mended copy is "
-            "written and the damaged file kept; exits with 1 when something is wrong and stays so.",
+            "Check a session, or any session file, for damage. With --repair: write a repaired copy and "
+            "keep the damaged file. Exit code 1 if damage remains.",
             "orch session fsck reader --repair",
             _arguments,
             _fsck,

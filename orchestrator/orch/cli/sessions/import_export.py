@@ -1,4 +1,4 @@
-"""`orch session import`, `export`, `to-test`: conversations from files to agents, and from agents to files."""
+"""The commands `orch session import`, `export` and `to-test` convert files to agents, and conversations to files."""
 
 from __future__ import annotations
 
@@ -18,57 +18,60 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from orch_protocol.services.requests import AgentRow
+    from orch_protocol.services.agents.status import AgentRow
 
 __all__ = ["ACTIONS"]
 
 
 def _import_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "files", metavar="FILE", nargs="+", help="sessions of ours or pi's, rows of transcripts, plain messages"
+        "files",
+        metavar="FILE",
+        nargs="+",
+        help="session file of orch or pi, transcript of a coding assistant, or list of messages",
     )
-    parser.add_argument("--repair", action="store_true", help="set right what is damaged, and say what that was")
+    parser.add_argument("--repair", action="store_true", help="repair damage and report it")
     parser.add_argument(
-        "--which", type=command.positive_int, metavar="N", help="of several conversations in a file this one"
+        "--which", type=command.positive_int, metavar="N", help="which conversation, if the file holds several"
     )
     agent_options(parser)
 
 
 def _import(arguments: Namespace) -> int:
     if arguments.name is not None and len(arguments.files) > 1:
-        raise CommandError("UsageError", "--name names one agent: import one file at a time with it", 2)
+        raise CommandError("UsageError", "--name can be used with one file only", 2)
     arguments.dry_run = False
-    params, says = agent_option_params(arguments)
-    asked = {"here": os.getcwd(), "repair": arguments.repair, "which": arguments.which}
-    asked["agent"] = params if arguments.cwd is not None else params | {"cwd": None}  # the file may say
+    params, model_note = agent_option_params(arguments)
+    request = {"here": os.getcwd(), "repair": arguments.repair, "which": arguments.which}
+    request["agent"] = params if arguments.cwd is not None else params | {"cwd": None}  # the file may name a folder
     connection = Connection()
     imported = []
     try:
         for file in arguments.files:
             path = {"path": os.path.abspath(file)}
-            imported.append(connection.call("import", asked | path))
+            imported.append(connection.call("import", request | path))
             if not arguments.json:
                 print(imported[-1]["id"], flush=True)
-            _remark(file, imported[-1], json=arguments.json)
+            _print_remarks(file, imported[-1], json=arguments.json)
     finally:
-        if imported:  # these are there, whatever becomes of the others
+        if imported:  # prints the successful imports even if a later import fails
             command.print_result(arguments, imported if len(arguments.files) > 1 else imported[0], "")
-    if says is not None and sys.stderr.isatty():
-        print(says, file=sys.stderr)
+    if model_note is not None and sys.stderr.isatty():
+        print(model_note, file=sys.stderr)
     return 0
 
 
-def _remark(file: str, imported: dict[str, Any], *, json: bool) -> None:
-    """Say on stderr what a person should know; as JSON it is in the data."""
+def _print_remarks(file: str, imported: dict[str, Any], *, json: bool) -> None:
+    """Print remarks about an import on stderr. With JSON, the remarks are part of the data instead."""
     if json:
         return
     name = terminal.safe(os.path.basename(file))
-    much = f"{terminal.pluralize(imported['messages'], 'message')}, {imported['shape']}"
+    summary_text = f"{terminal.pluralize(imported['messages'], 'message')}, {imported['shape']}"
     if imported["branches"]:
-        much += f", {imported['branches']} other ends of it"
+        summary_text += f", {imported['branches']} other ends of it"
     if imported["below"]:
-        much += f", {terminal.pluralize(len(imported['below']), 'subagent')}: {', '.join(imported['below'])}"
-    print(f"orch: {name}: {much}", file=sys.stderr)
+        summary_text += f", {terminal.pluralize(len(imported['below']), 'subagent')}: {', '.join(imported['below'])}"
+    print(f"orch: {name}: {summary_text}", file=sys.stderr)
     for repair in imported["repairs"]:
         print(f"orch: {name}: {terminal.safe(repair)}", file=sys.stderr)
     for note in imported["notes"]:
@@ -80,7 +83,10 @@ def _export_arguments(parser: ArgumentParser) -> None:
 
     key_argument(parser)
     parser.add_argument(
-        "--format", choices=CHOICES, default="pi", help="pi (the default); a page; messages for an API; or as it is"
+        "--format",
+        choices=CHOICES,
+        default="pi",
+        help="pi (default), page (html, markdown), messages for an API, or native",
     )
     command.output_argument(parser)
 
@@ -95,30 +101,29 @@ def _export(arguments: Namespace) -> int:
 
 
 def _agent(key: str) -> AgentRow:
-    """Return the agent whose session is meant."""
+    """Return the agent whose session is `key`."""
     import msgspec
 
-    from orch_protocol.services.requests import AgentRow
+    from orch_protocol.services.agents.status import AgentRow
 
     connection = Connection()
-    id = connection.call("session", {"ref": key, "most": 0})["id"]
+    id = connection.call("session", {"ref": key, "limit": 0})["id"]
     return msgspec.convert(connection.call("state", {"ref": id}), AgentRow)
 
 
 def _write(arguments: Namespace, id: str, pages: Iterable[str], notes: list[str]) -> None:
-    """Write `pages` where they are to go, then say what there is to know of them."""
-    from ...config.output_file import write_out
+    from ...config.output_file import write_output_file
 
     if arguments.output == "-":
         sys.stdout.writelines(pages)
     else:
         try:
-            write_out(arguments.output, pages)
+            write_output_file(arguments.output, pages)
         except OSError as error:
-            said = f"{arguments.output} cannot be written: {error.strerror or error}"
-            raise CommandError("OSError", said) from error
-        told = {"id": id, "output": arguments.output, "notes": notes}
-        command.print_result(arguments, told, terminal.safe(arguments.output))
+            text = f"cannot write {arguments.output}: {error.strerror or error}"
+            raise CommandError("OSError", text) from error
+        result = {"id": id, "output": arguments.output, "notes": notes}
+        command.print_result(arguments, result, terminal.safe(arguments.output))
     for note in notes:
         print(f"orch: {terminal.safe(note)}", file=sys.stderr)
 
@@ -142,39 +147,42 @@ def _to_test(arguments: Namespace) -> int:
     row = _agent(arguments.key)
     spec = msgspec.convert(Connection().call("spec", {"ref": row.id}), AgentSpec)
     found = read_agent_conversation(row)
-    story = replay_session(found, spec, make_memory(spec.memory).notes() if spec.memory is not None else ())
-    notes = ["what a function of the program decided is not asked again"] if spec.policy.asks_root else []
-    if any(isinstance(entry, ArchiveEntry | CompactionEntry) for entry in found.entries) and "shortened" not in story:
-        notes.append("nothing gives way in the test: what was archived or compacted is told whole")
-    _write(arguments, row.id, [source_of(row.name, story)], notes)
+    scenario = replay_session(found, spec, make_memory(spec.memory).notes() if spec.memory is not None else ())
+    notes = ["do not call policy functions of the program again"] if spec.policy.asks_root else []
+    if (
+        any(isinstance(entry, ArchiveEntry | CompactionEntry) for entry in found.entries)
+        and "shortened" not in scenario
+    ):
+        notes.append("use the full conversation, without archiving and compaction")
+    _write(arguments, row.id, [source_of(row.name, scenario)], notes)
     return 0
 
 
 ACTIONS = {
     "import": (
-        "an agent that goes on with a conversation from a file",
+        "create an agent that continues a conversation from a file",
         CliCommand(
-            "Make agents of conversations in files, and print their ids: sessions of pi and of ours, transcripts of "
-            "coding assistants, lists of messages. The files are only read.",
+            "Create agents from conversations in files and print their ids. Reads sessions of orch and pi, "
+            "transcripts of coding assistants, and lists of messages. The files are not changed.",
             "orch session import talk.jsonl --name talk",
             _import_arguments,
             _import,
         ),
     ),
     "export": (
-        "a conversation for other programs, or as a page",
+        "export a conversation for other programs, or as a page",
         CliCommand(
-            "Write an agent's conversation out, whole: for pi, as Markdown or HTML, as messages for an API.",
+            "Export the whole conversation of an agent: for pi, as Markdown or HTML, or as messages for an API.",
             "orch session export reader --format html --output reader.html",
             _export_arguments,
             _export,
         ),
     ),
     "to-test": (
-        "a conversation as a test that tells it again",
+        "write a pytest module that replays a conversation",
         CliCommand(
-            "Write a pytest module that tells a conversation again: model and tools answer as recorded, and what a "
-            "model would be sent is compared.",
+            "Write a pytest module that replays a conversation: model and tools answer as recorded, and the"
+            " requests to the model are compared.",
             "orch session to-test reader --output test_reader.py",
             _test_arguments,
             _to_test,

@@ -1,4 +1,4 @@
-"""`orch session prune`: deleting for good what was said to agents that were killed long ago."""
+"""The command `orch session prune` permanently deletes old sessions of killed agents."""
 
 from __future__ import annotations
 
@@ -12,31 +12,34 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from typing import Any
 
-__all__ = ["ACTIONS"]
+__all__ = ["ACTIONS", "session_table"]
 
 HEAD = ["#", "ID", "NAME", "AGE", "BYTES", "TITLE"]
 RIGHT = frozenset({0, 3, 4})
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    told = "agents that were over longer ago: 90m, 12h, 30d, 8w"
-    parser.add_argument("--older-than", metavar="AGE", required=True, action=command.SetOnce, help=told)
-    told = "the N of them that were active last"
-    parser.add_argument("--keep", type=command.count, metavar="N", default=0, action=command.SetOnce, help=told)
+    help = "sessions of agents that ended longer ago: 90m, 12h, 30d, 8w"
+    parser.add_argument("--older-than", metavar="AGE", required=True, action=command.SetOnce, help=help)
+    help = "keep the N most recently active"
+    parser.add_argument("--keep", type=command.count, metavar="N", default=0, action=command.SetOnce, help=help)
     parser.add_argument(
-        "--idle", action="store_true", help="also those that nobody ended, and nobody asked for as long"
+        "--idle",
+        action="store_true",
+        help="also idle agents that were not queried for that long; they are killed first",
     )
-    parser.add_argument("--dry-run", action="store_true", help="print what would be deleted, and delete nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be deleted; delete nothing")
 
 
 def _prune(arguments: Namespace) -> int:
-    asked = {"older": arguments.older_than, "keep": arguments.keep, "idle": arguments.idle}
-    pruned: dict[str, Any] = Connection().call("prune_sessions", asked | {"dry_run": arguments.dry_run})
-    rows = pruned["sessions"]
-    return command.print_deleted(arguments, pruned, rows, "session", _table)
+    request = {"older": arguments.older_than, "keep": arguments.keep, "idle": arguments.idle}
+    result: dict[str, Any] = Connection().call("prune_sessions", request | {"dry_run": arguments.dry_run})
+    rows = result["sessions"]
+    return command.print_deleted(arguments, result, rows, "session", session_table)
 
 
-def _table(rows: list[dict[str, Any]]) -> str:
+def session_table(rows: list[dict[str, Any]]) -> str:
+    """Return a table of the deleted sessions."""
     cells = [
         [
             *(str(row["seq"]), row["id"], terminal.truncate_line(row["name"], 24), terminal.age(row["last_activity"])),
@@ -49,11 +52,11 @@ def _table(rows: list[dict[str, Any]]) -> str:
 
 ACTIONS = {
     "prune": (
-        "delete old ones for good",
+        "delete old sessions permanently",
         CliCommand(
-            "Delete for good the sessions of agents that were killed, or never came up, and that nobody touched since. "
-            "With --idle also of those that nobody ended: they are killed first. One below which something is not over "
-            "stays. Exits with 4 when one has a process still: then it stays.",
+            "Permanently delete sessions of agents that were killed or never started. With --idle: also of "
+            "idle agents, which are killed first. A session stays while an agent below it is not finished. "
+            "Exit code 4 if a session stays because its process still runs.",
             "orch session prune --older-than 30d --dry-run",
             _arguments,
             _prune,

@@ -1,4 +1,4 @@
-"""`orch session`: show, change, copy, import, export and delete conversations."""
+"""The command `orch session` shows, changes, copies, imports, exports and deletes conversations."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ META: dict[str, tuple[str, CliCommand | CommandGroup]] = {
         ),
     )
 }
-OWN = tree.ACTIONS | import_export.ACTIONS | fsck.ACTIONS | audit.ACTIONS | prune.ACTIONS
+SESSION_ACTIONS = tree.ACTIONS | import_export.ACTIONS | fsck.ACTIONS | audit.ACTIONS | prune.ACTIONS
 
 VERBS = {
     "session": CommandGroup(
-        "Conversations: look at their branches, go back in them, copy them, import, export and delete them.",
+        "Show, branch, fork, import, export and delete the sessions of agents.",
         "orch session show latest",
-        OWN | service_verbs.actions("session") | META,
+        SESSION_ACTIONS | service_verbs.actions("session") | META,
     )
 }

@@ -1,4 +1,4 @@
-"""`orch session list`, `show`, `tree` and `compact`."""
+"""The commands `orch session list`, `show`, `tree` and `compact`."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ if TYPE_CHECKING:
 __all__ = ["ACTIONS"]
 
 
-def _session(arguments: Namespace, most: int | None) -> dict[str, Any]:
-    shown: dict[str, Any] = Connection().call("session", {"ref": arguments.key, "most": most})
+def _session(arguments: Namespace, limit: int | None) -> dict[str, Any]:
+    shown: dict[str, Any] = Connection().call("session", {"ref": arguments.key, "limit": limit})
     return shown
 
 
 def _list_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--all", action="store_true", help="those of killed agents too")
-    parser.add_argument("--runs", action="store_true", help="with --json: those of programs too, as the table has them")
+    parser.add_argument("--all", action="store_true", help="include sessions of killed agents")
+    parser.add_argument(
+        "--runs", action="store_true", help="with --json: include sessions of programs, as the table does"
+    )
 
 
 def _list(arguments: Namespace) -> int:
     rows = latest(Connection().call("list", {"all": arguments.all, "runs": arguments.runs or not arguments.json}))
     command.print_result(arguments, rows, table(command.without_deleted(rows)) if rows else "")
     if not rows and not arguments.json:
-        print("orch: there is no session yet; orch spawn TASK begins one", file=sys.stderr)
+        print("orch: no sessions; start one: orch spawn TASK", file=sys.stderr)
     return 0
 
 
@@ -43,7 +45,7 @@ def _show(arguments: Namespace) -> int:
 
 def _tree_arguments(parser: ArgumentParser) -> None:
     key_argument(parser)
-    parser.add_argument("--all", action="store_true", help="every entry, not only those in which something was said")
+    parser.add_argument("--all", action="store_true", help="show every entry, not only messages")
 
 
 def _tree(arguments: Namespace) -> int:
@@ -56,43 +58,50 @@ def _tree(arguments: Namespace) -> int:
 
 def _compact_arguments(parser: ArgumentParser) -> None:
     key_argument(parser)
-    parser.add_argument("--instructions", metavar="TEXT", default="", help="what its writer is told; - is stdin")
+    parser.add_argument(
+        "--instructions", metavar="TEXT", default="", help="instructions for the summary; - reads them from stdin"
+    )
 
 
 def _compact(arguments: Namespace) -> int:
-    asked = {"ref": arguments.key, "instructions": command.text(arguments.instructions)}
-    done = Connection().call("compact", asked)
-    command.print_result(arguments, done, "" if arguments.json else compaction(done))
+    request = {"ref": arguments.key, "instructions": command.text(arguments.instructions)}
+    result = Connection().call("compact", request)
+    command.print_result(arguments, result, "" if arguments.json else compaction(result))
     return 0
 
 
 ACTIONS = {
     "list": (
-        "sessions, those that were active last first",
-        CliCommand("List sessions: one an agent, the latest first.", "orch session list", _list_arguments, _list),
+        "list sessions, most recently active first",
+        CliCommand(
+            "List sessions, one for each agent, most recently active first.",
+            "orch session list",
+            _list_arguments,
+            _list,
+        ),
     ),
     "show": (
-        "one session: where it is, its branches, what was said last",
+        "show one session: current entry, branches, last messages",
         CliCommand(
-            "Show a session. With --json all of its entries, each with its head.",
+            "Show a session. With --json: all entries, each with its header.",
             "orch session show latest",
             key_argument,
             _show,
         ),
     ),
     "tree": (
-        "everything that was said, branch by branch",
+        "draw the entries of a session as a tree",
         CliCommand(
-            "Draw the tree of a session; * is what the conversation has now.",
+            "Draw a session as a tree. '*' marks entries of the current conversation.",
             "orch session tree reader",
             _tree_arguments,
             _tree,
         ),
     ),
     "compact": (
-        "let what was said first give way to a summary",
+        "replace older messages by a summary",
         CliCommand(
-            "Compact a conversation between turns: a summary takes the place of all but the last ones.",
+            "Compact a conversation between turns: a summary replaces all but the latest messages.",
             "orch session compact reader --instructions 'Keep every figure.'",
             _compact_arguments,
             _compact,

@@ -1,4 +1,4 @@
-"""The verbs about orch itself: daemon and config."""
+"""`orch daemon` and `orch config`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ...config import paths
 from ...render.approvals import expiry, permission_lines
 from ...render.config import table, toml_value
 from ...render.terminal import to_json
+from .. import command
 from ..command import CliCommand
 
 TYPE_CHECKING = False
@@ -29,39 +30,39 @@ def _daemon_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--require-sandbox",
         choices=LEVELS,
-        help="with start and run: run no tool of any agent at less; see orch doctor",
+        help="with start and run: minimum sandbox level of all agents; see `orch doctor`",
     )
 
 
 def _daemon(arguments: Namespace) -> int:
     if arguments.require_sandbox is not None and arguments.action not in ("start", "run"):
-        raise CommandError("ConfigError", "--require-sandbox goes with: orch daemon start, orch daemon run", 2)
+        raise CommandError("ConfigError", "--require-sandbox needs `orch daemon start` or `orch daemon run`", 2)
     return ACTIONS[arguments.action](arguments)
 
 
-def _sandbox_settings(least: str | None) -> dict[str, str]:
-    return {"ORCH_SANDBOX__LEVEL": least, "ORCH_SANDBOX__REQUIRE": "true"} if least is not None else {}
+def _sandbox_settings(minimum: str | None) -> dict[str, str]:
+    return {"ORCH_SANDBOX__LEVEL": minimum, "ORCH_SANDBOX__REQUIRE": "true"} if minimum is not None else {}
 
 
 def _run(arguments: Namespace) -> int:
     from ...client.start import run_daemon
 
     if Connection(start=None).dial():
-        raise CommandError("LockedError", "a daemon is running already: orch daemon stop, then run it here", 1)
+        raise CommandError("LockedError", "a daemon is already running; stop it first: orch daemon stop", 1)
     run_daemon({**os.environ, **_sandbox_settings(arguments.require_sandbox)})
 
 
 def _start(arguments: Namespace) -> int:
-    least = arguments.require_sandbox
-    connection = Connection({**os.environ, **_sandbox_settings(least)})
+    minimum = arguments.require_sandbox
+    connection = Connection({**os.environ, **_sandbox_settings(minimum)})
     status = connection.call("daemon_status")
-    if least is not None and not (status["sandbox_required"] and status["sandbox"] >= least):
+    if minimum is not None and not (status["sandbox_required"] and status["sandbox"] >= minimum):
         raise CommandError(
             "ConfigError",
-            f"daemon {status['pid']} is running and does not require {least}: orch daemon stop, then start it so",
+            f"daemon {status['pid']} is running without --require-sandbox {minimum}; restart it: orch daemon stop",
             1,
         )
-    connection.call("daemon_keys")  # asked for explicitly, it uses this environment's keys for callers without any
+    connection.call("daemon_keys")  # callers without keys use the keys of this environment
     return _print_status(arguments, status)
 
 
@@ -87,7 +88,7 @@ def _stop(arguments: Namespace) -> int:
     except CommandError as failure:
         if failure.kind not in (NOT_RUNNING, GONE):
             raise
-        pid = _on_its_way_out()
+        pid = _transitional_pid()
     if pid is not None:
         await_end(pid)
     else:
@@ -99,8 +100,8 @@ def _stop(arguments: Namespace) -> int:
     return 0
 
 
-def _on_its_way_out() -> int | None:
-    """Return the pid of a daemon that listens no more, or not yet, by the lock it holds."""
+def _transitional_pid() -> int | None:
+    """Return the pid of a daemon that is starting or ending. The lock that such a daemon holds contains the pid."""
     import fcntl
 
     try:
@@ -117,7 +118,7 @@ def _on_its_way_out() -> int | None:
 
 
 def _no_home() -> CommandError:
-    return CommandError("StoreError", f"{paths.home_text()} is no folder: set ORCH_HOME to one", 1)
+    return CommandError("StoreError", f"{paths.home_text()} is not a folder; set ORCH_HOME to a folder", 1)
 
 
 def _logs(arguments: Namespace) -> int:
@@ -126,7 +127,7 @@ def _logs(arguments: Namespace) -> int:
         with open(log, encoding="utf-8", errors="replace") as file:
             lines = file.read().splitlines()[-LOG_LINES:]
     except FileNotFoundError:
-        raise CommandError("NotFound", f"there is no log yet at {log}: no daemon was ever started here", 3) from None
+        raise CommandError("NotFound", f"no log at {log}: no daemon was started yet", 3) from None
     except NotADirectoryError:
         raise _no_home() from None
     print(to_json({"path": log, "lines": lines}) if arguments.json else "\n".join(lines))
@@ -139,8 +140,10 @@ ACTIONS = {"start": _start, "run": _run, "stop": _stop, "status": _status, "logs
 def _config_arguments(parser: ArgumentParser) -> None:
     actions = parser.add_argument("action", choices=["show", "trust", "untrust", "permissions"], help="what to do")
     actions.metavar = "show|trust|untrust|permissions"
-    parser.add_argument("folder", metavar="FOLDER", nargs="?", default=".", help="a project's folder (this one)")
-    parser.add_argument("--revoke", metavar="ID|all", help="with permissions: take one back, or all of the folder's")
+    parser.add_argument(
+        "folder", metavar="FOLDER", nargs="?", default=".", help="project folder (default: current folder)"
+    )
+    parser.add_argument("--revoke", metavar="ID|all", help="with permissions: revoke one, or all of the folder")
 
 
 def _config(arguments: Namespace) -> int:
@@ -151,53 +154,66 @@ def _config(arguments: Namespace) -> int:
 
     folder = Path(arguments.folder).absolute()
     if not folder.is_dir():
-        raise CommandError("ConfigError", f"{folder} is no folder", 2)
+        raise CommandError("ConfigError", f"{folder} is not a folder", 2)
     if arguments.revoke is not None and arguments.action != "permissions":
-        raise CommandError("ConfigError", "--revoke goes with: orch config permissions", 2)
+        raise CommandError("ConfigError", "--revoke needs `orch config permissions`", 2)
     if arguments.action == "permissions":
         return _permissions(arguments, str(folder.resolve()))
     if arguments.action == "trust":
         file = trust.trust(folder, paths.home(), config.check)
-        print(to_json({"trusted": str(file)}) if arguments.json else f"trusted as it is now: {file}")
+        print(to_json({"trusted": str(file)}) if arguments.json else f"trusted in its present version: {file}")
         return 0
     if arguments.action == "untrust":
-        was = trust.untrust(folder, paths.home())
-        said = f"no longer trusted: {folder}" if was else f"was not trusted: {folder}"
-        print(to_json({"untrusted": was}) if arguments.json else said)
+        was_trusted = trust.revoke(paths.home(), "project", folder)
+        text = f"no longer trusted: {folder}" if was_trusted else f"was not trusted: {folder}"
+        print(to_json({"untrusted": was_trusted}) if arguments.json else text)
         return 0
-    loaded = config.load(folder, os.environ)
-    for note in loaded.notes:
-        print(f"orch: {note}", file=sys.stderr)
+    loaded = command.load_config(folder)
     values = config.flatten(loaded.config)
     try:
-        theirs = settings_not_in_effect(loaded)
-    except CommandError as failure:  # what is configured can be told all the same
+        daemon_values = settings_not_in_effect(loaded)
+    except CommandError as failure:  # the configuration is shown even if the daemon's settings cannot be read
         print(f"orch: {failure}", file=sys.stderr)
-        theirs = {}
+        daemon_values = {}
     if arguments.json:
-        told = {key: {"value": value, "source": loaded.sources[key]} for key, value in values.items()}
-        print(to_json({key: row | ({"daemon": theirs[key]} if key in theirs else {}) for key, row in told.items()}))
+        settings = {key: {"value": value, "source": loaded.sources[key]} for key, value in values.items()}
+        print(
+            to_json(
+                {
+                    key: row | ({"daemon": daemon_values[key]} if key in daemon_values else {})
+                    for key, row in settings.items()
+                }
+            )
+        )
     else:
-        other = {key: f" (the daemon was started with {toml_value(value)})" for key, value in theirs.items()}
-        print(table(values, {key: f"{loaded.sources[key]}{other.get(key, '')}" for key in values}))
+        daemon_notes = {
+            key: f" (the daemon was started with {toml_value(value)})" for key, value in daemon_values.items()
+        }
+        print(table(values, {key: f"{loaded.sources[key]}{daemon_notes.get(key, '')}" for key in values}))
     return 0
 
 
 def _permissions(arguments: Namespace, folder: str) -> int:
-    """List what was approved for the folder, or take it back: for projects, and for sessions of a daemon that runs."""
-    found = _permitted(arguments.revoke, folder)
+    """List or revoke the folder's permissions.
+
+    The permissions belong to projects, and to sessions of a running daemon.
+    """
+    found = _list_or_revoke(arguments.revoke, folder)
     if arguments.json:
-        kept = ("id", "scope", "tool", "subject", "exactly", "agent_id")
-        print(to_json([{key: each[key] for key in kept} | {"expires": expiry(each)} for each in found]))
+        fields = ("id", "scope", "tool", "subject", "exactly", "agent_id")
+        print(to_json([{key: each[key] for key in fields} | {"expires": expiry(each)} for each in found]))
         return 0
-    what = "revoked: " if arguments.revoke is not None else ""
+    prefix = "revoked: " if arguments.revoke is not None else ""
     for each in found:
-        print(f"{what}{permission_lines([each])}")
+        print(f"{prefix}{permission_lines([each])}")
     return 0
 
 
-def _permitted(revoke: str | None, folder: str) -> list[dict[str, Any]]:
-    """Return the permissions for the folder, or those that were taken back: by the daemon, if one runs."""
+def _list_or_revoke(revoke: str | None, folder: str) -> list[dict[str, Any]]:
+    """Return the listed or revoked permissions for the folder.
+
+    If a daemon is running, the permissions come from the daemon.
+    """
     method = "permissions"
     params: dict[str, Any] = {"folder": folder}
     if revoke is not None:
@@ -217,21 +233,21 @@ def _permitted(revoke: str | None, folder: str) -> list[dict[str, Any]]:
 
     from ...policy.approvals import ApprovalBroker
 
-    known = ApprovalBroker(paths.home())
+    broker = ApprovalBroker(paths.home())
     if revoke is None:
-        return list(to_builtins(known.permissions(folder)))
-    return list(to_builtins(known.revoke(None if revoke == "all" else [revoke], folder)))
+        return list(to_builtins(broker.permissions(folder)))
+    return list(to_builtins(broker.revoke(None if revoke == "all" else [revoke], folder)))
 
 
 VERBS = {
     "daemon": CliCommand(
-        "Start, run in the foreground, stop or look at the process that keeps the agents. Verbs that need it start it.",
+        "Manage the daemon: the process that runs the agents. Commands that need it start it automatically.",
         "orch daemon status --json",
         _daemon_arguments,
         _daemon,
     ),
     "config": CliCommand(
-        "Show every setting with its source, trust a project's file, list or revoke what was approved for it.",
+        "Show every setting with its source; trust a project's file; list or revoke permissions of a project.",
         "orch config show; orch config trust .",
         _config_arguments,
         _config,

@@ -1,4 +1,4 @@
-"""`orch demo`: show in half a minute what orch does, without a key."""
+"""The command `orch demo` demonstrates orch in half a minute, without a model key."""
 
 from __future__ import annotations
 
@@ -19,38 +19,39 @@ from ...client.failure import CommandError
 from ...config import paths
 from ...config.config import load
 from ...demo.play import DemoResult, play
-from ...demo.screen import DemoScreen, screen_of
+from ...demo.screen import DemoScreen, make_screen
 from ...render.terminal import to_json
 from ...supervisor.recovery.orphan_cleanup import processes_with_token, stored_token
+from .. import command
 from ..command import CliCommand
 from ..scratch import scratch
 
 __all__ = ["VERBS"]
 
 MAX_USD: Final = 2.0
-"""What all agents of `orch demo --live` may cost together."""
+"""The maximum total cost of `orch demo --live` in US dollars."""
 
 
 def _demo(arguments: Namespace) -> int:
-    began = time.monotonic()
-    screen = DemoScreen(open(os.devnull, "w")) if arguments.json else screen_of()  # noqa: SIM115
+    start = time.monotonic()
+    screen = DemoScreen(open(os.devnull, "w")) if arguments.json else make_screen()  # noqa: SIM115
     folder = Path(arguments.folder).absolute()
     model = _live_model(arguments) if arguments.live else None
     run = f"demo-{new_id()}"
     with scratch() as home:
-        played = play(screen, home, folder, run=run, model=model, max_usd=MAX_USD)
+        result = play(screen, home, folder, run=run, model=model, max_usd=MAX_USD)
         token = stored_token(paths.run_dir(home, run))
-    left = [pid for pid, env in processes_with_token() if env["ORCH_RUN"] == token]
-    seconds = round(time.monotonic() - began, 1)
+    remaining = [pid for pid, env in processes_with_token() if env["ORCH_RUN"] == token]
+    seconds = round(time.monotonic() - start, 1)
     if arguments.json:
-        print(to_json(msgspec.to_builtins(played) | {"left": left, "seconds": seconds}))
+        print(to_json(msgspec.to_builtins(result) | {"left": remaining, "seconds": seconds}))
     else:
-        _close(screen, played, len(left), seconds)
-    return 1 if left else 0
+        _print_summary(screen, result, len(remaining), seconds)
+    return 1 if remaining else 0
 
 
 def _live_model(arguments: Namespace) -> str:
-    """Return the configured model after the user has agreed to its highest possible cost. Raises Failure."""
+    """Return the configured model if the user agrees to the maximum cost. Raises CommandError."""
     model = arguments.model or load(None, os.environ).config.model
     if model is None:
         raise CommandError(
@@ -58,31 +59,34 @@ def _live_model(arguments: Namespace) -> str:
         )
     print(f"The demo will use {model}. It costs at most ${MAX_USD:.2f}: all agents share a budget of that size.")
     if not sys.stdin.isatty():
-        raise CommandError("UsageError", "orch demo --live asks before it costs money: run it at a terminal", 2)
-    if input("Continue? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise CommandError("UsageError", "orch demo --live asks before it spends money; run it at a terminal", 2)
+    if not command.confirm():
         raise CommandError("Cancelled", "nothing was started", 1)
     return str(model)
 
 
-def _close(screen: DemoScreen, played: DemoResult, left: int, seconds: float) -> None:
-    saved = 100 - 100 * played.tokens_with / max(played.tokens_without, 1)
-    found = "an archived detail found" if played.recalled else "archives searched"
-    orch = _command()
+def _print_summary(screen: DemoScreen, result: DemoResult, remaining_count: int, seconds: float) -> None:
+    saved = 100 - 100 * result.tokens_with / max(result.tokens_without, 1)
+    recall_text = "an archived detail found" if result.recalled else "archives searched"
+    program = _command()
     screen.heading("That was orch")
     screen.lines(
         [
-            f"{played.steps} steps with {saved:.0f} % fewer tokens, {found}, a killed process",
-            f"replaced, three agents at once; in {seconds:.0f} s. Processes left: {left}.",
+            f"{result.steps} steps with {saved:.0f} % fewer tokens, {recall_text}, a killed process",
+            f"replaced, three agents at once; in {seconds:.0f} s. Processes left: {remaining_count}.",
             "Try next:",
         ]
     )
-    screen.uncut(f"{orch} run 'What does this project do?'   # ask about this folder")
-    screen.uncut(f"{orch} chat                               # talk to an agent")
-    screen.uncut(f"{orch} doctor                             # check this machine")
+    screen.untruncated(f"{program} run 'What does this project do?'   # ask about this folder")
+    screen.untruncated(f"{program} chat                               # talk to an agent")
+    screen.untruncated(f"{program} doctor                             # check this machine")
 
 
 def _command() -> str:
-    """Return how to start orch in this shell: the name if it is found, else the path of the program that runs."""
+    """Return how to start orch in this shell.
+
+    The result is "orch" if orch is on the PATH, otherwise the path of this program.
+    """
     if shutil.which("orch"):
         return "orch"
     program = Path(sys.argv[0])
@@ -99,7 +103,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 VERBS = {
     "demo": CliCommand(
-        "Show what orch does, in half a minute: a long session, archives, a kill, three agents. No key needed.",
+        "Demonstrate orch in half a minute: a long session, archives, a kill, three agents. Needs no key.",
         "orch demo",
         _arguments,
         _demo,

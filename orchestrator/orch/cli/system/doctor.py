@@ -1,4 +1,7 @@
-"""`orch doctor`: is everything there that orch needs? One line a check, exit 1 when one fails."""
+"""The command `orch doctor` checks this machine's requirements and prints one line per check.
+
+The command exits with 1 when a check fails.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from ..command import CliCommand
 
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--clean", action="store_true", help="end and remove what programs left behind that were killed"
+        "--clean", action="store_true", help="end processes and delete files left behind by killed programs"
     )
 
 
@@ -25,7 +28,7 @@ def _doctor(arguments: Namespace) -> int:
 
 VERBS = {
     "doctor": CliCommand(
-        "Check what orch needs of this machine. Exits with 1 when something is missing.",
+        "Check whether this machine meets orch's requirements. Exit code 1 if something is missing.",
         "orch doctor --json",
         _arguments,
         _doctor,

@@ -1,4 +1,4 @@
-"""`orch events`: what happened to agents, by number, from wherever one left off."""
+"""The command `orch events` prints events of agents in order, after a given event number."""
 
 from __future__ import annotations
 
@@ -17,42 +17,46 @@ if TYPE_CHECKING:
 
 __all__ = ["VERBS"]
 
-PAGE = 1000
-WAIT = 30.0
+PAGE_SIZE = 1000
+WAIT_SECONDS = 30.0
 
 
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--since", type=command.non_negative_int, default=0, metavar="N", help="what comes after event N (0: all)"
+        "--since", type=command.non_negative_int, default=0, metavar="N", help="only events after number N (0: all)"
     )
-    parser.add_argument("--ref", help="of one agent alone")
-    parser.add_argument("--follow", action="store_true", help="go on with what happens from now on, until interrupted")
+    parser.add_argument("--ref", help="only events of this agent")
+    parser.add_argument("--run", default="", metavar="NAME", help="events of a program's run (RUN in orch list)")
+    parser.add_argument("--follow", action="store_true", help="wait for new events until interrupted")
 
 
 def _events(arguments: Namespace) -> int:
     since, connection = arguments.since, Connection()
     while True:
-        params = {"since": since, "ref": arguments.ref, "most": PAGE, "seconds": WAIT if arguments.follow else 0.0}
+        seconds = WAIT_SECONDS if arguments.follow else 0.0
+        params = {"since": since, "ref": arguments.ref, "limit": PAGE_SIZE, "seconds": seconds, "run": arguments.run}
         rows = connection.call("events", params)
         for row in rows:
             print(to_json(row) if arguments.json else _line(row), flush=True)
         if rows:
             since = rows[-1]["n"]
-        if len(rows) < PAGE and not arguments.follow:
+        if len(rows) < PAGE_SIZE and not arguments.follow:
             return 0
 
 
 def _line(row: dict[str, Any]) -> str:
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["at"]))
-    told = " ".join(f"{name}={value}" for name, value in row["data"].items() if isinstance(value, (str, int)) and value)
+    data = row["data"]
+    if row["kind"] == "custom_event":
+        data = data | {"data": to_json(data["data"])}
+    fields = " ".join(f"{name}={value}" for name, value in data.items() if isinstance(value, (str, int)) and value)
     turn = f" turn={row['turn']}" if row["turn"] else ""
-    return terminal.safe(f"{row['n']:>6}  {at}  {row['kind']:<21} {row['agent_id']}{turn} {told}".rstrip())
+    return terminal.safe(f"{row['n']:>6}  {at}  {row['kind']:<21} {row['agent_id']}{turn} {fields}".rstrip())
 
 
 VERBS = {
     "events": CliCommand(
-        "Show what happened: agents that came up, were asked, answered, archived or ended, each with a number. With "
-        "--json a line of JSON for each.",
+        "Show the events of agents in order, each with a number. With --json: one JSON object per line.",
         "orch events --since 120 --follow",
         _arguments,
         _events,

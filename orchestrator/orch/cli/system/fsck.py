@@ -1,4 +1,4 @@
-"""`orch fsck`: what is wrong with the files, and what to do. Exit 1 when something is and was not mended."""
+"""The command `orch fsck` checks all files and repairs them. The command exits with 1 when a problem remains."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ __all__ = ["VERBS"]
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--repair", action="store_true", help="do what can be done without losing a byte")
+    parser.add_argument("--repair", action="store_true", help="make all repairs that lose no data")
 
 
 def _fsck(arguments: Namespace) -> int:
     home = paths.home()
-    found = list(findings.examine(home, paths.sessions_of(home, load().config.session_dir)))
+    found = list(findings.check_home(home, paths.sessions_of(home, load().config.session_dir)))
     if arguments.repair:
         found = [findings.repair(each) for each in found]
     if arguments.json:
         print(to_json(msgspec.to_builtins(found)))
     else:
         for each in found:
-            print(terminal.safe(f"{each.path}: {each.what}\n    {each.mended or each.do}"))
+            print(terminal.safe(f"{each.path}: {each.what}\n    {each.repaired or each.do}"))
         if not found:
-            print(f"{terminal.safe(str(home))}: nothing is wrong")
-    return 1 if any(not each.mended for each in found) else 0
+            print(f"{terminal.safe(str(home))}: no damage found")
+    return 1 if any(not each.repaired for each in found) else 0
 
 
 VERBS = {
     "fsck": CliCommand(
-        "Look through transcripts, journals and archives for damage; say what to do. Exits with 1 when there is some.",
+        "Check transcripts, journals and archives for damage and name a remedy. Exit code 1 if there is damage.",
         "orch fsck --repair",
         _arguments,
         _fsck,

@@ -1,4 +1,4 @@
-"""Extensions as data, and for people: what each says of itself, without running any of its code."""
+"""Extensions as JSON data and as text. The data comes from their manifests; their code is not run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEAD: Final = ["EXTENSION", "VERSION", "FROM", "ON", "MAY", "DESCRIPTION"]
 
 
 def described(found: FoundExtension) -> dict[str, Any]:
-    """Return what an extension says of itself, as JSON data; none of its code runs for that."""
+    """Return an extension's manifest and status as JSON data. The code of the extension is not run."""
     row: dict[str, Any] = {
         "name": found.name,
         "path": found.path,
@@ -33,20 +33,20 @@ def described(found: FoundExtension) -> dict[str, Any]:
         "widgets": [],
         "notes": [],
     }
-    if (said := found.manifest) is not None:
-        row |= {"version": said.version, "description": said.description}
-        row["permissions"] = msgspec.to_builtins(said.permissions)
-        row |= {"keys": dict(said.keys), "widgets": msgspec.to_builtins(said.widgets)}
+    if (manifest := found.manifest) is not None:
+        row |= {"version": manifest.version, "description": manifest.description}
+        row["permissions"] = msgspec.to_builtins(manifest.permissions)
+        row |= {"keys": dict(manifest.keys), "widgets": msgspec.to_builtins(manifest.widgets)}
     return row
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Return extensions as a table, one a line."""
+    """Return extensions as a table, one per line."""
     return terminal.format_columns([HEAD, *map(_cells, rows)], frozenset())
 
 
 def page(row: dict[str, Any]) -> str:
-    """Return an extension as a page: what it is, may do, and brings."""
+    """Return an extension as a page: its manifest, permissions and contents."""
     facts = {
         "version": row["version"],
         "does": row["description"],
@@ -68,5 +68,5 @@ def _cells(row: dict[str, Any]) -> list[str]:
     may = row["permissions"] or {}
     kinds = ("stages", "tools", "tiers", "commands", "skills", "prompts")
     parts = [f"{kind}: {', '.join(may[kind])}" for kind in kinds if may.get(kind)]
-    said = [row["name"], row["version"], row["where"], "yes" if row["on"] else "no", "; ".join(parts)]
-    return [*(terminal.truncate_line(each, 48) for each in said), terminal.truncate_line(row["description"])]
+    texts = [row["name"], row["version"], row["where"], "yes" if row["on"] else "no", "; ".join(parts)]
+    return [*(terminal.truncate_line(each, 48) for each in texts), terminal.truncate_line(row["description"])]

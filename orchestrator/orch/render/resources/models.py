@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from msgspec.structs import asdict
 
-from orch_protocol.agent.models import ModelRow, Price
+from orch_protocol.agent.models import Price
+from orch_protocol.services.models.models import ModelRow
 
 from ...config.models import ANY
 from .. import terminal
@@ -18,7 +19,7 @@ RIGHT: Final = frozenset({1, 2, 3, 4})
 
 
 def table(rows: list[ModelRow]) -> str:
-    """Return models as a table, one a line."""
+    """Return models as a table, one per line."""
     return terminal.format_columns([HEAD, *map(_cells, rows)], RIGHT)
 
 
@@ -37,12 +38,12 @@ def _cells(row: ModelRow) -> list[str]:
     return [terminal.safe(row.model), terminal.count(row.context), *prices, row.key or _wanted(row, 1)]
 
 
-def _wanted(row: ModelRow, most: int | None = None) -> str:
-    return f"no {' or '.join(row.keys[:most])}" if row.keys else "none needed"
+def _wanted(row: ModelRow, limit: int | None = None) -> str:
+    return f"no {' or '.join(row.keys[:limit])}" if row.keys else "none needed"
 
 
 def page(row: ModelRow) -> str:
-    """Return one model for people: what it is known as, and what that means."""
+    """Return one model as a page with its listed name, its limits and its prices."""
     known_as = row.listed_as
     facts = {
         "known as": f"{known_as}{'' if row.price_known else ANY}" if known_as else "any model of that provider",
@@ -57,7 +58,7 @@ def page(row: ModelRow) -> str:
         return "\n".join([*page, "  price:    free"])
     label = "price:"
     if not row.price_known:
-        page.append(f"  {label:10}not known; costs are a floor, by the lowest prices of that provider:")
+        page.append(f"  {label:10}unknown; costs are lower bounds, computed with the lowest prices of the provider:")
         label = ""
     for price in row.prices:
         above = f", for more than {price.above:,} tokens" if price.above else ""
@@ -67,8 +68,8 @@ def page(row: ModelRow) -> str:
             (price.cache_read, "cached"),
             (price.cache_write, "into the cache"),
         ]
-        said = ", ".join(f"{_dollars(each)} {what}" for each, what in kinds if each is not None)
-        page.append(f"  {label:10}{said} per million tokens{above}")
+        text = ", ".join(f"{_dollars(each)} {what}" for each, what in kinds if each is not None)
+        page.append(f"  {label:10}{text} per million tokens{above}")
         label = ""
     return "\n".join(page)
 

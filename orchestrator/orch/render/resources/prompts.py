@@ -22,7 +22,7 @@ def template_data(templates: list[PromptTemplate]) -> list[dict[str, Any]]:
 
 
 def template_table(rows: list[dict[str, Any]]) -> str:
-    """Return templates as a table, one a line."""
+    """Return templates as a table, one per line."""
     cells = [
         [terminal.truncate_line(row["name"]), " ".join(row["variables"]), terminal.safe(row["source"])] for row in rows
     ]
@@ -34,16 +34,16 @@ def template_row(name: str, variables: tuple[str, ...], source: str) -> dict[str
 
 
 def page(prompt: dict[str, Any]) -> str:
-    """Return the prompt of an agent as a page: its parts in a table, what is to be said of them, then their texts."""
+    """Return a page about an agent's prompt: a table of the parts, notes, and the texts of the parts."""
     parts = prompt["parts"]
     notes = [f"note: {terminal.truncate_line(note, 200)}" for note in prompt["notes"]]
-    gone = [f"said no more: {', '.join(map(terminal.truncate_line, prompt['gone']))}"] if prompt["gone"] else []
+    gone = [f"no longer included: {', '.join(map(terminal.truncate_line, prompt['gone']))}"] if prompt["gone"] else []
     texts = [f"\n== {terminal.truncate_line(part['name'])}\n{terminal.safe_for_stdout(part['text'])}" for part in parts]
     return "\n".join([table(prompt), *gone, *notes, *texts])
 
 
 def table(prompt: dict[str, Any]) -> str:
-    """Return the parts of a prompt as a table, with what they are together."""
+    """Return the parts of a prompt as a table, with their total size."""
     parts = prompt["parts"]
     rows = [_cells(part, asked=prompt["asked"]) for part in parts]
     total = ["", "", str(sum(part["tokens"] for part in parts)), "", "", "", ""]

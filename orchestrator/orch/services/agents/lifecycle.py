@@ -1,4 +1,4 @@
-"""Killing agents, and taking it back."""
+"""Services that kill and resume agents, and cancel turns."""
 
 from __future__ import annotations
 
@@ -7,32 +7,37 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orch_protocol.core.errors import ConfigError, StoreError
-from orch_protocol.services.requests import KILL, RESUME, AgentRow, Kill, Killed, Resume
-from orch_worker.backends.cost_estimate import check_priced
+from orch_protocol.core.messages import Usage
+from orch_protocol.services.agents.lifecycle import CANCEL_TURN, KILL, RESUME, CancelTurn, Kill, Killed, Resume
+from orch_protocol.services.agents.status import AgentRow
+from orch_worker.backends.prices import check_priced
 
 from ...policy.caller import Caller
-from ...supervisor.recovery.crash_recovery import used_by
+from ...supervisor.recovery.crash_recovery import recover_query, usage_of_pending
 from ...tree.agents.state import AgentRecord
-from ...tree.journal import events
+from ...tree.interface import events
+from ...tree.interface.topics import ExitTopic
 from ...tree.journal.entries import CredentialsSet
 from ...tree.rules.admission import not_persisted_error
 from ..checks.reach import find_agent
 from ..dispatch.handlers import handles
 from .status import row
+from .worktrees import in_restored_worktree, remove_worktrees
 
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
 
-__all__ = ["kill", "resume"]
+__all__ = ["cancel", "kill", "resume"]
 
-GONE_SECONDS = 5.0
+EXIT_TIMEOUT_SECONDS = 5.0
 
 
 @handles(KILL)
 async def kill(root: Supervisor, caller: Caller, params: Kill) -> Killed:
-    """End agents with everything below them and wait until their processes are gone. Transcripts stay.
+    """End agents and all their descendants, and wait until their processes have ended. Transcripts are kept.
 
-    Raises StoreError when that could not be recorded; they are killed all the same.
+    If the caller stops waiting, the kill is completed. If the kill cannot be recorded, the agents are killed
+    nevertheless and StoreError is raised.
     """
     nodes = root.tree.agents
     if params.all and params.refs:
@@ -40,69 +45,91 @@ async def kill(root: Supervisor, caller: Caller, params: Kill) -> Killed:
     if not params.all and not params.refs:
         raise ConfigError("no agents to kill: pass agents or all")
     if params.all:
-        below = nodes if caller.agent_id is None else nodes.subtree(caller.agent_id)[:-1]
-        targets = [node for node in below if node.status != "killed"]
+        candidates = nodes if caller.agent_id is None else nodes.subtree(caller.agent_id)[:-1]
+        targets = [node for node in candidates if node.status != "killed"]
     else:
         targets = [find_agent(root, caller, ref, "kill") for ref in params.refs]
     ids = tuple(node.spec.id for node in targets)
     if params.dry_run:
-        doomed = [node.spec.id for id in ids for node in nodes.subtree(id) if node.status != "killed"]
-        return Killed(tuple(dict.fromkeys(doomed)))
-    processes = [(node.spec.id, node.incarnation) for id in ids for node in nodes.subtree(id) if node.running]
-    gone = [root.waiters.watch(f"gone:{id}:{incarnation}") for id, incarnation in dict.fromkeys(processes)]
+        ids_to_kill = [node.spec.id for id in ids for node in nodes.subtree(id) if node.status != "killed"]
+        return Killed(tuple(dict.fromkeys(ids_to_kill)))
     agent = caller.find_agent(nodes)
-    by = "the user" if agent is None else f"agent {agent.spec.name!r}"
+    initiator = "the user" if agent is None else f"agent {agent.spec.name!r}"
+    return await root.steps.run(_kill(root, ids, initiator))
+
+
+async def _kill(root: Supervisor, ids: tuple[str, ...], initiator: str) -> Killed:
+    nodes = root.tree.agents
+    processes = [(node.spec.id, node.incarnation) for id in ids for node in nodes.subtree(id) if node.running]
+    exits = [root.waiters.watch(ExitTopic(id, incarnation)) for id, incarnation in dict.fromkeys(processes)]
     try:
-        used = used_by(node for id in ids for node in nodes.subtree(id))
-        killed: tuple[str, ...] = root.handle(events.KillRequested(ids, by, used))
-        if gone:
-            await asyncio.wait(gone, timeout=GONE_SECONDS)
+        used = usage_of_pending(node for id in ids for node in nodes.subtree(id))
+        killed: tuple[str, ...] = root.handle(events.KillRequested(ids, initiator, used))
+        if exits:
+            await asyncio.wait(exits, timeout=EXIT_TIMEOUT_SECONDS)
     finally:
-        for watcher in gone:
+        for watcher in exits:
             watcher.cancel()
     for node in (nodes[id] for id in killed):
         if not node.spec.persist:
-            root.fleeting.drop(Path(node.spec.folder))
+            root.ephemeral_sessions.drop(Path(node.spec.folder))
+    await remove_worktrees(root, [nodes[id].spec for id in killed])
     try:
-        root.write_down()
+        root.flush_journal()
     except StoreError as error:
-        raise StoreError(f"killed {', '.join(killed) or 'nobody'}, which is not on record: {error}") from error
+        raise StoreError(f"killed {', '.join(killed) or 'no agent'}, but the kill was not recorded: {error}") from error
     return Killed(killed)
 
 
 @handles(RESUME)
 async def resume(root: Supervisor, caller: Caller, params: Resume) -> AgentRow:
-    """Let a killed or failed agent answer again; its next query starts a process.
+    """Let a killed or failed agent answer queries again. The agent's next query starts a process.
 
-    It goes by limits that are set with it at once where it had some of that kind, else from its next query on.
+    If the agent already had a limit of the same kind, a changed limit takes effect at once. Otherwise the limit takes
+    effect with the agent's next query.
     """
     node = find_agent(root, caller, params.ref, "resume")
     if node.status == "killed" and not node.spec.persist:
         raise not_persisted_error(node)
     if params.all and not params.credentials:
-        raise ConfigError("all goes with credentials: orch resume REF --credentials --all")
+        raise ConfigError("--all requires --credentials: orch resume REF --credentials --all")
     if params.credentials:
         _give_credentials(root, node, everywhere=params.all)
     if params.budget.max_cost_usd:
         check_priced(node.spec.backend)
-    root.handle(events.ResumeRequested(node.spec.id, params.budget))
+    resumed = events.ResumeRequested(node.spec.id, params.budget)
+    await in_restored_worktree(root, node, lambda: root.handle(resumed))
     root.budgets_changed()
     return row(root, node)
 
 
 def _give_credentials(root: Supervisor, node: AgentRecord, *, everywhere: bool) -> None:
-    """Let the agent, with `everywhere` every agent with the same credentials, use those of the caller from now on.
+    """Give the agent the caller's credentials.
 
-    Agents below that have none of their own move to the new address with it. Raises ConfigError.
+    With `everywhere`, also change all agents that share the old credentials of this agent. The new server address also
+    applies to descendants without credentials of their own. Raises ConfigError.
     """
     nodes = root.tree.agents
-    same = [other for other in nodes if root.credentials.same(node, other)] if everywhere else []
-    given = [node, *(other for other in same if other is not node)]
-    for each, record in [(each, root.credentials.replacement(each)) for each in given]:
-        root.note(CredentialsSet(at=root.clock(), id=each.spec.id, credentials=record))
-    for each in given:
-        for below in nodes.subtree(each.spec.id):
-            address = root.credentials.address(below.spec.backend.provider, below.spec.id)
-            if address and address != below.spec.backend.options.get("base_url"):
-                root.note(CredentialsSet(at=root.clock(), id=below.spec.id, base_url=address))
-    root.credentials_offered()
+    sharing = [other for other in nodes if root.credentials.same(node, other)] if everywhere else []
+    recipients = [node, *(other for other in sharing if other is not node)]
+    for each, record in [(each, root.credentials.replacement(each)) for each in recipients]:
+        root.record(CredentialsSet(at=root.clock(), id=each.spec.id, credentials=record))
+    for each in recipients:
+        for descendant in nodes.subtree(each.spec.id):
+            address = root.credentials.address(descendant.spec.backend.provider, descendant.spec.id)
+            if address and address != descendant.spec.backend.options.get("base_url"):
+                root.record(CredentialsSet(at=root.clock(), id=descendant.spec.id, base_url=address))
+    root.launch_waiting()
+
+
+@handles(CANCEL_TURN)
+async def cancel(root: Supervisor, caller: Caller, params: CancelTurn) -> AgentRow:
+    """End an agent's turn.
+
+    The turn's query ends with stop reason `cancelled`. With `hard`, the query of this turn fails instead.
+    """
+    node = find_agent(root, caller, params.ref, "cancel")
+    root.handle(
+        events.CancelRequested(node.spec.id, params.hard, recover_query(node).usage if params.hard else Usage())
+    )
+    return row(root, node)

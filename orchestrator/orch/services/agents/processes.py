@@ -1,4 +1,4 @@
-"""What a service asks of an agent's process, and the process may not live to answer."""
+"""Starts a worker for a service, and sends a request to the worker."""
 
 from __future__ import annotations
 
@@ -10,50 +10,57 @@ from msgspec import Struct
 from orch_protocol.core.errors import AgentDiedError, QueryTimeoutError
 
 from ...tree.agents.state import AgentRecord
-from ...tree.journal import events
-from ...tree.journal.events import BOOT_SECONDS
+from ...tree.interface import events
+from ...tree.interface.events import BOOT_SECONDS
+from ...tree.interface.topics import ExitTopic, ReadyTopic, WorkerReplyTopic
 
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
 
 __all__ = ["request_worker", "start_process"]
 
-TRIES: Final = 5
+MAX_STARTS: Final = 5
 
 
 async def request_worker(
-    root: Supervisor, node: AgentRecord, kind: str, body: Struct, id: str, answer: str, seconds: float
+    root: Supervisor, node: AgentRecord, frame_type: str, body: Struct, id: str, reply_type: str, timeout: float
 ) -> Any | None:
-    """Send the agent's process a frame `kind` named `id`, and return the body of its `answer`; None when it is gone
-    before it says anything. Raises QueryTimeoutError, and the error that the answer is."""
-    said = root.waiters.watch(f"{answer}:{node.spec.id}:{id}")
-    end = root.waiters.watch(f"gone:{node.spec.id}:{node.incarnation}")
+    """Send a frame of the type `frame_type` to the agent's process, and return the body of the reply.
+
+    The reply is a frame of the type `reply_type` with the same id. Returns None if the process ends before it replies.
+    Raises QueryTimeoutError, and the error that the reply contains.
+    """
+    reply = root.waiters.watch(WorkerReplyTopic(reply_type, node.spec.id, id))
+    exited = root.waiters.watch(ExitTopic(node.spec.id, node.incarnation))
     try:
         if (peer := root.workers.peer(node.spec.id)) is not None:
-            peer.send(kind, body, id)
-        await asyncio.wait([said, end], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if said.done():
-            return said.result()
-        if end.done():
+            peer.send(frame_type, body, id)
+        await asyncio.wait([reply, exited], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        if reply.done():
+            return reply.result()
+        if exited.done():
             return None
-        raise QueryTimeoutError(f"the process of agent {node.spec.name!r} did not answer within {seconds:g} s")
+        raise QueryTimeoutError(f"the process of agent {node.spec.name!r} did not answer within {timeout:g} s")
     finally:
-        said.cancel()
-        end.cancel()
+        reply.cancel()
+        exited.cancel()
 
 
 async def start_process(root: Supervisor, node: AgentRecord) -> None:
-    """Return when the agent's process is up, started for it if it had none. Raises OrchError when none comes up."""
+    """Wait until the agent's process is ready.
+
+    Start a process if none exists. Raises OrchError if the process does not start.
+    """
     id = node.spec.id
-    for _ in range(TRIES):  # one that has just been killed may hold the folder a moment longer than it lives
+    for _ in range(MAX_STARTS):  # a killed process may keep the folder's lock for a moment
         root.handle(events.StartWorker(id))
         if node.running and node.status != "starting" and not node.stopping:
             return
-        topics = (f"up:{id}", f"gone:{id}:{node.incarnation}")
-        waiting = [root.waiters.watch(topic) for topic in topics]
+        topics = (ReadyTopic(id), ExitTopic(id, node.incarnation))
+        watchers = [root.waiters.watch(topic) for topic in topics]
         try:
-            await asyncio.wait(waiting, timeout=BOOT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(watchers, timeout=BOOT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for each in waiting:
+            for each in watchers:
                 each.cancel()
-    raise AgentDiedError(f"no process of agent {node.spec.name!r} ({id}) came up")
+    raise AgentDiedError(f"no process of agent {node.spec.name!r} ({id}) could be started")

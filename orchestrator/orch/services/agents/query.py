@@ -1,4 +1,4 @@
-"""Questions to agents and their answers."""
+"""Services that query agents: query, submit, collect, wait and ask_all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from orch_protocol.core.errors import (
-    AgentError,
+    AgentNotFoundError,
     BackendError,
     ConfigError,
     ErrorInfo,
@@ -18,9 +18,9 @@ from orch_protocol.core.errors import (
     error_from,
 )
 from orch_protocol.core.ids import new_id
-from orch_protocol.core.messages import Reply
+from orch_protocol.core.messages import Image, Reply, check_images
 from orch_protocol.core.taint import TaintLabel, inherited_labels, join_labels
-from orch_protocol.services.requests import (
+from orch_protocol.services.agents.query import (
     ASK_ALL,
     COLLECT,
     QUERY,
@@ -35,77 +35,84 @@ from orch_protocol.services.requests import (
     Waited,
 )
 
-from ...policy.caller import Caller, is_below
+from ...policy.caller import Caller
+from ...policy.permissions import AskAgent, ReadReply, check
 from ...supervisor.timing.query_deadlines import PATIENCE_SECONDS
 from ...tree.agents.state import AgentRecord, QueryResult
 from ...tree.agents.wait_graph import check_no_cycle
-from ...tree.journal import events
-from ...tree.journal.entries import QueryStarted
+from ...tree.interface import events
+from ...tree.interface.topics import QueryTopic
 from ...tree.rules.query_results import available_result, uncollected
 from ..archives.recall import find_agent_or_holder, with_passages
 from ..checks.local_only import HideErrorDetails, keep_local
-from ..checks.reach import check_recall, find_agent
+from ..checks.reach import find_agent
 from ..dispatch.handlers import handles, handles_streaming
+from .worktrees import with_report
 
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
     from ...supervisor.watchers import Watcher
 
-__all__ = ["answer", "ask", "ask_all", "collect", "query", "submit", "wait"]
+__all__ = ["answer", "ask", "ask_all", "check_prompt", "collect", "query", "submit", "wait"]
 
-MOST_AT_ONCE = 4
+MAX_CONCURRENT = 4
 
 
 @handles_streaming(QUERY)
 async def query(root: Supervisor, caller: Caller, params: QueryAgent, watcher: Watcher | None = None) -> Reply:
-    """Ask and wait for the answer. Raises AgentError; after QueryTimeoutError the agent works on."""
-    node = await _find_queried_agent(root, caller, params.ref)
-    params = replace(params, prompt=await with_passages(root, node, params.prompt))
-    await keep_local(root, caller, node)
-    _pass_on_taint(root, caller, node, params.marks)
-    heard = watcher if caller.is_user else None
-    key = ""
-    if heard is not None and params.progress:
-        key = new_id()
-        root.watchers.follow(key, node.spec.id, heard)
+    """Send a query and wait for the reply.
+
+    Raises AgentError. If the reply takes too long, raises QueryTimeoutError, and the agent continues its turn.
+    """
+    node, params = await _prepare(root, caller, params)
+    user_watcher = watcher if caller.is_user else None
+    progress_key = ""
+    if user_watcher is not None and params.progress:
+        progress_key = new_id()
+        root.watchers.watch_branch(progress_key, node.spec.id, user_watcher)
     try:
-        with CredentialHint(root, caller, node), HideErrorDetails(root, caller, node):
-            query_id = ask(root, node, caller, params, waits=True, watcher=heard if params.stream else None)
-            if heard is not None and params.approve:
-                root.approvals.attend(query_id, heard)
+        with _ErrorsForCaller(root, caller, node):
+            query_id = ask(root, node, caller, params, waits=True, watcher=user_watcher if params.stream else None)
+            if user_watcher is not None and params.approve:
+                root.approvals.register_client(query_id, user_watcher)
             try:
-                return await answer(root, node, query_id, params.timeout, taker=caller.describe(root.tree.agents))
+                reply = await answer(root, node, query_id, params.timeout, collector=caller.describe(root.tree.agents))
+                return await with_report(root, node, reply)
             finally:
-                if heard is not None and params.approve:
-                    root.approvals.leave(query_id, heard)
+                if user_watcher is not None and params.approve:
+                    root.approvals.unregister_client(query_id, user_watcher)
     finally:
-        root.watchers.unfollow(key)
+        if progress_key:
+            root.watchers.stop_watching_branch(progress_key)
 
 
 @handles(ASK_ALL)
 async def ask_all(root: Supervisor, caller: Caller, params: AskAll) -> list[AskAllResult]:
-    """Ask all of the agents the same, some at a time, each once; return what they said, in the order they were named.
+    """Send the same prompt to all agents, and return their replies in the order of `refs`.
 
-    Who cannot answer costs the others nothing. Raises ConfigError when nobody is asked.
+    At most 4 agents work at a time. Errors of one agent do not affect the others. Raises ConfigError for empty `refs`.
     """
     if not params.refs:
         raise ConfigError("no agents to query: pass at least one agent or holder")
-    turns = asyncio.Semaphore(MOST_AT_ONCE)
+    slots = asyncio.Semaphore(MAX_CONCURRENT)
 
-    async def one(ref: str) -> AskAllResult:
-        async with turns:
+    async def query_one(ref: str) -> AskAllResult:
+        async with slots:
             try:
-                return AskAllResult(ref, await query(root, caller, QueryAgent(ref, params.prompt, marks=params.marks)))
+                request = QueryAgent(ref, params.prompt, marks=params.marks, images=params.images)
+                return AskAllResult(ref, await query(root, caller, request))
             except OrchError as error:
                 return AskAllResult(ref, error=str(error))
 
     refs = tuple(dict.fromkeys(params.refs))
-    tasks = [asyncio.ensure_future(one(ref)) for ref in refs]
+    tasks = [asyncio.ensure_future(query_one(ref)) for ref in refs]
     try:
         await asyncio.wait(tasks, timeout=params.timeout)
-        late = f"no answer within {params.timeout:g} s; it works on" if params.timeout is not None else ""
+        timeout_error = (
+            f"no answer within {params.timeout:g} s; the turn continues" if params.timeout is not None else ""
+        )
         return [
-            task.result() if task.done() else AskAllResult(ref, error=late)
+            task.result() if task.done() else AskAllResult(ref, error=timeout_error)
             for ref, task in zip(refs, tasks, strict=True)
         ]
     finally:
@@ -115,49 +122,47 @@ async def ask_all(root: Supervisor, caller: Caller, params: AskAll) -> list[AskA
 
 @handles(SUBMIT)
 async def submit(root: Supervisor, caller: Caller, params: QueryAgent) -> Submitted:
-    """Ask and return at once; `collect` takes the answer."""
-    node = await _find_queried_agent(root, caller, params.ref)
-    params = replace(params, prompt=await with_passages(root, node, params.prompt))
-    await keep_local(root, caller, node)
-    _pass_on_taint(root, caller, node, params.marks)
-    with HideErrorDetails(root, caller, node):
-        before = len(uncollected(node, caller.agent_id))
-        return Submitted(node.spec.id, ask(root, node, caller, params, stays=True), before)
+    """Send a query and return without waiting. The service `collect` returns the reply later."""
+    node, params = await _prepare(root, caller, params)
+    with _ErrorsForCaller(root, caller, node):
+        earlier_results = len(uncollected(node, caller.agent_id))
+        return Submitted(node.spec.id, ask(root, node, caller, params, stays=True), earlier_results)
 
 
 @handles(COLLECT)
 async def collect(root: Supervisor, caller: Caller, params: Collect) -> Reply:
-    """Take an answer, once: that of the last query, but first those to queries that the caller submitted before it.
+    """Return a reply of the agent.
 
-    With `params.query` it is the answer to that query. Raises QueryTimeoutError while it is not there, NoResultError
-    later.
+    Each reply to a query that the caller submitted is returned once. When there are no more such replies, the last
+    reply is returned. With `params.query`, return the reply to that query. Raises QueryTimeoutError while the turn
+    runs, and NoResultError if there is no reply.
     """
     node, query = await find_agent_or_holder(root, caller, params.ref, "collect from", "ask"), params.query
-    waiting = available_result(node, caller.agent_id, again=params.again, query=query)
-    _check_own_answer(root, caller, node, waiting or node.pending or node.last)
+    available = available_result(node, caller.agent_id, again=params.again, query=query)
+    check(root.tree.agents, caller, ReadReply(node, available or node.pending or node.last))
     pending = node.pending if node.pending is not None and query in ("", node.pending.query_id) else None
-    if pending is not None and waiting is None and params.timeout != 0:
+    if pending is not None and available is None and params.timeout != 0:
         try:
             await answer(root, node, pending.query_id, params.timeout)
         except OrchError:
-            pass  # out of time, which is told below, or failed, which is the answer to collect
-    with CredentialHint(root, caller, node), HideErrorDetails(root, caller, node):
+            pass  # a timeout is raised below; the error of a failed query is collected below
+    with _ErrorsForCaller(root, caller, node):
         pending = node.pending if node.pending is not None and query in ("", node.pending.query_id) else None
-        waiting = available_result(node, caller.agent_id, again=params.again, query=query)
-        _check_own_answer(root, caller, node, waiting or node.pending or node.last)
-        if pending is not None and waiting is None:
+        available = available_result(node, caller.agent_id, again=params.again, query=query)
+        check(root.tree.agents, caller, ReadReply(node, available or node.pending or node.last))
+        if pending is not None and available is None:
             raise QueryTimeoutError(f"agent {node.spec.name!r} ({node.spec.id}) is still at work on: {pending.head}")
         result: QueryResult = root.handle(
             events.CollectReply(node.spec.id, caller.describe(root.tree.agents), params.again, caller.agent_id, query)
         )
-        return _reply(result)
+        return await with_report(root, node, _unwrap_result(result))
 
 
 @handles(WAIT)
 async def wait(root: Supervisor, caller: Caller, params: Wait) -> Waited:
-    """Wait until any, all or so many of the agents are not busy, or the time is over; never raises for the time."""
-    named = [find_agent(root, caller, ref, "wait for", "ask") for ref in params.refs]
-    nodes = list({node.spec.id: node for node in named}.values())
+    """Wait until any agent, all agents, or a number of agents have finished their turn. A timeout is not an error."""
+    requested = [find_agent(root, caller, ref, "wait for", "ask") for ref in params.refs]
+    nodes = list({node.spec.id: node for node in requested}.values())
     if not nodes:
         raise ConfigError("wait needs at least one agent")
     if caller.agent_id in {node.spec.id for node in nodes}:
@@ -165,22 +170,24 @@ async def wait(root: Supervisor, caller: Caller, params: Wait) -> Waited:
     for node in nodes:
         if caller.agent_id is not None:
             check_no_cycle(root.tree.agents.pending.values(), caller.agent_id, node)
-    wanted = {"any": 1, "all": len(nodes)}.get(str(params.mode), params.mode)
-    if not isinstance(wanted, int) or not 1 <= wanted <= len(nodes):
+    required_count = {"any": 1, "all": len(nodes)}.get(str(params.mode), params.mode)
+    if not isinstance(required_count, int) or not 1 <= required_count <= len(nodes):
         raise ConfigError(f"invalid mode {params.mode!r} for {len(nodes)} agents: use any, all, or a number of agents")
     loop = asyncio.get_running_loop()
     seconds = max(node.spec.limits.turn_seconds for node in nodes) if params.timeout is None else params.timeout
     deadline = loop.time() + seconds
     watchers = {
-        node.spec.id: root.waiters.watch(f"query:{node.pending.query_id}") for node in nodes if node.pending is not None
+        node.spec.id: root.waiters.watch(QueryTopic(node.pending.query_id))
+        for node in nodes
+        if node.pending is not None
     }
     try:
         while True:
             pending = {id: watcher for id, watcher in watchers.items() if not watcher.done()}
-            left = deadline - loop.time()
-            if len(nodes) - len(pending) >= wanted or not pending or left <= 0:
+            remaining_seconds = deadline - loop.time()
+            if len(nodes) - len(pending) >= required_count or not pending or remaining_seconds <= 0:
                 break
-            await asyncio.wait(pending.values(), timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(pending.values(), timeout=remaining_seconds, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for watcher in watchers.values():
             watcher.cancel()
@@ -191,24 +198,31 @@ async def wait(root: Supervisor, caller: Caller, params: Wait) -> Waited:
 
 
 async def answer(
-    root: Supervisor, node: AgentRecord, query_id: str, seconds: float | None = None, *, taker: str | None = None
+    root: Supervisor, node: AgentRecord, query_id: str, seconds: float | None = None, *, collector: str | None = None
 ) -> Reply:
-    """Wait for a query's reply, at most `seconds`; `taker` names who gets it, None leaves it to collect."""
+    """Wait at most `seconds` for a query's reply.
+
+    `collector` names the receiver. With None, the reply stays for `collect`.
+    """
     if node.pending is None or node.pending.query_id != query_id:
-        return _answered(node, query_id)
+        return _finished_reply(node, query_id)
     seconds = node.spec.limits.turn_seconds + PATIENCE_SECONDS if seconds is None else seconds
     try:
-        reply: Reply = await root.waiters.until(f"query:{query_id}", seconds, taker)
+        reply: Reply = await root.waiters.until(QueryTopic(query_id), seconds, collector)
     except TimeoutError:
         raise QueryTimeoutError(
             f"agent {node.spec.name!r} ({node.spec.id}) has not answered within {seconds:g} s; "
-            f"it works on: `orch collect {node.spec.seq}` takes the answer later"
+            f"the turn continues; `orch collect {node.spec.seq}` returns the answer later"
         ) from None
     return reply
 
 
-class CredentialHint:
-    """Adds to errors of the agent's provider what the caller can do about a refused key."""
+class _ErrorsForCaller:
+    """Context manager that changes errors of `node` for the caller that receives them.
+
+    For the user, a provider error gets a hint, for example about a refused API key. For an agent, details of local-only
+    content are removed.
+    """
 
     __slots__ = ("_caller", "_node", "_root")
 
@@ -218,11 +232,22 @@ class CredentialHint:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if not isinstance(error, BackendError) or not self._caller.is_user:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is None:
             return
-        if hint := self._root.credentials.hint(self._node, error):
+        if not self._caller.is_user:
+            HideErrorDetails(self._root, self._caller, self._node).__exit__(kind, error, traceback)
+        elif isinstance(error, BackendError) and (hint := self._root.credentials.hint(self._node, error)):
             raise error_from(ErrorInfo(type(error).__name__, f"{error}; {hint}")) from None
+
+
+def check_prompt(node: AgentRecord, prompt: object, images: tuple[Image, ...] = ()) -> None:
+    """Raise ConfigError if `prompt` is not a string or is empty, or if a provider would reject `images`."""
+    if not isinstance(prompt, str):
+        raise ConfigError(f"the prompt for agent {node.spec.name!r} must be text; got {type(prompt).__name__}")
+    if not prompt.strip():
+        raise ConfigError(f"the prompt for agent {node.spec.name!r} is empty: write a task or question")
+    check_images(images)
 
 
 def ask(
@@ -235,12 +260,11 @@ def ask(
     stays: bool = False,
     watcher: Watcher | None = None,
 ) -> str:
-    """Put the query to `node` and return its id; `waits` says that `caller` will block until the answer, `stays` that
-    the answer is there until somebody collects it."""
-    if not isinstance(params.prompt, str):
-        raise ConfigError(f"the prompt for agent {node.spec.name!r} is text, not {type(params.prompt).__name__}")
-    if not params.prompt.strip():
-        raise ConfigError(f"the prompt for agent {node.spec.name!r} is empty: write a task or question")
+    """Send the query to `node` and return the query's id.
+
+    With `waits`, the caller blocks until the reply arrives. With `stays`, the reply is kept until a caller collects it.
+    """
+    check_prompt(node, params.prompt, params.images)
     if params.wake is not None and caller.is_user:
         raise ConfigError("`wake` is for agents: the user's program waits with `wait` or the future")
     return root.ask(
@@ -252,55 +276,47 @@ def ask(
         request_id=params.request_id,
         stays=stays,
         watcher=watcher,
+        images=params.images,
     )
 
 
 def _pass_on_taint(root: Supervisor, caller: Caller, node: AgentRecord, marks: tuple[TaintLabel, ...]) -> None:
-    """Let `node` have what the conversation holds in which the caller thought of the question, before it is asked."""
-    over = inherited_labels(marks, caller.agent_id or "")
-    if join_labels(node.spec.marks, over) != node.spec.marks:
-        root.handle(events.AddTaint(node.spec.id, over))
+    """Add the taint labels of the caller's conversation to `node` before the query is sent to `node`."""
+    labels = inherited_labels(marks, caller.agent_id or "")
+    if join_labels(node.spec.marks, labels) != node.spec.marks:
+        root.handle(events.AddTaint(node.spec.id, labels))
 
 
-async def _find_queried_agent(root: Supervisor, caller: Caller, ref: str) -> AgentRecord:
-    """Return the agent or holder that the caller asks. Raises AgentError, ToolNotGrantedError when it may not."""
-    node = await find_agent_or_holder(root, caller, ref, "query", "ask")
-    check_recall(root, caller, node)
-    _check_plan(root, caller, node)
-    return node
+async def _prepare(root: Supervisor, caller: Caller, params: QueryAgent) -> tuple[AgentRecord, QueryAgent]:
+    """Return the agent or holder to query, and the query with all additions to its prompt.
+
+    Raises AgentError or ToolNotGrantedError if the caller may not query the agent.
+    """
+    try:
+        node = find_agent(root, caller, params.ref, "query", "ask")
+    except AgentNotFoundError:
+        node = None
+    if node is None or node.is_holder:  # an archive has no holder before its first query
+        node = await find_agent_or_holder(root, caller, params.ref, "query", "ask")
+    if not caller.is_user:
+        check(root.tree.agents, caller, AskAgent(node))
+    if node.spec.source is not None:
+        params = replace(params, prompt=await with_passages(root, node, params.prompt))
+    if node.spec.source is not None or not caller.is_user:
+        await keep_local(root, caller, node)
+    if params.marks:
+        _pass_on_taint(root, caller, node, params.marks)
+    return node, params
 
 
-def _check_own_answer(
-    root: Supervisor, caller: Caller, node: AgentRecord, answer: QueryResult | QueryStarted | None
-) -> None:
-    """Raise AgentError when `answer` of `node` is not to the caller, nor `node` below it: of a peer, or an archive that
-    it was handed, it takes answers to its own queries only."""
-    agent = caller.find_agent(root.tree.agents)
-    if agent is None or is_below(root.tree.agents, agent.spec.id, node.spec.id):
-        return
-    if answer is None or answer.asker != agent.spec.id:
-        raise AgentError(
-            f"agent {agent.spec.name!r} can only collect its own queries from {node.spec.name!r}: submit a query first"
-        )
-
-
-def _check_plan(root: Supervisor, caller: Caller, node: AgentRecord) -> None:
-    """Raise AgentError when the caller is in plan mode and `node` is not: it would do what the caller may not."""
-    asker = caller.find_agent(root.tree.agents)
-    if asker is not None and asker.spec.plan and not node.spec.plan and not node.is_holder:
-        raise AgentError(
-            f"agent {asker.spec.name!r} is in plan mode and may ask those alone who are too; {node.spec.name!r} is not"
-        )
-
-
-def _answered(node: AgentRecord, query_id: str) -> Reply:
-    """Return the reply that settled a query already, or raise its error."""
+def _finished_reply(node: AgentRecord, query_id: str) -> Reply:
+    """Return the reply of a finished query. If the query failed, raise its error."""
     if node.last is None or node.last.query_id != query_id:
-        raise NoResultError(f"the answer of agent {node.spec.name!r} to that query gave way to a later one")
-    return _reply(node.last)
+        raise NoResultError(f"the answer of agent {node.spec.name!r} to that query was replaced by a later answer")
+    return _unwrap_result(node.last)
 
 
-def _reply(result: QueryResult) -> Reply:
+def _unwrap_result(result: QueryResult) -> Reply:
     if result.error is not None:
         raise error_from(result.error)
     assert result.reply is not None

@@ -1,4 +1,4 @@
-"""From what somebody asks for to what an agent is."""
+"""Service that spawns agents. The service builds the agent's spec from a request and starts the process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,15 @@ from msgspec.structs import replace
 
 from orch_protocol.agent.config import ArchivalConfig, Config, LimitsConfig, parse_model
 from orch_protocol.agent.project import RANK, ContextSpec
-from orch_protocol.agent.spec import AgentSpec, ArchivalSpec, BackendSpec, CompactionSpec, Limits
+from orch_protocol.agent.spec import (
+    AgentSpec,
+    ArchivalSpec,
+    BackendSpec,
+    CompactionSpec,
+    ExecutorSpec,
+    Limits,
+    ToolSpec,
+)
 from orch_protocol.core.errors import ConfigError, LaunchError, OrchError, SpawnError, ToolNotGrantedError
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.prompts import PromptSpec
@@ -23,135 +31,199 @@ from orch_protocol.core.taint import inherited_labels
 from orch_protocol.core.workspace import WorkspaceSpec
 from orch_protocol.hooks.stages import HooksSpec
 from orch_protocol.policy.budget import Budget
-from orch_protocol.policy.policy import EXIT_PLAN, PolicySpec
+from orch_protocol.policy.builtin_tools import BUILTIN_TOOLS
+from orch_protocol.policy.policy import EXIT_PLAN, Channel, PolicySpec
 from orch_protocol.policy.sandbox import RUN_CODE, SandboxConfig, SandboxSpec
 from orch_protocol.resources.extensions import ExtensionSpec
 from orch_protocol.resources.memory import MemorySpec
 from orch_protocol.resources.skills import READ_SKILL
-from orch_protocol.services.requests import SPAWN, Spawn, Spawned
-from orch_worker.backends.cost_estimate import check_priced
+from orch_protocol.services.agents.spawn import SPAWN, Spawn, Spawned
 from orch_worker.backends.offline.scripted import ScriptedBackend
+from orch_worker.backends.prices import check_priced
 from orch_worker.backends.registry import template_for
 from orch_worker.backends.thinking import check_level, level_of
-from orch_worker.memory.notes import folder_of, make_memory
+from orch_worker.memory.notes import make_memory, memory_folder
 from orch_worker.sandbox.probe import available_levels
-from orch_worker.system.threads import ASIDE
-from orch_worker.tools.dispatch.presets import DESK, NOTES, RECALL, granted_tools
+from orch_worker.system.threads import DAEMON_THREADS
+from orch_worker.tools.dispatch.custom_executor import chosen_tools
+from orch_worker.tools.dispatch.presets import CATEGORIES, NOTES, RECALL, WORKSPACE_TOOLS, granted_tools
 
-from ...config.archival_profiles import rules_of
+from ...config.archival_profiles import archival_rules
+from ...config.models import matches_any
 from ...policy import sandbox as sandboxing
 from ...policy.budget_rules import check_budget
 from ...policy.caller import USER, Caller
-from ...policy.hook_records import EVIDENCE, hooks_spec, switches_file
+from ...policy.hook_records import EVIDENCE, disabled_hooks_file, hooks_spec
+from ...policy.permissions import SpawnAgent, check
 from ...resources.extensions import extension_specs, find
-from ...tree.journal import events
-from ...tree.journal.events import BOOT_SECONDS
+from ...tree.interface import events
+from ...tree.interface.events import BOOT_SECONDS
+from ...tree.interface.topics import ReadyTopic
 from ..archives.recall import archives_of, find_agent_or_holder
 from ..checks.local_only import local_model
 from ..dispatch.handlers import handles
-from .skills import discover_skills, left_out, skills_of
+from .agent_types import apply_type_to_request, apply_type_to_spec, available_types
+from .skills import describe_invalid_skills, discover_skills, skills_of
+from .worktrees import isolate_agent, remove_worktrees
 
 if TYPE_CHECKING:
+    from ...resources.program_extensions import ProgramExtensions
     from ...resources.skill_discovery import Found
     from ...supervisor.supervisor import Supervisor
 
 __all__ = ["check_name", "compaction_of", "spawn", "spec_of"]
 
-NOT_ARCHIVED = "nothing of an agent that is not to persist is archived: an archive is kept, and it is not"
+NOT_ARCHIVED = "archival is off for this agent, because persist=False stores nothing on disk"
 PEER_TOOLS = ("query_subagent", "collect_subagent", "wait_subagents", "list_subagents")
-"""What an agent with peers is granted besides its other tools, so that it can ask them."""
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+"""Tools for querying peers. An agent with peers gets them in addition to its other tools."""
+SUBAGENT_TOOLS = frozenset(CATEGORIES["agents"])
+AGENT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 
 @handles(SPAWN)
 async def spawn(root: Supervisor, caller: Caller, request: Spawn) -> Spawned:
-    """Start an agent and wait until its process is up. Raises SpawnError, ConfigError.
+    """Start an agent and wait until its process is ready. Raises SpawnError, ConfigError.
 
-    A program that waits no more, as by Ctrl-C, never gets to know the agent: it is ended.
+    If a program cancels the call, for example by Ctrl-C, the agent is killed, because the program never gets the
+    agent's id.
     """
-    parent = caller.find_agent(root.tree.agents)
-    if parent is not None and "spawn_subagent" not in parent.spec.active:
-        raise ToolNotGrantedError(f"agent {parent.spec.name!r} was not granted spawn_subagent")
-    if parent is not None and request.peers:
-        raise ToolNotGrantedError(
-            f"agent {parent.spec.name!r} cannot name peers: only the user can, with spawn(peers=[...]) or --peers"
-        )
+    check(root.tree.agents, caller, SpawnAgent(request.peers, executor=request.executor is not None))
     spec, note = await spec_of(root, request, caller)
     credentials = root.credentials.record() if caller.is_user else None
-    id: str = root.handle(events.SpawnRequested(spec, caller.agent_id, request.request_id, credentials))
+    id = ""
+    try:
+        id = root.handle(events.SpawnRequested(spec, caller.agent_id, request.request_id, credentials))
+    finally:
+        if id != spec.id:  # the spawn was refused, or the request was a repetition
+            await remove_worktrees(root, (spec,))
     node = root.tree.agents[id]
     if node.status == "starting":
         try:
-            await root.waiters.until(f"up:{id}", BOOT_SECONDS + 5)
+            await root.waiters.until(ReadyTopic(id), BOOT_SECONDS + 5)
         except TimeoutError:
-            raise LaunchError(f"agent {node.spec.name!r} ({id}) was not up within {BOOT_SECONDS:g} s") from None
+            raise LaunchError(f"agent {node.spec.name!r} ({id}) did not start within {BOOT_SECONDS:g} s") from None
         except asyncio.CancelledError:
-            if caller.is_user and request.request_id is None:  # nobody has it, or can ask for it again
+            if caller.is_user and request.request_id is None:  # no caller knows its id or can repeat the request
                 with contextlib.suppress(OrchError):
                     root.handle(events.KillRequested((id,), "the user"))
+                    await root.steps.undo(remove_worktrees(root, (node.spec,)))
             raise
     elif node.status == "failed":
-        raise LaunchError(f"agent {node.spec.name!r} ({id}) did not come up: {node.error}")
-    return Spawned(id, node.spec.seq, node.spec.name, node.spec.preset, node.spec.depth, node.pid, note)
+        raise LaunchError(f"agent {node.spec.name!r} ({id}) did not start: {node.error}")
+    return Spawned(
+        id, node.spec.seq, node.spec.name, node.spec.agent_type or node.spec.preset, node.spec.depth, node.pid, note
+    )
 
 
 async def spec_of(root: Supervisor, request: Spawn, caller: Caller) -> tuple[AgentSpec, str]:
-    """Return the spec of the agent that `request` asks for on behalf of `caller`, and what is to be said of its
-    sandbox; see `describe`. Raises SandboxError."""
+    """Return the spec of the requested agent, and a note about the agent's sandbox. See `describe`.
+
+    Raises SandboxError.
+    """
     parent = caller.find_agent(root.tree.agents)
-    over = parent.spec if parent is not None else None
-    backend = await root.catalog_for(caller.agent_id).complete(_backend(request, over, root.config))
-    if over is not None and over.local:
+    parent_spec = parent.spec if parent is not None else None
+    requested_model, catalog = request.model, root.catalog_for(caller.agent_id)
+    folder = _folder(request.cwd, parent_spec)
+    registered = root.session_sources.program.specs(folder, request.env or {})
+    types = await available_types(root, request, parent, folder)
+    request, type_note = apply_type_to_request(request, types, parent_spec, root.config, catalog)
+    backend = await catalog.complete(_backend(request, parent_spec, root.config))
+    if parent_spec is not None and requested_model is not None:
+        _check_model(parent_spec, backend, root.config)
+    if parent_spec is not None and parent_spec.local:
         backend = await local_model(root, backend, caller.agent_id)
     if request.thinking is not None:
         check_level(request.thinking)
         backend = replace(backend, thinking=request.thinking)
-        level_of(backend)  # says so where the model takes none
+        level_of(backend)  # raises an error if the model has no reasoning effort
     elif not backend.thinking:
-        usual = over.backend.thinking if over is not None else request.usual_thinking or root.config.thinking
-        backend = replace(backend, thinking=usual or "")
+        default_thinking = (
+            parent_spec.backend.thinking if parent_spec is not None else request.usual_thinking or root.config.thinking
+        )
+        backend = replace(backend, thinking=default_thinking or "")
     request = replace(
         request, peers=await _peers(root, request.peers), archives=await archives_of(root, caller, request.archives)
     )
-    skills = await discover_skills(root, request, _folder(request.cwd, None)) if over is None else ()
-    spec = describe(request, over, root.config, root.sessions, backend, home=root.hooks.home, skills=skills)
+    skills = await discover_skills(root, request, _folder(request.cwd, None)) if parent_spec is None else ()
+    spec = describe(
+        request,
+        parent_spec,
+        root.config,
+        root.sessions,
+        backend,
+        home=root.hooks.home,
+        skills=skills,
+        registered=registered,
+    )
+    spec, clash_note = _remove_clashes(spec, root.session_sources.program)
+    spec = apply_type_to_spec(spec, request, types)
     if not spec.persist:
-        spec = replace(spec, folder=str(root.fleeting.folder(spec.id)))
-    if over is None and root.approvals.opinion is not None:
+        spec = replace(spec, folder=str(root.ephemeral_sessions.folder(spec.id)))
+    if parent_spec is None and request.policy is None and root.approvals.has_approver:
+        spec = replace(spec, policy=replace(spec.policy, channel="person"))
+    if parent_spec is None and root.approvals.policy_callback is not None:
         spec = replace(spec, policy=replace(spec.policy, asks_root=True))
     if spec.limits.max_cost_usd is not None or "usd" in root.budgets.kinds_for(caller.agent_id):
         check_priced(backend)
-    sandbox, note = _sandbox(request, spec.preset, over, root.config.sandbox)
-    unkept = NOT_ARCHIVED if not spec.persist and root.config.archival.enabled else ""
-    if not RUN_CODE.isdisjoint(spec.tools):  # elsewhere, since finding out starts a process once
-        await asyncio.get_running_loop().run_in_executor(ASIDE, root.mounts_missing)
-    sandbox, by_name = sandboxing.with_hidden_paths(sandbox, spec.tools, root.mounts_missing, spec.policy.rules)
-    note = "\n".join(filter(None, (note, by_name, unkept, left_out(skills))))
-    # What a skill has to run, or to look up, is of no use where it cannot be read.
+    sandbox, note = _sandbox(request, spec.preset, parent_spec, root.config.sandbox)
+    archival_note = NOT_ARCHIVED if not spec.persist and root.config.archival.enabled else ""
+    if not RUN_CODE.isdisjoint(spec.tools):  # in a thread, because the first check starts a process
+        await asyncio.get_running_loop().run_in_executor(DAEMON_THREADS, root.mount_namespace_problem)
+    sandbox, hidden_note = sandboxing.with_path_hiding_support(
+        sandbox, spec.tools, root.mount_namespace_problem, spec.policy.rules
+    )
+    note = "\n".join(
+        filter(None, (note, hidden_note, archival_note, type_note, describe_invalid_skills(skills), clash_note))
+    )
+    # Scripts and references of skills must be readable in the sandbox.
     folders = (skill.path for skill in spec.skills.skills if skill.path)
     sandbox = replace(sandbox, read=tuple(dict.fromkeys((*sandbox.read, *folders))))
-    return replace(spec, sandbox=sandbox), note
+    spec = replace(spec, sandbox=sandbox)
+    if request.isolation is not None:
+        spec, worktree_note = await isolate_agent(root, spec)
+        note = "\n".join(filter(None, (note, worktree_note)))
+    return spec, note
+
+
+def _check_model(parent: AgentSpec, backend: BackendSpec, config: Config) -> None:
+    """Raise ConfigError if the agent `parent` may not choose the model of `backend` for a subagent.
+
+    `parent` may choose its own model, the configured model, and the models in `subagents.models`. `orch spawn` names
+    the configured model when an agent runs this command.
+    """
+    configured = parse_model(config.model)
+    model = f"{backend.provider}:{backend.model}"
+    own_models = (f"{parent.backend.provider}:{parent.backend.model}", f"{configured.provider}:{configured.model}")
+    allowed = config.subagents.models
+    if model not in own_models and not matches_any(allowed, model):
+        raise ConfigError(
+            f"model {model!r} is not allowed for subagents; allowed: "
+            f"{', '.join(dict.fromkeys((*own_models, *allowed)))} (subagents.models in the configuration)"
+        )
 
 
 async def _peers(root: Supervisor, refs: Sequence[str]) -> tuple[str, ...]:
-    """Return the ids of the agents `refs`, which the user names as peers. Raises AgentError, ConfigError."""
+    """Return the ids of the agents `refs`, which the user selected as peers. Raises AgentError, ConfigError."""
     peers = [await find_agent_or_holder(root, USER, ref, "name", "control") for ref in refs]
     for ref, node in zip(refs, peers, strict=True):
         if node.deleted:
             raise node.refusal()
         if node.is_holder:
-            raise ConfigError(f"peer {ref!r} is an archive, not an agent; hand it over with archives=[{ref!r}]")
+            raise ConfigError(f"peer {ref!r} is an archive, not an agent; pass it as archives=[{ref!r}]")
     return tuple(dict.fromkeys(node.spec.id for node in peers))
 
 
 def _sandbox(request: Spawn, preset: str, parent: AgentSpec | None, config: SandboxConfig) -> tuple[SandboxSpec, str]:
-    """Return the sandbox of the agent's tools: never less than its parent's, nor than what its root requires."""
+    """Return the sandbox of the agent's tools.
+
+    The sandbox is at least as strict as the sandbox of the parent, and as the sandbox that the configuration requires.
+    """
     rules = config if parent is not None else request.sandbox or config
     spec = sandboxing.configured_sandbox(rules, preset)
     if config.require:
-        spec = sandboxing.stricter(spec, sandboxing.configured_sandbox(config, preset))
+        spec = sandboxing.strictest_combination(spec, sandboxing.configured_sandbox(config, preset))
     if parent is not None:
-        spec = sandboxing.stricter(spec, parent.sandbox)
+        spec = sandboxing.strictest_combination(spec, parent.sandbox)
     return sandboxing.available_sandbox(
         spec, request.tools or (), available_levels, require=config.require or rules.require
     )
@@ -166,13 +238,15 @@ def describe(
     *,
     home: Path | None = None,
     skills: Sequence[Found] = (),
+    registered: Mapping[str, ToolSpec] = {},
 ) -> AgentSpec:
-    """Return the spec of the agent that `request` asks for; sequence number, depth and name's default are the tree's.
+    """Return the spec of the requested agent.
 
-    What the request leaves open is the parent's, then the configuration's. `backend` is complete; `home` is orch's
-    folder, None: the one that `sessions` is in. What is not to persist is neither archived nor remembered. `skills` are
-    those there are for it, unless an agent asks.
-    Raises ConfigError, ToolNotGrantedError.
+    The tree sets the sequence number, depth and default name. Unset values are taken from the parent, then from the
+    configuration. `backend` is complete. `home` is the orch home folder. With None, the home is the folder that
+    contains `sessions`. Agents that are not persistent have no archival and no memory. `skills` are the available
+    skills; an agent with a parent takes the skills of its parent instead. `registered` contains the tools that the
+    program registered for all agents. Raises ConfigError, ToolNotGrantedError.
     """
     home = home or sessions.parent
     persist = request.persist and (parent is None or parent.persist)
@@ -181,7 +255,11 @@ def describe(
     check_name(request.name)
     folder = _folder(request.cwd, parent)
     extensions = _extensions(request, parent, config, home, folder)
-    preset, tools = _tools(request, parent, config, extensions)
+    root_tools = _root_tools(request, parent, registered)
+    request, executor = _executor(request, extensions, root_tools)
+    preset, tools = _tools(request, parent, config, extensions, root_tools)
+    if not config.subagents.enabled:
+        tools = tuple(name for name in tools if name not in SUBAGENT_TOOLS)
     archival = _archival(config.archival) if config.archival.enabled and persist else None
     if archival is not None or request.archives:
         tools = tuple(dict.fromkeys((*tools, *RECALL)))
@@ -193,10 +271,10 @@ def describe(
     memory = _memory(config, home, folder) if persist else None
     if memory is not None:
         tools = tuple(dict.fromkeys((*tools, *NOTES)))
-    shelf = skills_of(request, preset, parent, skills, request.skill_rules or config.skills)
-    tools = tuple(dict.fromkeys((*tools, READ_SKILL) if shelf.skills else (t for t in tools if t != READ_SKILL)))
+    skills_spec = skills_of(request, preset, parent, skills, request.skill_rules or config.skills)
+    tools = tuple(dict.fromkeys((*tools, READ_SKILL) if skills_spec.skills else (t for t in tools if t != READ_SKILL)))
     if (workspace := _workspace(config)) is not None:
-        tools = tuple(dict.fromkeys((*tools, *DESK)))
+        tools = tuple(dict.fromkeys((*tools, *WORKSPACE_TOOLS)))
     plan = request.plan or (parent is not None and parent.plan)
     if plan:
         tools = tuple(dict.fromkeys((*tools, EXIT_PLAN)))
@@ -212,7 +290,7 @@ def describe(
         depth=request.depth,
         preset=preset,
         tools=tools,
-        root_tools=request.root_tools,
+        root_tools=root_tools,
         env=request.env if request.env is not None else parent.env if parent else {},
         umask=request.umask if request.umask is not None else parent.umask if parent else None,
         limits=_limits(request, config),
@@ -225,7 +303,7 @@ def describe(
         local=parent is not None and parent.local,
         policy=parent.policy if parent else _policy(request, config),
         plan=plan,
-        context=_context(request, preset, parent, config),
+        context=_context(request, preset or (config.subagents.default_preset if request.agent else ""), parent, config),
         prompt=_prompt(request, parent, config),
         marks=inherited_labels(request.marks, parent.id if parent else ""),
         hooks=parent.hooks if parent else _hooks(request, config, home),
@@ -234,62 +312,80 @@ def describe(
         memory=memory,
         workspace=workspace,
         persist=persist,
-        skills=shelf,
+        skills=skills_spec,
         peers=request.peers,
         archives=request.archives,
         recall_only=recall_only,
+        executor=executor,
     )
 
 
 def _policy(request: Spawn, config: Config) -> PolicySpec:
-    """Return the policy that `request` asks for, with the credentials that its commands can use."""
-    policy = request.policy or PolicySpec(rules=config.policy)
+    """Return the requested policy with the credentials that the agent's commands can use."""
+    channel: Channel = "person" if config.approval.channel == "person" else "api"
+    policy = request.policy or PolicySpec(channel, config.policy)
     usable = tuple(dict.fromkeys((*policy.rules.usable_credentials, *request.usable_credentials)))
     return replace(policy, rules=replace(policy.rules, usable_credentials=usable)) if usable else policy
 
 
 def compaction_of(config: Config, *, child: bool) -> CompactionSpec | None:
-    """Return when the conversation of an agent is compacted, None: never. A `child` is one that an agent spawned."""
-    ours, theirs = config.context_compaction, config.subagents.context_compaction
-    if ours.mode == "off" or (child and theirs.mode == "off"):
+    """Return the compaction settings of an agent. If the result is None, the agent's conversation is never compacted.
+
+    `child` means that another agent spawned this agent.
+    """
+    main_rules, subagent_rules = config.context_compaction, config.subagents.context_compaction
+    if main_rules.mode == "off" or (child and subagent_rules.mode == "off"):
         return None
-    rules = theirs if child else ours
-    pct = min(ours.compact_pct, theirs.compact_pct) if child and theirs.mode == "inherit_strict" else ours.compact_pct
-    tokens = ours.compact_tokens or 0
+    rules = subagent_rules if child else main_rules
+    pct = (
+        min(main_rules.compact_pct, subagent_rules.compact_pct)
+        if child and subagent_rules.mode == "inherit_strict"
+        else main_rules.compact_pct
+    )
+    tokens = main_rules.compact_tokens or 0
     return CompactionSpec(pct, tokens, rules.keep_recent_turns, rules.min_messages, rules.timeout_seconds)
 
 
 def _memory(config: Config, home: Path, cwd: Path) -> MemorySpec | None:
-    """Return what an agent that works in `cwd` remembers, None: nothing."""
-    said = config.memory
-    if not said.enabled:
+    """Return the memory settings of an agent with the working folder `cwd`.
+
+    If the result is None, the agent has no memory.
+    """
+    settings = config.memory
+    if not settings.enabled:
         return None
     spec = MemorySpec(
-        str(folder_of(home, cwd)), said.provider, said.tokens, said.note_chars, said.total_chars, said.flush
+        str(memory_folder(home, cwd)),
+        settings.provider,
+        settings.tokens,
+        settings.note_chars,
+        settings.total_chars,
+        settings.flush,
     )
     make_memory(spec)
     return spec
 
 
 def _workspace(config: Config) -> WorkspaceSpec | None:
-    """Return how an agent keeps track of what it has at hand, None: not at all."""
-    said = config.workspace
-    if not said.enabled:
+    """Return the workspace settings of an agent. If the result is None, the agent has no workspace."""
+    settings = config.workspace
+    if not settings.enabled:
         return None
-    return WorkspaceSpec(**{name: getattr(said, name) for name in WorkspaceSpec.__struct_fields__})
+    return WorkspaceSpec(**{name: getattr(settings, name) for name in WorkspaceSpec.__struct_fields__})
 
 
 def _prompt(request: Spawn, parent: AgentSpec | None, config: Config) -> PromptSpec:
-    """Return what the agent is told besides: by its parent's rules, but who it is, is nobody's to pass on."""
+    """Return the prompt settings. A subagent gets its parent's rules, but not the parent's identity."""
     if parent is not None:
         return PromptSpec(rules=parent.prompt.rules)
     return request.prompt or PromptSpec(rules=config.prompt.rules)
 
 
 def _context(request: Spawn, preset: str, parent: AgentSpec | None, config: Config) -> ContextSpec:
-    """Return what the agent is told of its project: from an agent that cannot read files no more than it was told.
+    """Return how much information about its project the agent gets.
 
-    What somebody gave it to remember stays as it was given, unless more is asked for.
+    If the parent cannot read files, the subagent does not get more information than its parent. An agent with seeded
+    history gets no project information unless the request asks for it.
     """
     rules = parent.context.rules if parent else request.context_rules or config.subagents.context
     level = request.context or ("none" if request.history else rules.of(preset))
@@ -303,27 +399,27 @@ def _context(request: Spawn, preset: str, parent: AgentSpec | None, config: Conf
 
 
 def check_name(name: str | None) -> None:
-    """Raise ConfigError for what is no name of an agent."""
-    if name is not None and not NAME.fullmatch(name):
+    """Raise ConfigError if `name` is not a valid agent name."""
+    if name is not None and not AGENT_NAME.fullmatch(name):
         raise ConfigError(
-            f"name {name!r} does not do: up to 64 letters, digits, '.', '_' and '-', beginning with one "
-            "of the first two or '_'"
+            f"invalid name {name!r}: use up to 64 letters, digits, '.', '_' and '-', beginning with a letter, "
+            "a digit or '_'"
         )
 
 
 def _hooks(request: Spawn, config: Config, home: Path) -> HooksSpec:
-    said = request.hooks or hooks_spec(config.hooks)
-    options = said.options if said.options.evidence else replace(said.options, evidence=str(home / EVIDENCE))
-    return replace(said, options=options, switches=str(switches_file(home)))
+    hooks = request.hooks or hooks_spec(config.hooks)
+    options = hooks.options if hooks.options.evidence else replace(hooks.options, evidence=str(home / EVIDENCE))
+    return replace(hooks, options=options, switches=str(disabled_hooks_file(home)))
 
 
 def _archival(config: ArchivalConfig) -> ArchivalSpec:
-    rules = rules_of(config)
+    rules = archival_rules(config)
     return ArchivalSpec(
         wait=not config.async_,
-        high_tokens=rules.high if rules.phase else 0,
+        high_tokens=rules.high_tokens if rules.phase else 0,
         block_entries=rules.block_entries,
-        in_tail=rules.tail_block,
+        in_tail=rules.placement == "tail",
         summary_seconds=config.summary.timeout_seconds,
     )
 
@@ -331,26 +427,92 @@ def _archival(config: ArchivalConfig) -> ArchivalSpec:
 def _extensions(
     request: Spawn, parent: AgentSpec | None, config: Config, home: Path, folder: Path
 ) -> tuple[ExtensionSpec, ...]:
-    """Return the extensions of the agent, each with the tools of it that it is granted: those named, or else all.
+    """Return the extensions of the agent. Each extension contains the extension tools that the agent gets.
 
-    Below an agent they are its own, and so are their tools at most.
+    The agent gets the extension tools that the request names. If the request has no list of tools, the agent gets all
+    extension tools. A subagent gets only the extensions of its parent, and only tools that its parent may use.
     """
     if parent is not None:
-        there = tuple(replace(each, tools=_named(each.tools, request.tools)) for each in parent.extensions)
-        return tuple(replace(each, tools=tuple(name for name in each.tools if name in parent.active)) for each in there)
+        inherited = tuple(replace(each, tools=_keep_named(each.tools, request.tools)) for each in parent.extensions)
+        return tuple(
+            replace(each, tools=tuple(name for name in each.tools if name in parent.active)) for each in inherited
+        )
     return extension_specs(find(folder, home, config.extensions.load), home, request.tools)
 
 
-def _named(tools: tuple[str, ...], names: tuple[str, ...] | None) -> tuple[str, ...]:
+def _keep_named(tools: tuple[str, ...], names: tuple[str, ...] | None) -> tuple[str, ...]:
     return tools if names is None else tuple(name for name in tools if name in names)
 
 
+def _root_tools(request: Spawn, parent: AgentSpec | None, registered: Mapping[str, ToolSpec]) -> tuple[ToolSpec, ...]:
+    """Return the tools of the program that the agent gets. The result contains tools from the request, and registered
+    tools.
+
+    If the request has a list of tools, only registered tools in this list are included. A subagent gets only registered
+    tools that its parent has.
+    """
+    names = [name for name in registered if request.tools is None or name in request.tools]
+    if parent is not None:
+        parent_tools = {tool.name for tool in parent.root_tools}.intersection(parent.active)
+        names = [name for name in names if name in parent_tools]
+    request_names = {tool.name for tool in request.root_tools}
+    return (*request.root_tools, *(registered[name] for name in names if name not in request_names))
+
+
+def _executor(
+    request: Spawn, extensions: tuple[ExtensionSpec, ...], root_tools: tuple[ToolSpec, ...]
+) -> tuple[Spawn, ExecutorSpec | None]:
+    """Return `request` without the names of the executor's tools, and the executor with these names.
+
+    A name in the request that belongs to no other tool counts as a name of an executor tool. If the request has no
+    executor, return None for it. Raises ConfigError if an executor object does not list a requested tool.
+    """
+    executor = request.executor
+    if executor is None:
+        return request, None
+    if executor.wanted is not None and request.tools is not None:
+        provided = {name for extension in extensions for name in extension.tools} | {tool.name for tool in root_tools}
+        other_names = provided.union(BUILTIN_TOOLS, CATEGORIES)
+        request = replace(request, tools=tuple(name for name in request.tools if name in other_names))
+        executor = replace(executor, wanted=tuple(name for name in executor.wanted if name not in other_names))
+    if executor.tools is not None:
+        executor = replace(executor, tools=chosen_tools(executor, executor.tools), wanted=None)
+    return request, executor
+
+
+def _remove_clashes(spec: AgentSpec, program: ProgramExtensions) -> tuple[AgentSpec, str]:
+    """Return `spec` without extensions and extension tools that have the name of a registered extension or tool.
+
+    The second value is a note about the extensions and tools that were left out.
+    """
+    registered_names, tools = {manifest.name for manifest in program.manifests}, {tool.name for tool in spec.root_tools}
+    notes, remaining = [], []
+    for each in spec.extensions:
+        if each.manifest.name in registered_names:
+            notes.append(f"extension {each.path} is left out: the program registered one of this name")
+            continue
+        notes += (
+            f"tool {name!r} of extension {each.manifest.name!r} is left out: the program registered one of this name"
+            for name in each.tools
+            if name in tools
+        )
+        remaining.append(replace(each, tools=tuple(name for name in each.tools if name not in tools)))
+    return (replace(spec, extensions=tuple(remaining)), "\n".join(notes)) if notes else (spec, "")
+
+
 def _tools(
-    request: Spawn, parent: AgentSpec | None, config: Config, extensions: tuple[ExtensionSpec, ...]
+    request: Spawn,
+    parent: AgentSpec | None,
+    config: Config,
+    extensions: tuple[ExtensionSpec, ...],
+    root_tools: tuple[ToolSpec, ...],
 ) -> tuple[str, tuple[str, ...]]:
+    """Return the preset (or "") and the tools. Tools for subagents are included even if subagents are disabled."""
     if request.tools is not None:
-        theirs = {name for extension in extensions for name in extension.tools}
-        return "", granted_tools(None, [name for name in request.tools if name not in theirs])
+        provided = {name for extension in extensions for name in extension.tools} | {tool.name for tool in root_tools}
+        # The tools of an agent type are part of its preset.
+        preset = request.preset or "" if request.agent is not None else ""
+        return preset, granted_tools(None, [name for name in request.tools if name not in provided])
     if request.preset is not None:
         return request.preset, granted_tools(request.preset, None)
     if config.subagents.default_tools is not None:
@@ -358,7 +520,7 @@ def _tools(
     else:
         preset = config.subagents.default_preset
         tools = granted_tools(preset, None)
-    # Nobody asked for these by name, so what the parent cannot grant is left out rather than refused.
+    # These tools are defaults. If the parent cannot grant one of them, that tool is left out without an error.
     return preset, tuple(tool for tool in tools if parent is None or tool in parent.active)
 
 
@@ -376,25 +538,29 @@ def _folder(cwd: str | None, parent: AgentSpec | None) -> Path:
     try:
         folder = Path(parent.cwd if parent is not None else ".", Path(cwd or ".").expanduser()).absolute()
         found = folder.is_dir()
-    except (OSError, RuntimeError) as error:  # a name that is too long, a home that is not known
+    except (OSError, RuntimeError) as error:  # a name that is too long, or an unknown home folder
         raise ConfigError(f"the working folder {str(cwd)[:80]!r} cannot be used: {error}") from error
     if not found:
-        unsaid = "\N{REPLACEMENT CHARACTER}" in str(folder)
-        why = "has a name that is not UTF-8: rename it" if unsaid else "does not exist or is no folder"
-        raise ConfigError(f"the working folder {folder} {why}")
+        has_invalid_bytes = "\N{REPLACEMENT CHARACTER}" in str(folder)
+        problem = (
+            "has a name that is not UTF-8: rename it" if has_invalid_bytes else "does not exist or is not a folder"
+        )
+        raise ConfigError(f"the working folder {folder} {problem}")
     if parent is not None and not Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(parent.cwd)):
         raise SpawnError(f"the working folder {folder} is not below that of agent {parent.name!r}, {parent.cwd}")
     return folder
 
 
 def _limits(request: Spawn, config: Config) -> Limits:
-    given = msgspec.to_builtins(request.limits or config.limits)
+    requested = msgspec.to_builtins(request.limits or config.limits)
     budgets = (check_budget(request.budget), check_budget(request.limits or Limits()), config.subagents)
-    of_turns = {name: value for name, value in given.items() if name not in Budget.__struct_fields__}
+    turn_limits = {name: value for name, value in requested.items() if name not in Budget.__struct_fields__}
     try:
-        msgspec.convert(of_turns, LimitsConfig)
+        msgspec.convert(turn_limits, LimitsConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"limits: {error}") from error
-    said = {name: [getattr(budget, name) for budget in budgets] for name in Budget.__struct_fields__}
-    first = {name: next((each for each in limits if each is not None), None) for name, limits in said.items()}
-    return msgspec.convert(of_turns | first, Limits)
+    candidates = {name: [getattr(budget, name) for budget in budgets] for name in Budget.__struct_fields__}
+    budget_limits = {
+        name: next((each for each in limits if each is not None), None) for name, limits in candidates.items()
+    }
+    return msgspec.convert(turn_limits | budget_limits, Limits)

@@ -1,4 +1,4 @@
-"""Getting back what was archived: by search, by reading, by asking the holder."""
+"""Services that search, read and list archives. Also finds the holder of an archive for a query."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orch_protocol.agent.spec import AgentSpec, Limits
 from orch_protocol.core.errors import AgentNotFoundError, AmbiguousRefError, ConfigError, OrchError
 from orch_protocol.core.messages import Message
 from orch_protocol.core.taint import TaintLabel, inherited_labels, join_labels
-from orch_protocol.services.recall import (
+from orch_protocol.services.archives.recall import (
     LIST_ARCHIVES,
     LIST_TAINT_LABELS,
     READ_ARCHIVE,
@@ -33,12 +33,13 @@ from ...archival.recall import check_entries, check_search
 from ...archival.store.catalog import ArchiveRecord
 from ...archival.store.deletion import HOLDERS
 from ...policy.caller import Caller, Scope
+from ...policy.permissions import ReadContent, may
+from ...tree.agents.agent_record import archive_deleted_error
 from ...tree.agents.state import AgentRecord
-from ...tree.journal import events
-from ..checks.local_only import is_hidden_from
+from ...tree.interface import events
 from ..checks.reach import find_agent
 from ..dispatch.handlers import handles
-from .archiving import note
+from .archiving import register_archives
 
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
@@ -49,93 +50,98 @@ __all__ = [
     "find_agent_or_holder",
     "list_archives",
     "list_taint_labels",
-    "look_up",
     "owners_in_sight",
     "read_archive",
     "search_archive",
+    "update_holder_source",
     "with_passages",
 ]
 
-LEAST_PREFIX = 4
-PASSAGES = 8
-MOST_HITS = 100
+MIN_PREFIX = 4
+MAX_PASSAGES = 8
+MAX_HITS = 100
 
 
 @handles(LIST_ARCHIVES)
 async def list_archives(root: Supervisor, caller: Caller, params: ListArchives) -> list[ArchiveRow]:
-    """Return the archives in sight, by agent, in the order they were made."""
+    """Return the visible archives, ordered by agent and by creation."""
     owners = await _owners(root, caller, params.ref)
-    known = [(owner, await root.archives.known(owner.spec)) for owner in owners]
-    rows = [archive_row(owner, record) for owner, records in known for record in records if not record.deleted]
+    archives = [(owner, await root.archives.list_records(owner.spec)) for owner in owners]
+    rows = [archive_row(owner, record) for owner, records in archives for record in records if not record.deleted]
     for id, ids in _given_archives(root, caller, params.ref).items():
         owner = root.tree.agents[id]
-        records = await root.archives.known(owner.spec)
+        records = await root.archives.list_records(owner.spec)
         rows += [archive_row(owner, record) for record in records if record.id in ids and not record.deleted]
     return rows
 
 
 @handles(SEARCH_ARCHIVE)
 async def search_archive(root: Supervisor, caller: Caller, params: SearchArchive) -> list[SearchHit]:
-    """Return the places in archives in sight where the query stands, or what resembles it. Raises ConfigError."""
+    """Return passages of visible archives that match the query exactly or approximately. Raises ConfigError."""
     check_search(params.query, params.limit)
     if not params.query.strip():
         raise ConfigError("the query is empty: pass search terms")
-    limit = max(1, min(params.limit, MOST_HITS))
-    owners = [each for each in await _owners(root, caller, params.ref) if not is_hidden_from(root, caller, each)]
+    limit = max(1, min(params.limit, MAX_HITS))
+    nodes = root.tree.agents
+    owners = [each for each in await _owners(root, caller, params.ref) if may(nodes, caller, ReadContent(each))]
     searches = [root.archives.search(owner.spec, params.query, limit) for owner in owners]
     for owner, ids in _given_archives(root, caller, params.ref).items():
-        if not is_hidden_from(root, caller, root.tree.agents[owner]):
-            searches.append(root.archives.search(root.tree.agents[owner].spec, params.query, limit, ids))
+        if may(nodes, caller, ReadContent(nodes[owner])):
+            searches.append(root.archives.search(nodes[owner].spec, params.query, limit, ids))
     return merge_hits(await asyncio.gather(*searches), limit)
 
 
 @handles(READ_ARCHIVE)
 async def read_archive(root: Supervisor, caller: Caller, params: ReadArchive) -> list[Message]:
-    """Return messages of an archive in sight, exactly as they were. Raises AgentNotFoundError, AmbiguousRefError."""
+    """Return messages of a visible archive, unchanged. Raises AgentNotFoundError, AmbiguousRefError."""
     check_entries(params.id, params.first, params.last)
-    holder = await _holder(root, caller, params.id)
+    holder = await _find_holder(root, caller, params.id)
     owner = root.tree.agents[root.tree.agents.holders[holder]]
-    if is_hidden_from(root, caller, owner):
-        raise ConfigError(f"archive {params.id!r} is for local models alone: ask {owner.spec.name!r} about it")
+    if not may(root.tree.agents, caller, ReadContent(owner)):
+        raise ConfigError(f"archive {params.id!r} is only for local models: query agent {owner.spec.name!r} about it")
     return await root.archives.read(owner.spec, holder, params.first, params.last)
 
 
 @handles(LIST_TAINT_LABELS)
 async def list_taint_labels(root: Supervisor, caller: Caller, params: ListTaintLabels) -> list[TaintLabel]:
-    """Return what a conversation holds that is shown something of these archives. Those out of sight say nothing."""
-    said: tuple[TaintLabel, ...] = ()
+    """Return the taint labels that content of these archives adds to a conversation.
+
+    Archives outside the caller's reach are ignored.
+    """
+    labels: tuple[TaintLabel, ...] = ()
     for id in dict.fromkeys(params.ids):
         with suppress(AgentNotFoundError):
-            holder = await _holder(root, caller, id)
+            holder = await _find_holder(root, caller, id)
             owner = root.tree.agents[root.tree.agents.holders[holder]]
             record = await root.archives.record(owner.spec, holder)
-            said = join_labels(
-                said,
+            labels = join_labels(
+                labels,
                 record.marks if owner.spec.id == caller.agent_id else inherited_labels(record.marks, owner.spec.id),
             )
-    return list(said)
+    return list(labels)
 
 
 async def find_agent_or_holder(root: Supervisor, caller: Caller, ref: str, action: str, scope: Scope) -> AgentRecord:
-    """Return the agent that `ref` means to `caller`; a holder that nobody has asked yet is added to the tree.
+    """Return the agent that the reference `ref` means for `caller`.
 
-    See `reach.find_agent`. Raises AgentError, for a holder whose archive was deleted ArchiveDeletedError.
+    If the agent is a holder without an agent record, add the holder to the tree. See `reach.find_agent`. Raises
+    AgentError. Raises ArchiveDeletedError for a deleted archive.
     """
     nodes = root.tree.agents
     try:
         node = find_agent(root, caller, ref, action, scope)
         if node.is_holder:
-            await look_up(root, node)
+            await update_holder_source(root, node)
         return node
     except AgentNotFoundError:
         try:
-            holder = await _holder(root, caller, ref, scope) if len(ref) >= LEAST_PREFIX else ""
+            holder = await _find_holder(root, caller, ref, scope) if len(ref) >= MIN_PREFIX else ""
         except AgentNotFoundError:
             holder = ""
         if not holder:
             raise
     owner = nodes[nodes.holders[holder]].spec
-    # A script has nothing to say about what it is shown.
+    # A scripted backend cannot answer questions about an archive.
     backend = owner.backend if owner.backend.provider != "scripted" else type(owner.backend)("extractive")
     spec = AgentSpec(
         id=holder,
@@ -164,106 +170,121 @@ async def find_agent_or_holder(root: Supervisor, caller: Caller, ref: str, actio
     return nodes[id]
 
 
-async def look_up(root: Supervisor, node: AgentRecord, *, eras: bool = False) -> None:
-    """Let a holder know where in its agent's file it finds what it holds. Raises ArchiveDeletedError, StoreError.
+async def update_holder_source(root: Supervisor, node: AgentRecord, *, eras: bool = False) -> None:
+    """Update the recorded position of a holder's archive in the owner's session file.
 
-    That changes when other archives are deleted, and a root that died right then has not taken it down. What the holder
-    of an era is shown is found anew with `eras` alone.
+    The position changes when other archives are deleted. A root that was killed during the deletion did not record the
+    new position. The holder of an era is updated only with `eras`. In this case the records that this holder sees are
+    updated too. Raises ArchiveDeletedError, StoreError.
     """
     if node.deleted:
         raise node.refusal()
-    owner, known = root.tree.agents[node.spec.parent_id or ""].spec, node.spec.source
+    owner, recorded = root.tree.agents[node.spec.parent_id or ""].spec, node.spec.source
     record = await root.archives.record(owner, node.spec.id)
-    if eras if record.kind == "era" else known is None or record.spans != known.spans:
+    if eras if record.kind == "era" else recorded is None or record.spans != recorded.spans:
         source = await root.archives.source(owner, record.id)
         root.handle(events.AddHolder(msgspec.structs.replace(node.spec, source=source)))
 
 
 async def with_passages(root: Supervisor, node: AgentRecord, prompt: str) -> str:
-    """Return `prompt` for an agent; for the holder of an era with what a search for it finds among what that holds."""
+    """Return `prompt` for the holder `node`. If `node` holds an era, add passages from its archive.
+
+    If the archive is an era, search the archive for `prompt` and add the passages that were found to the prompt.
+    """
     source = node.spec.source
     if source is None or source.kind != "era" or not isinstance(prompt, str) or not prompt.strip():
         return prompt
     owner = root.tree.agents[source.owner].spec
-    hits = await root.archives.passages(owner, prompt, node.spec.id, PASSAGES)
+    hits = await root.archives.passages(owner, prompt, node.spec.id, MAX_PASSAGES)
     return with_hits(prompt, hits)
 
 
 async def archives_of(root: Supervisor, caller: Caller, refs: Iterable[str]) -> tuple[str, ...]:
-    """Return the ids of the archives `refs`, which `caller` hands to an agent, with those that they contain.
+    """Return the ids of the archives `refs`, and the ids of archives that were merged into them.
 
-    Raises AgentError for an archive that the caller does not reach itself.
+    `caller` gives these archives to an agent. Raises AgentError for an archive outside the caller's reach.
     """
     ids: dict[str, None] = {}
     for ref in refs:
-        holder = await _holder(root, caller, ref)
+        holder = await _find_holder(root, caller, ref)
         owner = root.tree.agents[root.tree.agents.holders[holder]].spec
-        records = {record.id: record for record in await root.archives.known(owner)}
-        await root.archives.record(owner, holder)  # raises for one that was deleted
-        new = [holder]
-        for id in new:
+        records = {record.id: record for record in await root.archives.list_records(owner)}
+        await root.archives.record(owner, holder)  # raises an error for a deleted archive
+        pending = [holder]
+        for id in pending:
             ids[id] = None
-            new += records[id].members if id in records else ()
+            pending += records[id].members if id in records else ()
     return tuple(ids)
 
 
-async def _holder(root: Supervisor, caller: Caller, ref: str, scope: Scope = "ask") -> str:
-    """Return the id of the archive that `ref` is, or begins, to `caller`.
+async def _find_holder(root: Supervisor, caller: Caller, ref: str, scope: Scope = "ask") -> str:
+    """Return the id of the archive with the id or id prefix `ref`.
 
-    Raises AgentNotFoundError, AmbiguousRefError.
+    Only archives within the caller's reach are searched. Raises AgentNotFoundError, AmbiguousRefError. Raises
+    ArchiveDeletedError for an archive of a deleted session.
     """
-    nodes, known = root.tree.agents, root.tree.agents.holders
+    id = await _find_holder_id(root, caller, ref, scope)
+    owner = root.tree.agents[root.tree.agents.holders[id]]
+    if owner.deleted:
+        raise archive_deleted_error(id, owner.deleted)
+    return id
+
+
+async def _find_holder_id(root: Supervisor, caller: Caller, ref: str, scope: Scope) -> str:
+    nodes, holders = root.tree.agents, root.tree.agents.holders
 
     def matching() -> list[str]:
-        return [id for id in known if id.startswith(ref) and caller.reaches(nodes, id, scope)]
+        return [id for id in holders if id.startswith(ref) and caller.reaches(nodes, id, scope)]
 
-    if ref not in known or not caller.reaches(nodes, ref, scope):
+    if ref not in holders or not caller.reaches(nodes, ref, scope):
         for _ in range(2):
-            matches = matching() if len(ref) >= LEAST_PREFIX else []
+            matches = matching() if len(ref) >= MIN_PREFIX else []
             if len(matches) == 1:
                 return matches[0]
             if matches:
-                raise AmbiguousRefError(
-                    f"{ref!r} is the beginning of {len(matches)} archives: {', '.join(matches[:8])}"
-                )
-            # A root that died as an archive was put on record has not heard of it.
-            among = root.tree.agents
-            await _look(root, [among[id] for id in sorted(among.unlooked | among.alive.keys())])
+                raise AmbiguousRefError(f"{ref!r} is a prefix of {len(matches)} archive ids: {', '.join(matches[:8])}")
+            # A root that was killed while an archive was being recorded has not registered that archive.
+            tree = root.tree.agents
+            await _register_new_archives(root, [tree[id] for id in sorted(tree.unsearched | tree.alive.keys())])
         if matching():
-            raise AmbiguousRefError(f"archive id {ref!r} is too short: type at least {LEAST_PREFIX} characters")
+            raise AmbiguousRefError(f"archive id {ref!r} is too short: type at least {MIN_PREFIX} characters")
         if not caller.is_user:
-            raise AgentNotFoundError(f"no archive {ref[:80]!r} of yours: search_archive finds the ids there are")
-        raise AgentNotFoundError(f"no archive {ref[:80]!r}: `orch archive list` shows those there are")
+            raise AgentNotFoundError(f"you have no archive {ref[:80]!r}: use search_archive to find ids of archives")
+        raise AgentNotFoundError(f"no archive {ref[:80]!r}: list archives with `orch archive list`")
     return ref
 
 
-async def _look(root: Supervisor, nodes: Iterable[AgentRecord]) -> None:
-    """Look for archives of which nobody has told, in the files of those of the agents that may have some: each file
-    once, whatever becomes of the root."""
+async def _register_new_archives(root: Supervisor, nodes: Iterable[AgentRecord]) -> None:
+    """Search the session files of `nodes` for unregistered archives. Files that cannot contain archives are skipped."""
     for node in nodes:
-        unlooked = node.spec.id in root.tree.agents.unlooked
-        if node.spec.archival is not None and (unlooked or node.running) and root.archives.grew(node.spec):
-            with suppress(OrchError):  # who asks for that agent's archives is told
-                await note(root, node)
+        not_searched = node.spec.id in root.tree.agents.unsearched
+        if (
+            node.spec.archival is not None
+            and (not_searched or node.running)
+            and root.archives.may_have_new_archives(node.spec)
+        ):
+            with suppress(OrchError):  # callers that ask for that agent's archives get the error
+                await register_archives(root, node)
 
 
 async def _owners(root: Supervisor, caller: Caller, ref: str | None) -> Sequence[AgentRecord]:
-    """Return those of the agents in sight that have archives, or are alive."""
-    await _look(root, owners_in_sight(root, caller, ref))
+    """Return the visible agents that have archives or were not killed."""
+    await _register_new_archives(root, owners_in_sight(root, caller, ref))
     return owners_in_sight(root, caller, ref)
 
 
 def owners_in_sight(root: Supervisor, caller: Caller, ref: str | None) -> Sequence[AgentRecord]:
-    """Return the agents that may have archives: `ref` and those below it; None means all, for an agent its own.
+    """Return the agents that may have archives. If `ref` is set, these are the agent `ref` and its descendants.
 
-    Raises AgentError, ConfigError.
+    If `ref` is None, a user gets all agents, and an agent gets itself and its descendants. Raises AgentError,
+    ConfigError.
     """
     nodes = root.tree.agents
-    may_have = {*nodes.holders.values(), *nodes.unlooked, *nodes.alive}
+    may_have = {*nodes.holders.values(), *nodes.unsearched, *nodes.alive}
     if ref is None and caller.agent_id is None:
-        top = sorted((nodes[id] for id in may_have), key=lambda node: node.spec.seq)
+        candidates = sorted((nodes[id] for id in may_have), key=lambda node: node.spec.seq)
     elif ref is None:
-        top = nodes.subtree(caller.agent_id or "")
+        candidates = nodes.subtree(caller.agent_id or "")
     else:
         node = find_agent(root, caller, ref, "use archives of", "read")
         if node.is_holder:
@@ -272,13 +293,13 @@ def owners_in_sight(root: Supervisor, caller: Caller, ref: str | None) -> Sequen
             raise node.refusal()
         if not node.spec.persist:
             raise ConfigError(f"agent {node.spec.name!r} has no archives, because it was spawned with persist=False")
-        top = nodes.subtree(node.spec.id)
-    there = [node for node in top if node.spec.id in may_have and not node.deleted]
-    return [node for node in there if node.spec.archival is not None or node.archives]
+        candidates = nodes.subtree(node.spec.id)
+    existing = [node for node in candidates if node.spec.id in may_have and not node.deleted]
+    return [node for node in existing if node.spec.archival is not None or node.archives]
 
 
 def _given_archives(root: Supervisor, caller: Caller, ref: str | None) -> dict[str, set[str]]:
-    """Return the archives that the caller was handed, by their owner, unless it names whose archives it means."""
+    """Return the archives that were given to the caller, by owner. If `ref` names an agent, the result is empty."""
     nodes, found = root.tree.agents, dict[str, set[str]]()
     agent = caller.find_agent(nodes)
     for id in agent.spec.archives if agent is not None and ref is None else ():
@@ -289,7 +310,7 @@ def _given_archives(root: Supervisor, caller: Caller, ref: str | None) -> dict[s
 
 
 def archive_row(owner: AgentRecord, record: ArchiveRecord) -> ArchiveRow:
-    """Return an archive of the agent `owner` as its row."""
+    """Return the row of an archive of the agent `owner`."""
     return ArchiveRow(
         id=record.id,
         owner=owner.spec.id,
@@ -302,7 +323,7 @@ def archive_row(owner: AgentRecord, record: ArchiveRecord) -> ArchiveRow:
         tokens=record.tokens,
         level=record.level,
         reason=record.reason,
-        summarised=record.summarised,
+        summarized=record.summarized,
         record=record.record,
         members=record.members,
     )

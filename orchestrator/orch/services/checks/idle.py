@@ -1,4 +1,4 @@
-"""Agents whose processes have to end before the root works on their files, and end only when they do nothing."""
+"""Stops the processes of idle agents before the root changes their files."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ...tree.agents.state import AgentRecord
-from ...tree.journal import events
+from ...tree.interface import events
+from ...tree.interface.topics import ExitTopic
 
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
 
-__all__ = ["AgentBusy", "holders_of", "stop_processes"]
+__all__ = ["AgentBusy", "check_not_busy", "holders_of", "stop_processes"]
 
-REST_SECONDS = 10.0
+STOP_TIMEOUT_SECONDS = 10.0
 
 
 class AgentBusy(Exception):
-    """Somebody has to end what he does first; the message says who, and what."""
+    """An agent is busy and its process cannot be stopped; the message names the agent and its query."""
 
 
 def holders_of(root: Supervisor, owner: AgentRecord) -> list[AgentRecord]:
@@ -26,29 +27,35 @@ def holders_of(root: Supervisor, owner: AgentRecord) -> list[AgentRecord]:
     return [node for node in (root.tree.agents[id] for id in owner.children) if node.is_holder]
 
 
-async def stop_processes(root: Supervisor, resting: Iterable[AgentRecord], starting: Iterable[AgentRecord]) -> None:
-    """Let the agents `resting` go cold, who get no process meanwhile. Raises AgentBusy for one that works.
-
-    Those of `starting` that have just been asked are about to read what would move under them.
-    """
-    for node in [*resting, *(node for node in starting if node.status == "starting")]:
+def check_not_busy(nodes: Iterable[AgentRecord]) -> None:
+    """Raise AgentBusy if one of the agents has a query or has a process that is starting."""
+    for node in nodes:
         if node.pending is not None or node.status in ("starting", "busy"):
-            doing = f": {node.pending.head}" if node.pending is not None else ""
-            raise AgentBusy(f"{_named(node)} is at work{doing}; wait for it, or cancel it, and try again")
-    waiting = {}
-    for node in resting:
+            task_text = f": {node.pending.head}" if node.pending is not None else ""
+            raise AgentBusy(f"{_describe(node)} is at work{task_text}; wait for it, or cancel it, and try again")
+
+
+async def stop_processes(root: Supervisor, nodes: Iterable[AgentRecord], starting: Iterable[AgentRecord]) -> None:
+    """Stop the processes of the idle agents `nodes`. Raises AgentBusy if one of them is busy.
+
+    Also raises AgentBusy if a process of an agent in `starting` is about to start, because that process will read the
+    files.
+    """
+    check_not_busy([*nodes, *(node for node in starting if node.status == "starting")])
+    exits = {}
+    for node in nodes:
         if node.running:
-            waiting[root.waiters.watch(f"gone:{node.spec.id}:{node.incarnation}")] = node
+            exits[root.waiters.watch(ExitTopic(node.spec.id, node.incarnation))] = node
             root.handle(events.StopIfIdle(node.spec.id))
     try:
-        if waiting:
-            _, still = await asyncio.wait(waiting, timeout=REST_SECONDS)
-            for watcher in still:
-                raise AgentBusy(f"the process of {_named(waiting[watcher])} does not end; kill it, and try again")
+        if exits:
+            _, running = await asyncio.wait(exits, timeout=STOP_TIMEOUT_SECONDS)
+            for watcher in running:
+                raise AgentBusy(f"the process of {_describe(exits[watcher])} does not end: kill the agent, then retry")
     finally:
-        for watcher in waiting:
+        for watcher in exits:
             watcher.cancel()
 
 
-def _named(node: AgentRecord) -> str:
+def _describe(node: AgentRecord) -> str:
     return f"the holder of {node.spec.id}" if node.is_holder else f"agent {node.spec.name!r} ({node.spec.id})"

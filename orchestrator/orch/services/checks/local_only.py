@@ -1,4 +1,4 @@
-"""Which conversations are for models of this machine alone, and which of these takes them over."""
+"""Local-only conversations. The agent is restricted to local models, and other models get no local-only content."""
 
 from __future__ import annotations
 
@@ -6,45 +6,27 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from orch_protocol.agent.models import RestrictToLocal
 from orch_protocol.agent.spec import BackendSpec
 from orch_protocol.core.errors import ConfigError, ErrorInfo, OrchError, error_from
-from orch_protocol.services.models import RESTRICT_TO_LOCAL
 from orch_worker.backends.local_servers import LOCAL
 from orch_worker.backends.registry import is_remote
 
 from ...policy.caller import Caller
+from ...policy.permissions import ReadContent, refusal
 from ...tree.agents.state import AgentRecord
-from ...tree.journal import events
-from ..dispatch.handlers import handles
+from ...tree.interface import events
 
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
 
-__all__ = ["HideErrorDetails", "is_hidden_from", "keep_local", "local_model", "restrict_to_local"]
-
-
-@handles(RESTRICT_TO_LOCAL)
-async def restrict_to_local(root: Supervisor, caller: Caller, params: RestrictToLocal) -> BackendSpec:
-    """Return the model of this machine that the calling agent goes on with, for good unless it only looks.
-
-    Raises ConfigError when there is none.
-    """
-    node = caller.require_agent(root.tree.agents)
-    backend = await local_model(root, node.spec.backend, node.spec.id)
-    if not params.look and not node.spec.local:
-        _keep(root, node, backend)
-    return backend
-
-
-def is_hidden_from(root: Supervisor, caller: Caller, node: AgentRecord) -> bool:
-    """Say whether what `node` has to say is for models of this machine alone, and the calling agent need not be one."""
-    asker = caller.find_agent(root.tree.agents)
-    return asker is not None and node.spec.local and not asker.spec.local
+__all__ = ["HideErrorDetails", "keep_local", "local_model", "restrict"]
 
 
 class HideErrorDetails:
-    """Let the caller hear which error there is in a block with `node`, and no more of it than it may: errors quote."""
+    """Context manager that hides error messages of `node` from a caller that may not see the content of `node`.
+
+    Error messages can quote the content.
+    """
 
     __slots__ = ("_caller", "_node", "_root")
 
@@ -55,14 +37,15 @@ class HideErrorDetails:
         pass
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if isinstance(error, OrchError) and is_hidden_from(self._root, self._caller, self._node):
-            spec = self._node.spec
-            told = f"agent {spec.name!r} ({spec.id}): what there is to say of it is for local models alone"
-            raise error_from(ErrorInfo(type(error).__name__, told)) from None
+        if not isinstance(error, OrchError):
+            return
+        denial = refusal(self._root.tree.agents, self._caller, ReadContent(self._node))
+        if denial is not None:
+            raise error_from(ErrorInfo(type(error).__name__, str(denial))) from None
 
 
 async def local_model(root: Supervisor, backend: BackendSpec, id: str | None = None) -> BackendSpec:
-    """Return `backend` when it is of this machine, else the one that `local` means for the agent `id`.
+    """Return `backend` if it is local. Otherwise return the model that the name `local` selects for the agent `id`.
 
     Raises ConfigError.
     """
@@ -75,27 +58,30 @@ async def local_model(root: Supervisor, backend: BackendSpec, id: str | None = N
 
 
 async def keep_local(root: Supervisor, caller: Caller, node: AgentRecord) -> None:
-    """See to it that what the caller's conversation holds does not leave this machine with what it asks of `node`.
+    """Restrict `node` to local models if the query gives local-only content to `node`.
 
-    So does what a holder holds, whoever asks it. Raises ConfigError when there is no local model for that.
+    The content may come from the caller's conversation, or from the archive if `node` is a holder. Raises ConfigError
+    if there is no local model.
     """
     if caller.is_user and not node.is_holder:
         return
     nodes = root.tree.agents
-    kin = (caller.agent_id, node.spec.parent_id if node.is_holder else None)
-    bound = any(each is not None and each.spec.local for each in map(nodes.get, kin))
-    if not bound or node.spec.local or node.pending is not None:
+    related_ids = (caller.agent_id, node.spec.parent_id if node.is_holder else None)
+    is_local = any(each is not None and each.spec.local for each in map(nodes.get, related_ids))
+    if not is_local or node.spec.local or node.pending is not None:
         return
     try:
         backend = await local_model(root, node.spec.backend, node.spec.id)
     except ConfigError as error:
         raise ConfigError(f"cannot send local-only content to agent {node.spec.name!r}: {error}") from error
-    _keep(root, node, backend)
+    restrict(root, node, backend)
 
 
-def _keep(root: Supervisor, node: AgentRecord, backend: BackendSpec) -> None:
-    """Keep what `node` says on this machine, and what the holders of its past do: they may come to hold more of it."""
+def restrict(root: Supervisor, node: AgentRecord, backend: BackendSpec) -> None:
+    """Restrict `node` and the holders of its archives to local models."""
     for each in (node, *(root.tree.agents[id] for id in node.children)):
         if each is node or (each.is_holder and not each.spec.local):
-            own = each.spec.backend
-            root.handle(events.LocalOnlyRequested(each.spec.id, backend if each is node or is_remote(own) else own))
+            current = each.spec.backend
+            root.handle(
+                events.LocalOnlyRequested(each.spec.id, backend if each is node or is_remote(current) else current)
+            )

@@ -1,4 +1,4 @@
-"""Which model answers for an agent, and how much it thinks: as its conversation has it on record."""
+"""Selects the model and reasoning effort of an agent, as recorded in its session."""
 
 from __future__ import annotations
 
@@ -11,122 +11,160 @@ from orch_protocol.agent.config import parse_model
 from orch_protocol.agent.models import RecordModel
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.errors import AgentBusyError, ConfigError
-from orch_protocol.services.models import RESOLVE_MODEL
+from orch_protocol.services.models.model_selection import RESOLVE_MODEL, RESTRICT_TO_LOCAL, RestrictToLocal
 from orch_protocol.services.service import Empty
 from orch_worker.agent.model_selection import model_of
-from orch_worker.backends.cost_estimate import check_priced
+from orch_worker.backends.custom_providers import is_gone
+from orch_worker.backends.prices import check_priced
 from orch_worker.backends.registry import PROVIDERS, is_remote
 from orch_worker.backends.thinking import check_level, level_of
 from orch_worker.session.session_index import read_session_index
 
 from ...policy.caller import Caller
 from ...tree.agents.state import AgentRecord
-from ...tree.journal import events
+from ...tree.interface import events
 from ..checks.idle import AgentBusy, stop_processes
-from ..checks.local_only import local_model
+from ..checks.local_only import local_model, restrict
 from ..dispatch.handlers import handles
 
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
 
-__all__ = ["announced_model", "answers_at", "chosen", "holds", "make_way", "resolve_model", "true_now"]
+__all__ = [
+    "apply_model",
+    "effective_thinking",
+    "matches_session",
+    "qualified_model",
+    "resolve_model",
+    "resolve_recorded_model",
+    "restrict_to_local",
+    "stop_for_model_change",
+]
 
 
 @handles(RESOLVE_MODEL)
 async def resolve_model(root: Supervisor, caller: Caller, _: Empty) -> RecordModel:
-    """Return who answers for the calling agent, by its session file, which is so from now on. Raises ConfigError when
-    that model cannot be asked, StoreError."""
+    """Make the model recorded in the calling agent's session its current model, and return this model.
+
+    Raises ConfigError if the model cannot be used. Raises StoreError.
+    """
     node = caller.require_agent(root.tree.agents)
-    found = await answers_at(root, node.spec, *await root.disk.do(_recorded, Path(node.spec.folder)))
-    true_now(root, node, found)
+    found = await resolve_recorded_model(root, node.spec, *await root.disk.do(_read_recorded, Path(node.spec.folder)))
+    apply_model(root, node, found)
     return found
 
 
-async def answers_at(root: Supervisor, spec: AgentSpec, model: str, thinking: str) -> RecordModel:
-    """Return who answers for the agent `spec` where its conversation has `model` and `thinking` on record; "": what the
-    agent was made with.
+@handles(RESTRICT_TO_LOCAL)
+async def restrict_to_local(root: Supervisor, caller: Caller, params: RestrictToLocal) -> BackendSpec:
+    """Permanently restrict the calling agent to a local model, and return this model.
 
-    In a conversation that is bound to this machine it is a model here, whatever was chosen before. Raises ConfigError
-    for a model that cannot be asked.
+    With `look`, only return the model. Raises ConfigError if there is no local model.
     """
-    born = spec.born or spec.backend
-    backend = next((each for each in (spec.backend, born) if model == model_of(each)), born)
-    if model and model != model_of(backend):
+    node = caller.require_agent(root.tree.agents)
+    backend = await local_model(root, node.spec.backend, node.spec.id)
+    if not params.look and not node.spec.local:
+        restrict(root, node, backend)
+    return backend
+
+
+async def resolve_recorded_model(
+    root: Supervisor, spec: AgentSpec, model: str, thinking: str, *, chosen_by_user: bool = False
+) -> RecordModel:
+    """Return the model that the agent `spec` uses where its session records `model` and `thinking`.
+
+    An empty `model` or `thinking` selects the initial value of the agent. A local-only conversation always gets a local
+    model. `chosen_by_user` means that the user has just named the model. Raises ConfigError for a model that cannot be
+    used.
+    """
+    initial = spec.born or spec.backend
+    candidates = (each for each in (spec.backend, initial) if model == model_of(each) and not is_gone(each))
+    backend = next(candidates, initial)
+    if model and (model != model_of(backend) or is_gone(backend)):
         try:
-            backend = await _asked(root, spec, model)
+            backend = await _complete_model(root, spec, model)
+            if not chosen_by_user and not root.catalog_for(spec.id).has_provider(backend.provider):
+                # A session file from another machine must not choose which class is imported.
+                raise ConfigError(f"the session names the custom backend {model}: select it again with set_model")
         except ConfigError:
             if not spec.local:
                 raise
             backend = spec.backend
     if spec.local:
         backend = await local_model(root, spec.backend if is_remote(backend) else backend, spec.id)
-    return RecordModel(replace(backend, thinking=thinking or born.thinking), model)
+    return RecordModel(replace(backend, thinking=thinking or initial.thinking), model)
 
 
-def holds(spec: AgentSpec, model: str, thinking: str) -> bool:
-    """Whether what answers for the agent `spec` is what its conversation has on record; see `answers_at`."""
+def matches_session(spec: AgentSpec, model: str, thinking: str) -> bool:
+    """Return whether the current model of `spec` is the model recorded in its session.
+
+    See `resolve_recorded_model`.
+    """
     return (model, thinking or (spec.born or spec.backend).thinking) == (spec.chosen, spec.backend.thinking)
 
 
-async def chosen(root: Supervisor, spec: AgentSpec, model: str) -> str:
-    """Return the model that somebody means by `model`, as `provider:name`. Raises ConfigError: it cannot be asked."""
+async def qualified_model(root: Supervisor, spec: AgentSpec, model: str) -> str:
+    """Return `model` as `provider:name`. Raises ConfigError if the model cannot be used."""
     if not model.strip():
-        raise ConfigError("which model is to answer? Write PROVIDER:MODEL, or local; `orch models` lists them")
+        raise ConfigError("no model given: write PROVIDER:MODEL or local; list models with `orch models`")
     if parse_model(model).provider == "scripted":
         raise ConfigError("cannot switch to a scripted model: pass the script when the agent is spawned")
-    backend = await _asked(root, spec, model)
+    backend = await _complete_model(root, spec, model)
     if spec.local and is_remote(backend):
-        raise ConfigError(f"{model!r} is not on this machine, and this conversation is for local models alone")
+        raise ConfigError(f"{model!r} is not on this machine, and only local models may be used in this conversation")
     return model_of(backend)
 
 
-async def _asked(root: Supervisor, spec: AgentSpec, model: str) -> BackendSpec:
+async def _complete_model(root: Supervisor, spec: AgentSpec, model: str) -> BackendSpec:
     backend = await root.catalog_for(spec.id).complete(parse_model(model))
     if spec.limits.max_cost_usd is not None or "usd" in root.budgets.kinds_for(spec.id):
         check_priced(backend)
     return backend
 
 
-def announced_model(found: RecordModel, *, wanted: bool) -> str | None:
-    """Return the level of thinking that the model is told, None when it is told none.
+def effective_thinking(found: RecordModel, *, required: bool) -> str | None:
+    """Return the reasoning effort that requests contain. Return None if requests contain no reasoning effort.
 
-    Raises ConfigError for what is no level, and, where one is `wanted`, for a model that takes none.
+    With `required`, raises ConfigError for an unknown level and for a model without reasoning effort.
     """
-    if wanted:
+    if required:
         check_level(found.backend.thinking)
     try:
         return level_of(found.backend) or None
     except ConfigError:
-        if wanted:
+        if required:
             raise
         return None
 
 
-async def make_way(root: Supervisor, node: AgentRecord, found: RecordModel) -> None:
-    """Let the agent's process end where it cannot have another model while it lives. Raises AgentBusyError.
+async def stop_for_model_change(root: Supervisor, node: AgentRecord, found: RecordModel) -> None:
+    """Stop the agent's process if the process cannot switch to the new model. Raises AgentBusyError.
 
-    A model moves into a process whose backend asks one: a script, or the extractive one, answers by itself.
+    A process can switch between models of providers. The scripted backend and the extractive backend need a separate
+    process. A provider also needs a separate process if only its own agents get its credentials.
     """
     before, after = node.spec.backend, found.backend
     if not node.running or model_of(before) == model_of(after):
         return
-    if before.provider in PROVIDERS or after.provider in PROVIDERS:
+    needs_other_credentials = after.provider != before.provider and root.catalog_for(node.spec.id).is_restricted(
+        after.provider
+    )
+    if needs_other_credentials or before.provider in PROVIDERS or after.provider in PROVIDERS:
         try:
             await stop_processes(root, [node], [])
         except AgentBusy as error:
             raise AgentBusyError(str(error)) from error
 
 
-def true_now(root: Supervisor, node: AgentRecord, found: RecordModel) -> None:
-    """Let `found` be who answers for the agent, as is on record in its session."""
+def apply_model(root: Supervisor, node: AgentRecord, found: RecordModel) -> None:
+    """Make `found` the current model of the agent. `found` is the model that its session records."""
     spec = node.spec
     if found != RecordModel(spec.backend, spec.chosen):
         root.handle(events.ChangeModel(spec.id, found))
 
 
-# In threads.
+# This function runs in a thread.
 
 
-def _recorded(folder: Path) -> tuple[str, str]:
+def _read_recorded(folder: Path) -> tuple[str, str]:
     outline = read_session_index(folder)
-    return outline.answers(outline.leaf)
+    return outline.model_at(outline.leaf)

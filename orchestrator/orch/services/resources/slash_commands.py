@@ -1,11 +1,18 @@
-"""Commands of a session: which there are, and executing a line of them."""
+"""Services that list and execute slash commands of a session."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orch_protocol.resources.slash_commands import CommandCatalog, Execute, Executed, ShowCommands
-from orch_protocol.services.resources import EXECUTE_COMMAND, LIST_COMMANDS, REFRESH_CATALOGS
+from orch_protocol.resources.slash_commands import CommandCatalog
+from orch_protocol.services.resources.slash_commands import (
+    EXECUTE_COMMAND,
+    LIST_COMMANDS,
+    REFRESH_CATALOGS,
+    Execute,
+    Executed,
+    ShowCommands,
+)
 from orch_protocol.services.service import Empty
 
 from ...policy.caller import USER, Caller
@@ -20,8 +27,8 @@ __all__ = ["commands", "execute", "refresh_catalogs"]
 
 @handles(LIST_COMMANDS)
 async def commands(root: Supervisor, caller: Caller, params: ShowCommands) -> CommandCatalog:
-    """Return all that can be executed in a session. Raises AgentError."""
-    # Here and below imported when it is asked for: most roots execute none.
+    """Return all commands of a session. Raises AgentError."""
+    # These functions import modules on first use, because most roots execute no commands.
     from ...commands.dispatch import catalog
 
     return await catalog(root, session_of(root, caller, params.ref, "look at", "read"))
@@ -29,7 +36,7 @@ async def commands(root: Supervisor, caller: Caller, params: ShowCommands) -> Co
 
 @handles(EXECUTE_COMMAND)
 async def execute(root: Supervisor, caller: Caller, params: Execute) -> Executed:
-    """Execute a line in a session. Raises ConfigError, and what the command raises."""
+    """Execute a command line in a session. Raises ConfigError, and the errors of the command."""
     from ...commands.dispatch import execute
 
     return await execute(
@@ -39,15 +46,15 @@ async def execute(root: Supervisor, caller: Caller, params: Execute) -> Executed
 
 @handles(REFRESH_CATALOGS)
 async def refresh_catalogs(root: Supervisor, _: Caller, __: Empty) -> list[str]:
-    """Look again at the catalogs that somebody has asked for, and return the ids of those agents whose has changed.
+    """Reload the catalogs that clients have requested, and return the ids of agents with a changed catalog.
 
-    That is an event then, `catalog_changed`. Whoever changes what is on offer asks for this.
+    Each changed catalog causes an event `catalog_changed`. Call this service after changing commands, keys or widgets.
     """
     changed = []
-    for id, digest in list(root.offers.digests.items()):
+    for id, digest in list(root.session_sources.digests.items()):
         node = root.tree.agents.get(id)
         if node is None or node.status == "killed":
-            root.offers.forget(id)
+            root.session_sources.forget(id)
         elif (await commands(root, USER, ShowCommands(id))).digest != digest:
             changed.append(id)
     return changed

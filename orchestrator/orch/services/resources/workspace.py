@@ -1,4 +1,4 @@
-"""What agents have at hand: shown from their sessions, and changed between turns."""
+"""Services that show and change the workspace of an agent."""
 
 from __future__ import annotations
 
@@ -9,22 +9,20 @@ from typing import TYPE_CHECKING
 from orch_protocol.agent.spec import AgentSpec
 from orch_protocol.core.errors import AmbiguousRefError, ConfigError, EntryNotFoundError
 from orch_protocol.core.ids import new_entry_id
-from orch_protocol.core.workspace import (
+from orch_protocol.core.workspace import DropArtifacts, PinArtifacts, Step, WorkspaceSpec
+from orch_protocol.services.resources.workspace import (
+    CHANGE_WORKSPACE,
+    SHOW_WORKSPACE,
     ChangeWorkspace,
-    DropArtifacts,
-    PinArtifacts,
     ShowWorkspace,
-    Step,
     WorkspaceChanged,
     WorkspaceShown,
-    WorkspaceSpec,
 )
-from orch_protocol.services.resources import CHANGE_WORKSPACE, SHOW_WORKSPACE
-from orch_protocol.session.tree import ArrangeArtifacts, SessionEdit
+from orch_protocol.session.tree import ChangeArtifacts, SessionEdit
 
 from ...policy.caller import Caller
 from ..dispatch.handlers import handles
-from ..sessions.sessions import put, session_of
+from ..sessions.sessions import record_edit, session_of
 
 if TYPE_CHECKING:
     from orch_worker.workspace.state import Workspace
@@ -33,92 +31,92 @@ if TYPE_CHECKING:
 
 __all__ = ["change_workspace", "workspace"]
 
-ASKED_FOR = "somebody asked for that"
+USER_REASON = "requested by the user"
 
 
 @handles(SHOW_WORKSPACE)
 async def workspace(root: Supervisor, caller: Caller, params: ShowWorkspace) -> WorkspaceShown:
-    """Return what an agent has at hand, as its session has it. Raises AgentNotFoundError, StoreError."""
+    """Return the workspace of an agent, read from its session. Raises AgentNotFoundError, StoreError."""
     node = session_of(root, caller, params.ref, "look at", "read")
-    return await root.disk.do(_shown, node.spec, params.about, node.running)
+    return await root.disk.do(_describe_workspace, node.spec, params.about, node.running)
 
 
 @handles(CHANGE_WORKSPACE)
 async def change_workspace(root: Supervisor, caller: Caller, params: ChangeWorkspace) -> WorkspaceChanged:
-    """Change what an agent has at hand, between turns; it is on record when this returns.
+    """Change the workspace of an agent between turns. The change is recorded when the call returns.
 
-    Raises AgentBusyError while a turn runs, EntryNotFoundError, AmbiguousRefError, ConfigError, StoreError.
+    Raises AgentBusyError while a turn runs. Raises EntryNotFoundError, AmbiguousRefError, ConfigError, StoreError.
     """
     node = session_of(root, caller, params.ref, "arrange the workspace of")
-    steps, arranged = await root.disk.do(_resolved, node.spec, params)
+    steps, result = await root.disk.do(_plan_changes, node.spec, params)
     if steps:
-        await put(root, node, SessionEdit(new_entry_id(()), ArrangeArtifacts(steps)))
-    return arranged
+        await record_edit(root, node, SessionEdit(new_entry_id(()), ChangeArtifacts(steps)))
+    return result
 
 
-# In threads.
+# The functions below run in threads.
 
 
-def _read(spec: AgentSpec) -> tuple[Workspace, int]:
-    from orch_worker.session.transcript import read_session
+def _read_workspace(spec: AgentSpec) -> tuple[Workspace, int]:
+    from orch_worker.session.session_reader import read_session
     from orch_worker.workspace.state import Workspace
 
     session = read_session(Path(spec.folder))
-    return Workspace.of(session.at_hand), session.turns
+    return Workspace.of(session.workspace_data), session.turns
 
 
-def _shown(spec: AgentSpec, about: str | None, running: bool) -> WorkspaceShown:
+def _describe_workspace(spec: AgentSpec, topic: str | None, running: bool) -> WorkspaceShown:
     from orch_worker.workspace.python_cells import invalidate_unbound
     from orch_worker.workspace.ranking import count_line, rank_artifacts
     from orch_worker.workspace.source_files import changed_artifacts
 
-    there, turns = _read(spec)
+    artifacts, turns = _read_workspace(spec)
     for step in (
-        *(() if running else invalidate_unbound(there, {}, 0)),
-        *changed_artifacts(Path(spec.cwd), list(there)),
+        *(() if running else invalidate_unbound(artifacts, {}, 0)),
+        *changed_artifacts(Path(spec.cwd), list(artifacts)),
     ):
-        there.apply(step)
-    if about is not None:
-        rows = rank_artifacts(there, about, turns + 1)
+        artifacts.apply(step)
+    if topic is not None:
+        rows = rank_artifacts(artifacts, topic, turns + 1)
     else:
-        rows = sorted(there, key=lambda each: (-each.used, -each.turn))
-    said = count_line(there) if rows else ""
-    return WorkspaceShown(spec.id, turns, tuple(rows), said, spec.workspace is not None)
+        rows = sorted(artifacts, key=lambda each: (-each.used, -each.turn))
+    summary = count_line(artifacts) if rows else ""
+    return WorkspaceShown(spec.id, turns, tuple(rows), summary, spec.workspace is not None)
 
 
-def _resolved(spec: AgentSpec, params: ChangeWorkspace) -> tuple[tuple[Step, ...], WorkspaceChanged]:
-    """Return the steps that do what was asked for, and the full names of what they are about."""
+def _plan_changes(spec: AgentSpec, params: ChangeWorkspace) -> tuple[tuple[Step, ...], WorkspaceChanged]:
+    """Return the requested steps, and the full names of the artifacts that they change."""
     from orch_worker.workspace.state import artifacts_to_prune
 
     if not (params.pin or params.unpin or params.drop or params.prune):
-        raise ConfigError("nothing to do: name what to pin, unpin or drop, or ask for pruning")
-    there, turns = _read(spec)
-    pins, unpins, drops = (_found(there, names) for names in (params.pin, params.unpin, params.drop))
-    asked = (PinArtifacts(pins), PinArtifacts(unpins, pinned=False), DropArtifacts(drops, ASKED_FOR))
-    steps: list[Step] = [step for step in asked if step.names]
+        raise ConfigError("no change requested: pass names to pin, unpin or drop, or request pruning")
+    artifacts, turns = _read_workspace(spec)
+    pins, unpins, drops = (_resolve_all(artifacts, names) for names in (params.pin, params.unpin, params.drop))
+    requested = (PinArtifacts(pins), PinArtifacts(unpins, pinned=False), DropArtifacts(drops, USER_REASON))
+    steps: list[Step] = [step for step in requested if step.names]
     if params.prune:
         rules = spec.workspace or WorkspaceSpec()
-        bounds = {"turns": params.turns or rules.prune_turns, "bytes": params.bytes or rules.prune_bytes}
+        limits = {"turns": params.turns or rules.prune_turns, "bytes": params.bytes or rules.prune_bytes}
         for step in steps:
-            there.apply(step)
-        old = artifacts_to_prune(there, turns, **bounds, count=rules.prune_count)
-        steps += old
-        drops = (*drops, *(name for step in old for name in step.names))
+            artifacts.apply(step)
+        prune_steps = artifacts_to_prune(artifacts, turns, **limits, count=rules.prune_count)
+        steps += prune_steps
+        drops = (*drops, *(name for step in prune_steps for name in step.names))
     return tuple(steps), WorkspaceChanged(spec.id, pins, unpins, drops)
 
 
-def _found(there: Workspace, names: Iterable[str]) -> tuple[str, ...]:
-    """Return the full names of what `names` mean. Raises EntryNotFoundError, AmbiguousRefError."""
+def _resolve_all(artifacts: Workspace, names: Iterable[str]) -> tuple[str, ...]:
+    """Return the full names of the artifacts given by `names`. Raises EntryNotFoundError, AmbiguousRefError."""
     from orch_worker.workspace.state import resolve_names
 
     found = []
     for name in names:
-        meant = resolve_names(there, name)
-        if not meant:
+        matches = resolve_names(artifacts, name)
+        if not matches:
             raise EntryNotFoundError(
                 f"no entry {name[:80]!r} in the workspace; list entries with `orch workspace list`"
             )
-        if len(meant) > 1:
-            raise AmbiguousRefError(f"{name[:80]!r} may be any of {', '.join(meant)}: write the whole name")
-        found += meant
+        if len(matches) > 1:
+            raise AmbiguousRefError(f"{name[:80]!r} is ambiguous: {', '.join(matches)}. Write the whole name")
+        found += matches
     return tuple(dict.fromkeys(found))

@@ -1,4 +1,4 @@
-"""Letting the beginning of a conversation give way to a summary because somebody asks for it."""
+"""Service that compacts a conversation on request."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from orch_protocol.core.errors import AgentDiedError
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.messages import Usage
 from orch_protocol.core.text import scrub
-from orch_protocol.services.sessions import COMPACT_SESSION
-from orch_protocol.session.tree import CompactionDone, CompactRequest, CompactResult, CompactSession
+from orch_protocol.services.sessions.compaction import COMPACT_SESSION, CompactSession
+from orch_protocol.session.tree import CompactionDone, CompactRequest, CompactResult
 
 from ...policy.caller import Caller
-from ...tree.journal import events
+from ...tree.interface import events
 from ..agents.processes import request_worker, start_process
 from ..dispatch.handlers import handles
 from .sessions import check_idle, session_of
@@ -23,30 +23,31 @@ if TYPE_CHECKING:
 __all__ = ["compact"]
 
 COMPACT_SECONDS: Final = 100.0
-"""So long is the agent's process waited for, besides what its model may take by the rules."""
+"""Timeout for the agent's process in seconds. The time limit of the agent's model is added to this timeout."""
 
 
 @handles(COMPACT_SESSION)
 async def compact(root: Supervisor, caller: Caller, params: CompactSession) -> CompactionDone:
-    """Compact the conversation of an agent between turns; it gets a process for that if it has none.
+    """Compact the conversation of an agent between turns. If the agent has no process, start a process.
 
-    Raises AgentBusyError while a turn runs, ConfigError when nothing can go or a hook forbids it, AgentGoneError for an
-    agent that was killed, AgentDiedError when its process ends meanwhile: then the conversation is what it was.
+    Raises AgentBusyError while a turn runs. Raises ConfigError if nothing can be compacted or a hook prevents the
+    compaction. Raises AgentGoneError for a killed agent. Raises AgentDiedError if the process ends too early; the
+    conversation is then unchanged.
     """
     node = session_of(root, caller, params.ref, "compact conversations of")
     check_idle(node)
     await start_process(root, node)
     check_idle(node)
     id, rules = node.spec.id, node.spec.compaction
-    asked = CompactRequest(scrub(params.instructions), root.hooks.rows, root.budgets.kinds_for(id))
+    request = CompactRequest(scrub(params.instructions), root.hooks.rows, root.budgets.kinds_for(id))
     seconds = COMPACT_SECONDS + (rules.seconds if rules is not None else 0.0)
-    answer: CompactResult | None = await request_worker(root, node, "compact", asked, new_id(), "compacted", seconds)
-    if answer is None or answer.done is None:
+    reply: CompactResult | None = await request_worker(root, node, "compact", request, new_id(), "compacted", seconds)
+    if reply is None or reply.done is None:
         raise AgentDiedError(
-            f"the process of agent {node.spec.name!r} ({id}) ended before the conversation was compacted: ask again"
+            f"the process of agent {node.spec.name!r} ({id}) ended before the conversation was compacted: retry"
         )
-    done = answer.done
-    if done.usage != Usage():
-        root.handle(events.RecordUsage(id, done.usage))
-    root.handle(events.RecordArchives(id, (), done.tokens_after))
-    return done
+    result = reply.done
+    if result.usage != Usage():
+        root.handle(events.RecordUsage(id, result.usage))
+    root.handle(events.RecordArchives(id, (), result.tokens_after))
+    return result

@@ -1,4 +1,4 @@
-"""Plan mode of an agent that is there: it goes on in it, or without it, with all that was said."""
+"""Service that turns plan mode of an existing agent on or off. The agent's conversation continues."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING
 
 from orch_protocol.core.errors import AgentBusyError, ConfigError
 from orch_protocol.core.ids import new_id
-from orch_protocol.services.requests import AgentRow
-from orch_protocol.services.sessions import SET_PLAN_MODE
-from orch_protocol.session.tree import SetPlanMode
+from orch_protocol.services.agents.status import AgentRow
+from orch_protocol.services.sessions.plan_mode import SET_PLAN_MODE, SetPlanMode
 
 from ...policy.caller import Caller
-from ...tree.journal import events
+from ...tree.interface import events
 from ..agents.status import row
 from ..checks.idle import AgentBusy, stop_processes
 from ..dispatch.handlers import handles
-from ..models.approvals import lineage_of
+from ..policy.approvals import lineage_of
 from .sessions import session_of
 
 if TYPE_CHECKING:
@@ -26,17 +25,18 @@ __all__ = ["set_plan_mode"]
 
 @handles(SET_PLAN_MODE)
 async def set_plan_mode(root: Supervisor, caller: Caller, params: SetPlanMode) -> AgentRow:
-    """Let an agent go on in plan mode, or without; it is in no turn, and its process ends: the next knows.
+    """Turn plan mode of an idle agent on or off.
 
-    Raises AgentBusyError, and ConfigError for one that is to be let out before somebody above it is.
+    The agent's process is stopped. The next process of the agent starts in the new mode. Raises AgentBusyError. Raises
+    ConfigError when plan mode cannot end because an ancestor of the agent is in plan mode.
     """
     node = session_of(root, caller, params.ref, "set plan mode of")
     if params.on == node.spec.plan:
         return row(root, node)
-    still = next((each for each in lineage_of(root, node)[1:] if each.spec.plan), None)
-    if not params.on and still is not None:
+    ancestor = next((each for each in lineage_of(root, node)[1:] if each.spec.plan), None)
+    if not params.on and ancestor is not None:
         raise ConfigError(
-            f"agent {node.spec.name!r} is below {still.spec.name!r}, which is in plan mode: let that one out first"
+            f"agent {node.spec.name!r} is below {ancestor.spec.name!r}, which is in plan mode: end its plan mode first"
         )
     try:
         await stop_processes(root, [node], [])

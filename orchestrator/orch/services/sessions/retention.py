@@ -1,97 +1,90 @@
-"""Deleting for good all that was said to agents which were killed, or last asked, long enough ago.
-
-Each deletion is on record first: from then on the agent answers nobody, and a root that finds its folder there when it
-starts takes that away.
-"""
+"""Deletes old sessions. A session is old if its agent ended, or was last used, before a given time."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from orch_protocol.core.errors import AgentBusyError, ConfigError, LockedError
-from orch_protocol.services.sessions import PRUNE_SESSIONS
-from orch_protocol.session.tree import PrunedSession, PrunedSessions, PruneSessions
+from orch_protocol.services.sessions.deletion import PrunedSession
+from orch_protocol.services.sessions.retention import PRUNE_SESSIONS, PrunedSessions, PruneSessions
 
-from ...archival.store.deletion import bytes_in
 from ...policy.caller import Caller
-from ...tree.agents.state import AgentRecord, TreeState, iso_time
-from ...tree.journal import events
-from ..archives.prune import seconds_of
-from ..checks.idle import AgentBusy, holders_of, stop_processes
+from ...sessions.deletion import deletion_row
+from ...tree.agents.state import AgentRecord, TreeState
+from ...tree.interface import events
+from ..archives.prune import parse_age
+from ..checks.idle import AgentBusy
 from ..dispatch.handlers import handles
-from .deletion import finish_deletions
+from .deletion import discard, finish_deletions
 
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
 
-__all__ = ["over_since", "prune_sessions"]
+__all__ = ["deletable_since", "prune_sessions"]
 
-OVER: Final = ("killed", "failed")
-ASLEEP: Final = ("cold", "died")
+ENDED: Final = ("killed", "failed")
+WITHOUT_PROCESS: Final = ("cold", "died")
 
 
 @handles(PRUNE_SESSIONS)
 async def prune_sessions(root: Supervisor, _: Caller, params: PruneSessions) -> PrunedSessions:
-    """Delete the sessions of agents that were killed, or never came up, and that nobody has touched since; with `idle`
-    also of those that nobody has asked, which are killed first.
+    """Delete the sessions of agents that were killed or failed and were not active within the given time.
 
-    Whoever gives up waiting does not end it. Raises ConfigError, StoreError.
+    With `idle`, kill idle agents and delete their sessions too. If the caller stops waiting, the deletion continues.
+    Raises ConfigError, StoreError.
     """
     if params.keep < 0:
-        raise ConfigError(f"{params.keep} sessions cannot be kept: give 0 or more")
-    before = root.clock() - seconds_of(params.older)
-    chosen = over_since(root.tree.agents, before, keep=params.keep, idle=params.idle)
+        raise ConfigError(f"keep must be 0 or more; got {params.keep}")
+    cutoff = root.clock() - parse_age(params.older)
+    chosen = deletable_since(root.tree.agents, cutoff, keep=params.keep, idle=params.idle)
     if params.dry_run:
-        sizes = await root.disk.do(_sizes, [node.spec.folder for node in chosen])
-        return PrunedSessions(tuple(map(_row, chosen, sizes)), sum(sizes))
-    pruning = asyncio.ensure_future(_pruned(root, chosen))
-    pruning.add_done_callback(lambda done: done.cancelled() or done.exception())
-    return await asyncio.shield(pruning)
+        rows = await root.disk.do(_preview_rows, chosen)
+        return PrunedSessions(rows, sum(row.bytes for row in rows))
+    return await root.steps.run(_prune(root, chosen))
 
 
-def over_since(nodes: TreeState, before: float, *, keep: int = 0, idle: bool = False) -> list[AgentRecord]:
-    """Return the agents that were over at `before`, with `idle` or asleep, with all below them, and whose sessions are
-    kept so far; but for the `keep` of them that were active last. Those that were active first come first.
+def deletable_since(nodes: TreeState, cutoff: float, *, keep: int = 0, idle: bool = False) -> list[AgentRecord]:
+    """Return the agents whose sessions can be deleted, least recently active first.
 
-    A copy of a session has what it needs in its own folder: that there are copies keeps none.
+    An agent is returned if the agent and all its descendants had ended before the time `cutoff`. With `idle`, agents
+    without a process count as ended. The `keep` most recently active agents are left out. A fork of a session does not
+    protect the session, because each fork is a complete copy.
     """
-    ends = (*OVER, *ASLEEP) if idle else OVER
-    over: dict[str, AgentRecord] = {}
+    statuses = (*ENDED, *WITHOUT_PROCESS) if idle else ENDED
+    deletable: dict[str, AgentRecord] = {}
     busy: set[str] = set()
-    """Above whom something is not over."""
-    for node in reversed(list(nodes)):  # who was spawned comes after who spawned it
-        id, above = node.spec.id, node.spec.parent_id
-        quiet = not node.running and node.pending is None and node.last_activity <= before
+    """Agents that have a descendant that has not ended."""
+    for node in reversed(list(nodes)):  # subagents come after their parents
+        id, parent_id = node.spec.id, node.spec.parent_id
+        inactive = not node.running and node.pending is None and node.last_activity <= cutoff
         if node.is_holder:
-            is_over = quiet or (node.status == "idle" and node.last_activity <= before)
+            has_ended = inactive or (node.status == "idle" and node.last_activity <= cutoff)
         else:
-            is_over = node.status in ends and quiet and id not in busy
-            if is_over and node.spec.persist and not node.deleted:
-                over[id] = node
-        if not is_over and above is not None:
-            busy.add(above)
-    latest = sorted(over.values(), key=lambda node: node.last_activity, reverse=True)
-    # Whoever is ended takes along all below: not those that are to be kept.
-    kept = {id for node in latest[:keep] for id in _above(nodes, node)}
-    return [node for node in latest[keep:][::-1] if node.status in OVER or node.spec.id not in kept]
+            has_ended = node.status in statuses and inactive and id not in busy
+            if has_ended and node.spec.persist and not node.deleted:
+                deletable[id] = node
+        if not has_ended and parent_id is not None:
+            busy.add(parent_id)
+    latest = sorted(deletable.values(), key=lambda node: node.last_activity, reverse=True)
+    # Killing an agent kills its descendants, so the ancestors of kept agents are kept too.
+    kept_ids = {id for node in latest[:keep] for id in _with_ancestors(nodes, node)}
+    return [node for node in latest[keep:][::-1] if node.status in ENDED or node.spec.id not in kept_ids]
 
 
-def _above(nodes: TreeState, node: AgentRecord) -> Iterator[str]:
+def _with_ancestors(nodes: TreeState, node: AgentRecord) -> Iterator[str]:
     while (id := node.spec.parent_id) is not None:
         yield id
         node = nodes[id]
 
 
-async def _pruned(root: Supervisor, chosen: Iterable[AgentRecord]) -> PrunedSessions:
+async def _prune(root: Supervisor, chosen: Iterable[AgentRecord]) -> PrunedSessions:
     rows: list[PrunedSession] = []
     busy: dict[str, str] = {}
-    async with root.holds.turn:
+    async with root.holds.lock:
         try:
             for node in chosen:
-                row = _row(node, *await root.disk.do(_sizes, [node.spec.folder]))
+                row = await root.disk.do(deletion_row, node)
                 try:
                     await _discard(root, node)
                 except (AgentBusy, AgentBusyError, LockedError) as error:
@@ -105,32 +98,22 @@ async def _pruned(root: Supervisor, chosen: Iterable[AgentRecord]) -> PrunedSess
 
 async def _discard(root: Supervisor, node: AgentRecord) -> None:
     with root.holds.hold(node.spec.id):
-        if node.status not in OVER:
-            _end(root, node)
-        holders = holders_of(root, node)
-        await stop_processes(root, holders, holders)
-        root.handle(events.DiscardSession(node.spec.id))
-    await root.archives.forget(node.spec)
-    root.tools.pop(node.spec.id, None)
+        if node.status not in ENDED:
+            _kill_idle(root, node)
+        await discard(root, [node])
 
 
-def _end(root: Supervisor, node: AgentRecord) -> None:
-    """Kill an agent that is asleep, with all below it. Raises AgentBusy when somebody has woken one of them."""
+def _preview_rows(nodes: Sequence[AgentRecord]) -> tuple[PrunedSession, ...]:
+    return tuple(map(deletion_row, nodes))
+
+
+def _kill_idle(root: Supervisor, node: AgentRecord) -> None:
+    """Kill an idle agent and all its descendants. Raises AgentBusy if one of them has received a query."""
     for each in root.tree.agents.subtree(node.spec.id):
-        if not each.is_holder and (each.running or each.pending is not None or each.status not in (*OVER, *ASLEEP)):
+        if not each.is_holder and (
+            each.running or each.pending is not None or each.status not in (*ENDED, *WITHOUT_PROCESS)
+        ):
             raise AgentBusy(
                 f"session of agent {each.spec.name!r} ({each.spec.id}) was not deleted: the agent received a query"
             )
     root.handle(events.KillRequested((node.spec.id,), "the user"))
-
-
-def _row(node: AgentRecord, size: int) -> PrunedSession:
-    spec = node.spec
-    return PrunedSession(spec.id, spec.seq, spec.name, node.title or spec.task, iso_time(node.last_activity), size)
-
-
-# In threads.
-
-
-def _sizes(folders: Iterable[str]) -> list[int]:
-    return [bytes_in(Path(folder)) for folder in folders]

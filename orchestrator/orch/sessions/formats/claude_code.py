@@ -1,7 +1,8 @@
-"""Transcripts of a coding assistant: rows, of which those with one message id are one reply.
+"""Read transcripts of Claude Code. A transcript consists of rows, and all rows with the same message id form one reply.
 
-Rows name their parents. Rows that are no messages stand between them; the results of calls made at once follow each
-its own call, though all of them belong to one message. What is made of them is a tree of messages.
+Each row names its parent. The parent may be a row that is not a message. The results of parallel calls are separate
+rows. Each of these rows is a child of its own call, although the results belong to one message. The reader converts the
+rows to a tree of messages.
 """
 
 from __future__ import annotations
@@ -17,106 +18,113 @@ from orch_protocol.core.messages import Message, ToolResult, text_of, tool_uses
 from orch_protocol.session.entries import CompactionEntry, MessageEntry, Origin, SessionInfo
 from orch_worker.backends.model_families import ratios_named
 
-from ...archival.adapters import ROWS, format_named
-from .conversation import SHAPE_ERRORS, ImportedSession, Reading, Told, fitting
+from ...archival.adapters import TRANSCRIPT_FORMAT, format_named
+from .conversation import SHAPE_ERRORS, ImportedEntry, ImportedSession, Reading, check_blocks
 from .json_lines import Row, rows_of, text_of_file
 from .pi import entry_time, usage_of
 
-__all__ = ["is_row", "read_rows_of"]
+__all__ = ["is_row", "read_claude_code"]
 
-SAYING: Final = ("user", "assistant")
+MESSAGE_TYPES: Final = ("user", "assistant")
 TITLES: Final = {"custom-title": "customTitle", "ai-title": "aiTitle", "summary": "summary"}
-"""Rows that name the conversation, and where; the first kind beats the others."""
-MOST_BELOW: Final = 256
+"""The row types that contain a title, and the key of the title. If there are several titles, the first type counts."""
+MAX_SUBAGENT_FILES: Final = 256
 
 
 def is_row(row: dict[str, Any]) -> bool:
-    """Whether this is a message among rows."""
+    """Return whether `row` is a message of a transcript."""
     return "message" in row and ("uuid" in row or "sessionId" in row)
 
 
-def read_rows_of(rows: list[Row], reading: Reading) -> ImportedSession:
-    """Return the conversation in `rows`, with those of its subagents, which are in files beside it or among the rows.
+def read_claude_code(rows: list[Row], reading: Reading) -> ImportedSession:
+    """Return the conversation in `rows`, with the conversations of its subagents. Raises DamagedError.
 
-    Raises DamagedError.
+    The rows of a subagent are in `rows` or in a separate file.
     """
-    below: dict[str, list[Row]] = {}
+    subagent_rows: dict[str, list[Row]] = {}
     main: list[Row] = []
-    sides = {str(row.get("uuid")): str(row.get("agentId") or "") for _, row in rows if row.get("isSidechain")}
+    subagent_ids = {str(row.get("uuid")): str(row.get("agentId") or "") for _, row in rows if row.get("isSidechain")}
     for line, row in rows:
         if row.get("isSidechain"):
-            below.setdefault(_side(row, sides), []).append((line, row))
+            subagent_rows.setdefault(_subagent_id(row, subagent_ids), []).append((line, row))
         else:
             main.append((line, row))
-    if not any(row.get("type") in SAYING for _, row in main):
-        main, below = rows, {}  # a subagent's own file
+    if not any(row.get("type") in MESSAGE_TYPES for _, row in main):
+        main, subagent_rows = rows, {}  # this is the file of a subagent
     found = _Conversation(reading, reading.path.name).read(main)
-    inside = [_Conversation(reading, f"{reading.path.name} {id}".strip()).read(each) for id, each in below.items()]
-    beside = list(_files_below(reading, main))
-    return msgspec.structs.replace(found, below=(*inside, *beside), repairs=reading.repairs)
+    inline_subagents = [
+        _Conversation(reading, f"{reading.path.name} {id}".strip()).read(each) for id, each in subagent_rows.items()
+    ]
+    subagent_files = list(_read_subagent_files(reading, main))
+    return msgspec.structs.replace(found, subagents=(*inline_subagents, *subagent_files), repairs=reading.repairs)
 
 
-def _side(row: dict[str, Any], sides: dict[str, str]) -> str:
-    """Return which of the subagents' conversations a row belongs to; a row that has no parent begins one."""
+def _subagent_id(row: dict[str, Any], subagent_ids: dict[str, str]) -> str:
+    """Return the id of the subagent that `row` belongs to. A row without a parent begins a new subagent."""
     if row.get("agentId"):
         return str(row["agentId"])
     parent = row.get("parentUuid")
     uuid = str(row.get("uuid"))
-    sides[uuid] = sides.get(str(parent), "") or uuid
-    return sides[uuid]
+    subagent_ids[uuid] = subagent_ids.get(str(parent), "") or uuid
+    return subagent_ids[uuid]
 
 
-def _files_below(reading: Reading, rows: list[Row]) -> Iterator[ImportedSession]:
-    """Yield the conversations of subagents that are in files of their own. One that cannot be read is reported."""
+def _read_subagent_files(reading: Reading, rows: list[Row]) -> Iterator[ImportedSession]:
+    """Yield the conversations of subagents in separate files. A file that cannot be read is reported."""
     session = next((row["sessionId"] for _, row in rows if isinstance(row.get("sessionId"), str)), "")
     if not session or any(row.get("agentId") for _, row in rows):
         return
     folder = reading.path.with_suffix("") / "subagents"
-    places = [*sorted(folder.glob("agent-*.jsonl")), *sorted(reading.path.parent.glob("agent-*.jsonl"))]
-    for place in places[:MOST_BELOW]:
-        if place == reading.path:
+    files = [*sorted(folder.glob("agent-*.jsonl")), *sorted(reading.path.parent.glob("agent-*.jsonl"))]
+    for file in files[:MAX_SUBAGENT_FILES]:
+        if file == reading.path:
             continue
-        inner = Reading(place, repair=reading.repair)
+        inner = Reading(file, repair=reading.repair)
         try:
-            theirs = rows_of(text_of_file(place.read_bytes(), inner), inner)
-            if any(row.get("sessionId") not in (session, None) for _, row in theirs):
-                continue  # of another conversation in the same folder
-            found = _Conversation(inner, place.name).read(theirs)
+            subagent_rows = rows_of(text_of_file(file.read_bytes(), inner), inner)
+            if any(row.get("sessionId") not in (session, None) for _, row in subagent_rows):
+                continue  # this file belongs to another conversation in the same folder
+            found = _Conversation(inner, file.name).read(subagent_rows)
         except (OrchError, OSError) as error:
-            reading.mended(f"the subagent in {place.name} is left out: {error}")
+            reading.add_repair(f"the subagent in {file.name} is left out: {error}")
             continue
         for each in found.repairs:
-            reading.mended(f"{place.name}: {each}")
+            reading.add_repair(f"{file.name}: {each}")
         yield found
 
 
 class _Conversation:
-    """One conversation among rows."""
+    """Builds one conversation from rows."""
 
     def __init__(self, reading: Reading, name: str) -> None:
         self._reading = reading
         self._name = name
-        self._format = format_named(ROWS)
-        self._entries: list[Told] = []
-        self._places: dict[str, int] = {}
-        self._at: dict[str, str | None] = {}
-        """Behind which entry a row stands, by the row's id: its own, or that of the last message before it."""
+        self._format = format_named(TRANSCRIPT_FORMAT)
+        self._entries: list[ImportedEntry] = []
+        self._indexes: dict[str, int] = {}
+        self._entry_of_row: dict[str, str | None] = {}
+        """For each row id, the entry that children of the row follow.
+
+        This is the row's own entry, or the last message before the row.
+        """
         self._replies: dict[str, str] = {}
-        """For each result of a call, the reply that made the call; for a reply with results, itself."""
+        """For each entry with a tool result, the reply that contains the call.
+        For a reply with results, the reply itself.
+        """
         self._last: dict[str, str] = {}
-        """The last result so far of each reply that has some."""
+        """For each reply with results, the last result so far."""
         self._open: tuple[str, str] = ("", "")
-        """The id of the last reply, and its entry's."""
-        self._tip: str | None = None
+        """The message id of the last reply, and the id of its entry."""
+        self._last_entry: str | None = None
         self._time = "1970-01-01T00:00:00.000Z"
         self._titles: dict[str, str] = {}
-        self._others: dict[str, int] = {}
+        self._skipped_types: dict[str, int] = {}
         self._model = ""
         self._calls: dict[str, str] = {}
-        """The entry of each call."""
+        """For each call, by id, the entry that contains the call."""
 
     def read(self, rows: list[Row]) -> ImportedSession:
-        """Return the conversation. Raises DamagedError, naming the line."""
+        """Return the conversation in `rows`. Raises DamagedError, which names the line."""
         linked = any("parentUuid" in row for _, row in rows)
         seen: dict[str, int] = {}
         known = {str(row["uuid"]) for _, row in rows if "uuid" in row}
@@ -124,17 +132,17 @@ class _Conversation:
             self._time = entry_time(row.get("timestamp")) or self._time
             uuid = row["uuid"] if isinstance(row.get("uuid"), str) and linked else ""
             if uuid and uuid in seen:
-                self._reading.fault(line, f"has the id of line {seen[uuid]}", "it is left out")
+                self._reading.handle_fault(line, f"has the id of line {seen[uuid]}", "it is left out")
                 continue
-            parent = self._parent(line, row, known) if linked else self._tip
+            parent = self._parent(line, row, known) if linked else self._last_entry
             if uuid:
                 seen[uuid] = line
-            at = self._take(line, row, parent)
+            at = self._add_row(line, row, parent)
             if uuid:
-                self._at[uuid] = at
+                self._entry_of_row[uuid] = at
         title = next((self._titles[kind] for kind in TITLES if kind in self._titles), "")
         if title:
-            self._append(SessionInfo(id=self._id(), parent_id=self._tip, timestamp=self._time, name=title))
+            self._append(SessionInfo(id=self._id(), parent_id=self._last_entry, timestamp=self._time, name=title))
         cwd = next((row["cwd"] for _, row in rows if isinstance(row.get("cwd"), str)), "")
         return ImportedSession(
             name=self._name,
@@ -148,64 +156,71 @@ class _Conversation:
         )
 
     def _notes(self) -> tuple[str, ...]:
-        if not self._others:
+        if not self._skipped_types:
             return ()
-        kinds = ", ".join(f"{count} {kind[:40]}" for kind, count in sorted(self._others.items()))
-        return (f"rows that are no messages are left out: {kinds}",)
+        kinds = ", ".join(f"{count} {kind[:40]}" for kind, count in sorted(self._skipped_types.items()))
+        return (f"rows that are not messages are left out: {kinds}",)
 
     def _parent(self, line: int, row: dict[str, Any], known: set[str]) -> str | None:
-        """Return the entry that a row stands behind."""
+        """Return the entry before `row`. Return None for the first entry."""
         parent = row.get("parentUuid") or row.get("logicalParentUuid")
         if parent is None:
-            # The first message; or a row beside the conversation, which has no parent and stands where it stands.
-            return None if row.get("type") in SAYING and "parentUuid" in row else self._tip
+            # This is the first message, or a row outside the conversation. Such a row keeps its position in the file.
+            return None if row.get("type") in MESSAGE_TYPES and "parentUuid" in row else self._last_entry
         if not isinstance(parent, str):
-            self._reading.fault(line, f"follows {parent!r:.40}, which is no id", "it is put where it stands")
-            return self._tip
-        if parent in self._at:
-            at = self._at[parent]
-            return self._behind(at) if at is not None else None
+            self._reading.handle_fault(
+                line, f"follows {parent!r:.40}, which is not an id", "it keeps its position in the file"
+            )
+            return self._last_entry
+        if parent in self._entry_of_row:
+            at = self._entry_of_row[parent]
+            return self._last_result_of(at) if at is not None else None
         if parent == row.get("uuid") or parent in known:
-            self._reading.fault(
-                line, "follows itself or a row that comes after it: a circle", "it is put where it stands"
+            self._reading.handle_fault(
+                line, "follows itself or a later row, which is a cycle", "it keeps its position in the file"
             )
         else:
-            self._reading.mended(f"line {line} follows a row that is not in the file: it is put where it stands")
-        return self._tip
+            self._reading.add_repair(
+                f"line {line} follows a row that is not in the file; it keeps its position in the file"
+            )
+        return self._last_entry
 
-    def _behind(self, at: str) -> str:
-        """Return what follows `at`: the results of one reply follow each other."""
+    def _last_result_of(self, at: str) -> str:
+        """Return the last result of the reply that the result `at` belongs to.
+
+        The results of a reply follow each other.
+        """
         return self._last.get(self._replies.get(at, ""), at)
 
-    def _take(self, line: int, row: dict[str, Any], parent: str | None) -> str | None:
-        """Take a row in, and return the entry that rows behind it follow."""
+    def _add_row(self, line: int, row: dict[str, Any], parent: str | None) -> str | None:
+        """Process a row. Return the entry that the children of the row follow."""
         kind, message = row.get("type"), row.get("message")
         if kind == "system" and row.get("subtype") == "compact_boundary":
             return self._compaction(row, parent)
         if kind in TITLES and isinstance(title := row.get(TITLES[kind]), str) and title.strip():
             self._titles[kind] = title
             return parent
-        if kind not in SAYING or not isinstance(message, dict):
-            if kind in SAYING:
-                self._reading.fault(line, f"is of type {kind} and holds no message", "it is left out")
+        if kind not in MESSAGE_TYPES or not isinstance(message, dict):
+            if kind in MESSAGE_TYPES:
+                self._reading.handle_fault(line, f"is of type {kind} and contains no message", "it is left out")
             name = kind if isinstance(kind, str) else "untyped"
-            self._others[name] = self._others.get(name, 0) + 1
+            self._skipped_types[name] = self._skipped_types.get(name, 0) + 1
             return parent
         try:
-            read = fitting(self._format.read({"role": message["role"], "content": message["content"]}))
+            read = check_blocks(self._format.read({"role": message["role"], "content": message["content"]}))
         except (ConfigError, *SHAPE_ERRORS) as error:
-            self._reading.fault(line, f"is no message: {error}", "it is left out")
+            self._reading.handle_fault(line, f"is not a message: {error}", "it is left out")
             return parent
-        if row.get("isCompactSummary") and (place := self._compacted(parent)) is not None:
-            entry = self._entries[place]
+        if row.get("isCompactSummary") and (index := self._compacted(parent)) is not None:
+            entry = self._entries[index]
             assert isinstance(entry, CompactionEntry)
-            self._entries[place] = msgspec.structs.replace(entry, summary=text_of(read))
+            self._entries[index] = msgspec.structs.replace(entry, summary=text_of(read))
             return entry.id
         if kind == "assistant":
             return self._reply(message, read, parent)
         calls = [self._calls.get(block.tool_use_id) for block in read.content if isinstance(block, ToolResult)]
         reply = next((call for call in calls if call is not None), None)
-        made = self._message(read, parent if reply is None else self._behind(reply), None)
+        made = self._message(read, parent if reply is None else self._last_result_of(reply), None)
         if reply is not None:
             self._replies[reply] = self._replies[made] = reply
             self._last[reply] = made
@@ -214,18 +229,20 @@ class _Conversation:
     def _reply(self, message: dict[str, Any], read: Message, parent: str | None) -> str:
         id = message.get("id")
         self._model = str(message.get("model") or self._model)
-        said = {key: message.get(key) for key in ("model", "stop_reason")}
-        model, stop = (value if isinstance(value, str) else "" for value in said.values())
+        details = {key: message.get(key) for key in ("model", "stop_reason")}
+        model, stop = (value if isinstance(value, str) else "" for value in details.values())
         origin = Origin(model=model, stop=stop, usage=usage_of(message.get("usage")))
         if isinstance(id, str) and id == self._open[0]:
             made = self._open[1]
-            place = self._places[made]
-            entry = self._entries[place]
+            index = self._indexes[made]
+            entry = self._entries[index]
             assert isinstance(entry, MessageEntry)
-            whole = Message("assistant", entry.message.content + read.content)
-            # What is told of a reply grows from row to row.
-            told = max((entry.origin, origin), key=lambda each: each.usage.output_tokens if each and each.usage else 0)
-            self._entries[place] = msgspec.structs.replace(entry, message=whole, origin=told)
+            joined = Message("assistant", entry.message.content + read.content)
+            # The usage of a reply grows from row to row.
+            best_origin = max(
+                (entry.origin, origin), key=lambda each: each.usage.output_tokens if each and each.usage else 0
+            )
+            self._entries[index] = msgspec.structs.replace(entry, message=joined, origin=best_origin)
         else:
             made = self._message(read, parent, origin)
             self._open = (id, made) if isinstance(id, str) else ("", "")
@@ -233,10 +250,10 @@ class _Conversation:
         return made
 
     def _compaction(self, row: dict[str, Any], parent: str | None) -> str:
-        told = row.get("compactMetadata")
-        tokens = told.get("preTokens") if isinstance(told, dict) else None
+        metadata = row.get("compactMetadata")
+        tokens = metadata.get("preTokens") if isinstance(metadata, dict) else None
         id = self._id()
-        before = parent if parent is not None else self._tip
+        before = parent if parent is not None else self._last_entry
         entry = CompactionEntry(
             id=id,
             parent_id=before,
@@ -249,20 +266,20 @@ class _Conversation:
         return id
 
     def _compacted(self, parent: str | None) -> int | None:
-        """Return where the compaction is that the entry `parent` is, if it is one that has no summary yet."""
-        place = self._places.get(parent or "")
-        entry = self._entries[place] if place is not None else None
-        return place if isinstance(entry, CompactionEntry) and not entry.summary else None
+        """Return the index of the compaction entry `parent` if this entry has no summary yet."""
+        index = self._indexes.get(parent or "")
+        entry = self._entries[index] if index is not None else None
+        return index if isinstance(entry, CompactionEntry) and not entry.summary else None
 
     def _message(self, message: Message, parent: str | None, origin: Origin | None) -> str:
         id = self._id()
         self._append(MessageEntry(id=id, parent_id=parent, timestamp=self._time, message=message, origin=origin))
         return id
 
-    def _append(self, entry: Told) -> None:
-        self._places[entry.id] = len(self._entries)
+    def _append(self, entry: ImportedEntry) -> None:
+        self._indexes[entry.id] = len(self._entries)
         self._entries.append(entry)
-        self._tip = entry.id
+        self._last_entry = entry.id
 
     def _id(self) -> str:
-        return new_entry_id(self._places)
+        return new_entry_id(self._indexes)

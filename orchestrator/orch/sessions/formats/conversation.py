@@ -1,58 +1,54 @@
-"""A conversation as some file holds it, and what there is to say about the file."""
+"""An imported conversation, and a record of the repairs that were made when it was read."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-import msgspec
 from msgspec import Struct
 
 from orch_protocol.core.archives import Span
 from orch_protocol.core.errors import DamagedError, ForeignFileError
 from orch_protocol.core.messages import Message, Thinking, ToolResult, ToolUse
 from orch_protocol.session.entries import (
-    ArchiveEntry,
-    Checkout,
-    CompactionEntry,
-    Custom,
-    Label,
-    MarksEntry,
-    ModelChange,
-    PhaseEntry,
-    PlanApproved,
-    SessionInfo,
-    TasksEntry,
-    Telling,
-    ThinkingLevelChange,
-    TurnEndEntry,
-    TurnStartEntry,
-    UpgradeEntry,
+    ConversationEntry,
 )
 from orch_worker.conversation.tokens import PLAIN, CharsPerToken
+from orch_worker.session.entry_codec import DECODE_ERRORS
 
-__all__ = ["DECODE_ERRORS", "SHAPE_ERRORS", "ImportedSession", "Kept", "Reading", "Told", "fitting", "path_of"]
+__all__ = [
+    "SHAPE_ERRORS",
+    "ForeignEntry",
+    "ImportedEntry",
+    "ImportedSession",
+    "Reading",
+    "check_blocks",
+    "path_to_leaf",
+]
 
-DECODE_ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeError, OverflowError)
 SHAPE_ERRORS: Final = (*DECODE_ERRORS, KeyError, TypeError, ValueError, AttributeError)
-MOST_SAID: Final = 20
+MAX_LISTED_REPAIRS: Final = 20
 EXPECTED: Final = (
-    "expected a session of ours or pi's, rows with a message each, or plain messages, as JSON or JSON lines"
+    "expected a session of orch or pi, rows with one message each, or plain messages, as JSON or JSON Lines"
 )
 
 
-def fitting(message: Message) -> Message:
-    """Return `message`. Raises ValueError when something is in it that its role does not say."""
+def check_blocks(message: Message) -> Message:
+    """Return `message` unchanged. Raises ValueError if `message` contains a block that its role does not allow."""
     for block in message.content:
         if isinstance(block, ToolResult) and message.role != "user":
-            raise ValueError(f"the result of a call is in the user's message behind it, not in the {message.role}'s")
+            raise ValueError(
+                f"a tool result must be in the user message after the call; got a message with the role {message.role}"
+            )
         if isinstance(block, ToolUse | Thinking) and message.role != "assistant":
-            raise ValueError(f"calls and thinking are in an assistant's message, not in the {message.role}'s")
+            raise ValueError(
+                f"calls and thinking must be in an assistant message, not in a message with the role {message.role}"
+            )
     return message
 
 
-class Kept(Struct, frozen=True):
-    """An entry of a type of its own: kept as it is, with its place in the tree."""
+class ForeignEntry(Struct, frozen=True):
+    """An entry of an unknown type. The entry is kept unchanged at its position in the tree."""
 
     id: str
     parent_id: str | None
@@ -61,50 +57,34 @@ class Kept(Struct, frozen=True):
     fields: dict[str, Any]
 
 
-Told: TypeAlias = (
-    Telling
-    | CompactionEntry
-    | TurnStartEntry
-    | TurnEndEntry
-    | ArchiveEntry
-    | UpgradeEntry
-    | PlanApproved
-    | TasksEntry
-    | MarksEntry
-    | PhaseEntry
-    | Checkout
-    | Label
-    | Custom
-    | SessionInfo
-    | ModelChange
-    | ThinkingLevelChange
-    | Kept
-)
+ImportedEntry: TypeAlias = ConversationEntry | ForeignEntry
 
 
 class ImportedSession(Struct, frozen=True):
-    """A conversation. Entries follow their parents; the last one is where it goes on.
+    """An imported conversation. Each entry comes after its parent; the last entry is the leaf.
 
-    `ratios` are those of the models it was made with; `repairs` say what was damaged and how that was set
-    right, `notes` what else is not as it was. `below` are conversations of agents that this one had started. Of a file
-    of ours, `spans` are where the entries' lines stand in it.
+    `ratios` contains the characters per token of the conversation's models. `repairs` lists repaired damage, and
+    `notes` lists other differences from the file. `subagents` contains the conversations of subagents. For a session
+    file of orch, `spans` contains the byte ranges of the entries' lines.
     """
 
     name: str
     shape: str
-    entries: tuple[Told, ...]
+    entries: tuple[ImportedEntry, ...]
     title: str = ""
     cwd: str = ""
     ratios: CharsPerToken = PLAIN
     repairs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    below: tuple[ImportedSession, ...] = ()
+    subagents: tuple[ImportedSession, ...] = ()
     spans: dict[str, Span] = {}
 
 
 class Reading:
-    """What is found out about the file at `path` while it is read. With `repair`, damage is set right where it can be;
-    without, it is an error."""
+    """The state while the file at `path` is read.
+
+    If `repair` is True, damage is repaired if possible. If `repair` is False, damage is an error.
+    """
 
     def __init__(self, path: Path, *, repair: bool = False) -> None:
         self.path = path
@@ -114,36 +94,38 @@ class Reading:
 
     @property
     def repairs(self) -> tuple[str, ...]:
-        """What was set right, in order."""
+        """The repairs so far, in order."""
         more = (f"and {self._more} more such places",) if self._more else ()
         return (*self._repairs, *more)
 
-    def mended(self, what: str) -> None:
-        """Report what was set right, and how."""
-        if len(self._repairs) < MOST_SAID:
+    def add_repair(self, what: str) -> None:
+        """Record a repair."""
+        if len(self._repairs) < MAX_LISTED_REPAIRS:
             self._repairs.append(what)
         else:
             self._more += 1
 
-    def fault(self, line: int, what: str, mended: str) -> None:
-        """Report that `what` is wrong in a line, `mended` being what is done about it. Raises DamagedError if nothing
-        is to be done."""
+    def handle_fault(self, line: int, what: str, repair: str) -> None:
+        """Record the problem `what` in a line, and how the reader repaired it.
+
+        If `repair` is False, raise DamagedError.
+        """
         if not self.repair:
             raise DamagedError(
-                f"{self.path} line {line} {what}. Mend the line; or import the file with --repair (repair=True), "
-                f"and {mended}"
+                f"{self.path} line {line} {what}. Correct the line, or import the file with --repair (repair=True); "
+                f"then {repair}"
             )
-        self.mended(f"line {line} {what}: {mended}")
+        self.add_repair(f"line {line} {what}: {repair}")
 
-    def foreign(self, why: str = EXPECTED) -> ForeignFileError:
-        """Return the error that the file is none that can be read."""
-        return ForeignFileError(f"{self.path} is no recording that can be read: {why}")
+    def foreign_error(self, why: str = EXPECTED) -> ForeignFileError:
+        """Return the error for a file whose format is unknown."""
+        return ForeignFileError(f"{self.path} is not a readable recording: {why}")
 
 
-def path_of(found: ImportedSession) -> list[Told]:
-    """Return the entries from the root to the last one."""
+def path_to_leaf(found: ImportedSession) -> list[ImportedEntry]:
+    """Return the entries from the root to the leaf."""
     by_id = {entry.id: entry for entry in found.entries}
-    path: list[Told] = []
+    path: list[ImportedEntry] = []
     at = found.entries[-1].id if found.entries else None
     while at is not None:
         path.append(by_id[at])

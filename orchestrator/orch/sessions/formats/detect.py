@@ -1,4 +1,4 @@
-"""Reading a conversation from a file, whatever program wrote it. The file is opened for reading alone."""
+"""Detect the format of a file and read its conversations. The file is not changed."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from typing import Any, Final
 import msgspec
 
 from orch_protocol.core.errors import ConfigError, DamagedError, ForeignFileError, StoreError
+from orch_worker.session.entry_codec import DECODE_ERRORS
 from orch_worker.system.files import open_regular
 
-from .claude_code import is_row, read_rows_of
-from .conversation import DECODE_ERRORS, ImportedSession, Reading
+from .claude_code import is_row, read_claude_code
+from .conversation import ImportedSession, Reading
 from .json_lines import decoded, lines_of, rows_of, text_of_file
-from .native import is_ours, read_own
+from .native import is_orch_session, read_orch_session
 from .pi import read_session
 from .plain_messages import messages_in, read_dialogues, read_document, read_rows
 
 __all__ = ["read_conversation", "read_file"]
 
-MOST_BYTES: Final = 1 << 30
+MAX_BYTES: Final = 1 << 30
 
 
 def read_file(path: Path, *, repair: bool = False) -> list[ImportedSession]:
-    """Return the conversations in the file at `path`; its shape is found out.
+    """Return the conversations in the file at `path`. The format is detected.
 
-    Raises ForeignFileError when it is none of the shapes known, DamagedError naming the line that cannot be read (with
-    `repair` as little as possible is left out instead, and reported), StoreError when the file cannot be read.
+    Raises ForeignFileError for an unknown format, DamagedError for an unreadable line, and StoreError if the file
+    cannot be read. If `repair` is True, unreadable lines are left out and reported in the result.
     """
     reading = Reading(path, repair=repair)
     data = _bytes(path)
@@ -38,23 +39,26 @@ def read_file(path: Path, *, repair: bool = False) -> list[ImportedSession]:
 
 
 def read_conversation(path: Path, which: int | None = None, *, repair: bool = False) -> ImportedSession:
-    """Return the conversation number `which` (from 1) in the file at `path`; None: the only one.
+    """Return the conversation number `which` in the file at `path`. Numbers start at 1.
 
-    Raises ConfigError when there are several, and what `read_file` raises.
+    If `which` is None, the file must contain only one conversation. Raises ConfigError if the file contains several
+    conversations, and the errors of `read_file`.
     """
     found = read_file(path, repair=repair)
     if which is None and len(found) > 1:
-        raise ConfigError(f"{path} holds {len(found)} conversations: choose one by number, from 1 to {len(found)}")
+        raise ConfigError(
+            f"{path} contains {len(found)} conversations; choose one by its number, from 1 to {len(found)}"
+        )
     if not 1 <= (which or 1) <= len(found):
-        raise ConfigError(f"{path} has no number {which}: conversations in it: {len(found)}")
+        raise ConfigError(f"{path} has no conversation number {which}; it contains {len(found)}")
     return found[(which or 1) - 1]
 
 
 def _bytes(path: Path) -> bytes:
     try:
         with open(open_regular(path, os.O_RDONLY), "rb") as file:
-            if os.fstat(file.fileno()).st_size > MOST_BYTES:
-                raise StoreError(f"cannot read {path}: it is larger than {MOST_BYTES >> 20} MiB")
+            if os.fstat(file.fileno()).st_size > MAX_BYTES:
+                raise StoreError(f"cannot read {path}: it is larger than {MAX_BYTES >> 20} MiB")
             return file.read()
     except FileNotFoundError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}") from error
@@ -69,9 +73,9 @@ def _bytes(path: Path) -> bytes:
 def _read(data: bytes, reading: Reading) -> list[ImportedSession]:
     lines = lines_of(data)
     if not lines:
-        raise reading.foreign("it is empty: no conversation")
-    if is_ours(lines[0][1]):
-        return [read_own(data, reading)]
+        raise reading.foreign_error("it is empty: no conversation")
+    if is_orch_session(lines[0][1]):
+        return [read_orch_session(data, reading)]
     document = _document(data, len(lines), reading)
     if document is not None:
         return read_document(document, reading)
@@ -80,12 +84,12 @@ def _read(data: bytes, reading: Reading) -> list[ImportedSession]:
     if values[0].get("type") == "session" or any(_is_entry(row) for row in values):
         return [read_session(rows, reading)]
     if any(is_row(row) for row in values):
-        return [read_rows_of(rows, reading)]
+        return [read_claude_code(rows, reading)]
     if any(messages_in(row) is not None for row in values):
         return read_dialogues(rows, reading)
     if any("role" in row for row in values):
         return read_rows(rows, reading)
-    raise reading.foreign()
+    raise reading.foreign_error()
 
 
 def _is_entry(row: dict[str, Any]) -> bool:
@@ -93,19 +97,21 @@ def _is_entry(row: dict[str, Any]) -> bool:
 
 
 def _document(data: bytes, lines: int, reading: Reading) -> Any:
-    """Return `data` as one JSON document, None when it is lines of them."""
+    """Return `data` as one JSON document. Return None if `data` is in JSON Lines format."""
     head = data.lstrip()[:1]
     if head not in (b"[", b"{"):
         return None
     value = decoded(data)
     if value is None and head == b"[":
-        raise DamagedError(f"{reading.path} is not a whole JSON array: {_why(data)}. Mend it, or fetch it again")
+        raise DamagedError(
+            f"{reading.path} is not a complete JSON array: {_decode_problem(data)}. Correct it, or get the file again"
+        )
     if value is None and lines > 1 and not any(isinstance(decoded(line), dict) for _, line in lines_of(data)):
-        raise DamagedError(f"{reading.path} is neither valid JSON nor JSON Lines: {_why(data)}")
+        raise DamagedError(f"{reading.path} is neither valid JSON nor JSON Lines: {_decode_problem(data)}")
     return None if isinstance(value, dict) and messages_in(value) is None else value
 
 
-def _why(data: bytes) -> str:
+def _decode_problem(data: bytes) -> str:
     try:
         msgspec.json.decode(data)
     except DECODE_ERRORS as error:

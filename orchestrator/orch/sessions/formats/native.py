@@ -1,67 +1,67 @@
-"""Session files of ours: each line is checked, and what was archived is there whole."""
+"""Read session files of orch. Each line is checked. The result includes archived messages."""
 
 from __future__ import annotations
 
 import msgspec
 
 from orch_protocol.core.archives import Span
-from orch_protocol.session.entries import SESSION_VERSION, Entry, MessageEntry, SessionHeader, SessionInfo
-from orch_worker.session.log.record_format import ChecksumChain, unseal_line
-from orch_worker.session.log_reader import KNOWN
+from orch_protocol.session.entries import SESSION_VERSION, MessageEntry, SessionHeader, SessionInfo
+from orch_worker.session.entry_codec import DECODE_ERRORS, ENTRY_PREFIXES, HEADER_PREFIX, read_entry
+from orch_worker.session.log.log_reader import scan_lines
+from orch_worker.session.log.record_format import unseal_line
 
-from .conversation import DECODE_ERRORS, ImportedSession, Kept, Reading, Told, fitting
+from .conversation import ForeignEntry, ImportedEntry, ImportedSession, Reading, check_blocks
 from .json_lines import lines_of
 from .pi import UNREADABLE
-from .tree_builder import Named, graft
+from .tree_builder import EntryLink, build_tree
 
-__all__ = ["is_ours", "read_own"]
-
-_decoder: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
+__all__ = ["is_orch_session", "read_orch_session"]
 
 
-def is_ours(line: bytes) -> bool:
-    """Whether the first line of a file is that of a session file of ours."""
-    return line.startswith(b'{"type":"session"') and unseal_line(line) is not None
+def is_orch_session(line: bytes) -> bool:
+    """Return whether `line` is the first line of a session file of orch."""
+    return line.startswith(HEADER_PREFIX) and unseal_line(line) is not None
 
 
-def read_own(data: bytes, reading: Reading) -> ImportedSession:
-    """Return the conversation in a session file of ours. Raises DamagedError, ForeignFileError."""
+def read_orch_session(data: bytes, reading: Reading) -> ImportedSession:
+    """Return the conversation in a session file of orch. Raises DamagedError, ForeignFileError."""
     lines = lines_of(data)
-    chain = ChecksumChain()
     header: SessionHeader | None = None
-    found: list[tuple[int, Told, Span]] = []
-    whole = offset = 0
-    for place, (number, line) in enumerate(lines):
-        sealed = unseal_line(line)
-        good, remark = chain.take(line, sealed)
-        span = (offset, len(line) + 1)
-        offset += len(line) + 1
-        if sealed is None or not good:
-            if place == len(lines) - 1 and place and not data.endswith(b"\n"):
-                reading.mended(f"line {number} is the beginning of a line that was never finished: left out")
+    found: list[tuple[int, ImportedEntry, Span]] = []
+    complete_count = 0
+    checked = scan_lines(text + b"\n" for _, text in lines)
+    for (number, _), line in zip(lines, checked, strict=True):
+        sealed = line.sealed
+        if sealed is None:
+            if 1 < line.number == len(lines) and not data.endswith(b"\n"):
+                reading.add_repair(f"line {number} is the beginning of a line that was never finished: left out")
             else:
-                reading.fault(number, remark, "it is left out")
+                reading.handle_fault(number, line.remark, "it is left out")
             continue
-        if remark:
-            reading.fault(number, remark, "what is there is read")
+        if line.remark:
+            reading.handle_fault(number, line.remark, "the file is read up to there")
         entry = _entry(sealed.object, number, reading)
         if isinstance(entry, SessionHeader):
             header = header or entry
         elif entry is not None:
-            found.append((number, entry, span))
+            found.append((number, entry, (line.offset, len(line.data))))
         if not sealed.more:
-            whole = len(found)
-    if whole < len(found):
-        reading.mended(f"line {found[whole][0]} begins a write that was never finished: it is left out")
-    del found[whole:]
+            complete_count = len(found)
+    if complete_count < len(found):
+        reading.add_repair(f"line {found[complete_count][0]} begins a write that did not finish; it is left out")
+    del found[complete_count:]
     if header is None and not found:
-        raise reading.foreign("no line belongs to an orch session")
+        raise reading.foreign_error("no line belongs to an orch session")
     if header is None:
-        reading.fault(lines[0][0], "should be the header, and is none", "the file is read without one")
+        reading.handle_fault(
+            lines[0][0], "should be the header, but is not a header", "the file is read without a header"
+        )
     elif header.version > SESSION_VERSION:
-        raise reading.foreign(f"it is of version {header.version}, and {SESSION_VERSION} is the last that is known")
-    places, _ = graft([Named(number, entry.id, entry.parent_id) for number, entry, _ in found], reading)
-    entries: list[Told] = [
+        raise reading.foreign_error(
+            f"it has version {header.version}; the newest supported version is {SESSION_VERSION}"
+        )
+    places, _ = build_tree([EntryLink(number, entry.id, entry.parent_id) for number, entry, _ in found], reading)
+    entries: list[ImportedEntry] = [
         msgspec.structs.replace(entry, id=id, parent_id=parent)
         for (_, entry, _), (id, parent) in zip(found, places, strict=True)
     ]
@@ -77,23 +77,23 @@ def read_own(data: bytes, reading: Reading) -> ImportedSession:
     )
 
 
-def _entry(line: bytes, number: int, reading: Reading) -> Told | SessionHeader | None:
-    why: Exception
+def _entry(line: bytes, number: int, reading: Reading) -> ImportedEntry | SessionHeader | None:
+    reason: Exception
     try:
-        entry = _decoder.decode(line)
+        entry = read_entry(line)
         if isinstance(entry, MessageEntry):
-            fitting(entry.message)
+            check_blocks(entry.message)
         return entry
     except (*DECODE_ERRORS, ValueError) as error:
-        why = error
+        reason = error
     try:
         fields = msgspec.json.decode(line, type=dict)
         kind = fields.pop("type")
-        if line.startswith(KNOWN):
-            reading.fault(number, f"is no {kind} entry: {why}", "what it says is left out")
+        if line.startswith(ENTRY_PREFIXES):
+            reading.handle_fault(number, f"is not a valid {kind} entry: {reason}", "its content is left out")
             kind = UNREADABLE
-        kept = Kept(fields.pop("id"), fields.pop("parentId", None), fields.pop("timestamp", ""), kind, fields)
-        return msgspec.convert(msgspec.to_builtins(kept), Kept)
+        kept = ForeignEntry(fields.pop("id"), fields.pop("parentId", None), fields.pop("timestamp", ""), kind, fields)
+        return msgspec.convert(msgspec.to_builtins(kept), ForeignEntry)
     except (*DECODE_ERRORS, KeyError):
-        reading.fault(number, f"is no entry: {why}", "it is left out")
+        reading.handle_fault(number, f"is not a valid entry: {reason}", "it is left out")
         return None

@@ -1,4 +1,7 @@
-"""Sessions of pi, versions 1 to 3: a header, then entries that form a tree; before ids there were, a list."""
+"""Read and write sessions of pi, versions 1 to 3.
+
+A file contains a header and a tree of entries. If the entries have no ids, they form a list.
+"""
 
 from __future__ import annotations
 
@@ -37,49 +40,53 @@ from orch_protocol.session.entries import (
 )
 from orch_worker.backends.model_families import ratios_named
 
-from .conversation import SHAPE_ERRORS, ImportedSession, Kept, Reading, Told, fitting
+from .conversation import SHAPE_ERRORS, ForeignEntry, ImportedEntry, ImportedSession, Reading, check_blocks
 from .json_lines import Row
-from .tree_builder import Named, graft
+from .tree_builder import EntryLink, build_tree
 
-__all__ = ["SYSTEM", "UNREADABLE", "VERSION", "Author", "entry_time", "pi_lines", "read_session", "usage_of"]
+__all__ = ["SYSTEM", "UNREADABLE", "VERSION", "DefaultOrigin", "entry_time", "pi_lines", "read_session", "usage_of"]
 
 
 VERSION: Final = 3
 UNREADABLE: Final = "unreadable"
 SYSTEM: Final = "orch.system"
-"""What a message of the system is called in a file of pi's, which has none."""
-OURS: Final = frozenset({"type", "id", "parentId", "timestamp", "s", "c", "m"})
+"""The type that marks a system message in a file of pi, because pi has no role for system messages."""
+RESERVED_FIELDS: Final = frozenset({"type", "id", "parentId", "timestamp", "s", "c", "m"})
 
 
 def read_session(rows: list[Row], reading: Reading) -> ImportedSession:
     """Return the conversation in a session file. Raises DamagedError, ForeignFileError."""
     header = rows[0][1] if rows[0][1].get("type") == "session" else {}
     if not header:
-        reading.fault(rows[0][0], "should be the header, and is none", "the file is read without one")
+        reading.handle_fault(
+            rows[0][0], "should be the header, but is not a header", "the file is read without a header"
+        )
     version = header.get("version", 1)
     if not isinstance(version, int) or version > VERSION:
-        raise reading.foreign(f"it is of version {version!r:.20}, and {VERSION} is the last that is known")
+        raise reading.foreign_error(f"it has version {version!r:.20}; the newest supported version is {VERSION}")
     entries = rows[1:] if header else rows
-    names = [_named(row) for row in entries]
-    if not any(each.told and each.id is not None for each in names):
-        # The first version: each entry follows the one before it.
-        names = [Named(each.line, None, None, told=False) for each in names]
+    links = [_entry_link(row) for row in entries]
+    if not any(each.has_parent_field and each.id is not None for each in links):
+        # In version 1, each entry follows the entry before it.
+        links = [EntryLink(each.line, None, None, has_parent_field=False) for each in links]
     else:
-        for each in names:
-            if each.id is None or not each.told:
-                reading.fault(each.line, "has no id, or names no entry that it follows", "it is put in where it stands")
-    places, ids = graft(names, reading)
+        for each in links:
+            if each.id is None or not each.has_parent_field:
+                reading.handle_fault(
+                    each.line, "has no id, or does not name its parent", "it keeps its position in the file"
+                )
+    places, ids = build_tree(links, reading)
     reader = _Reader(reading, ids, header)
-    told: list[Told] = []
+    entries_read: list[ImportedEntry] = []
     path: dict[str, str | None] = {}
     for (line, row), (id, parent) in zip(entries, places, strict=True):
         path[id] = parent
-        told.append(reader.entry(line, row, id, parent, path, entries, places))
-    names_given = [each.name for each in told if isinstance(each, SessionInfo) and each.name]
+        entries_read.append(reader.entry(line, row, id, parent, path, entries, places))
+    names_given = [each.name for each in entries_read if isinstance(each, SessionInfo) and each.name]
     return ImportedSession(
         name=reading.path.name,
         shape="pi session",
-        entries=tuple(told),
+        entries=tuple(entries_read),
         title=names_given[-1] if names_given else "",
         cwd=header["cwd"] if isinstance(header.get("cwd"), str) else "",
         ratios=ratios_named(reader.family),
@@ -88,15 +95,15 @@ def read_session(rows: list[Row], reading: Reading) -> ImportedSession:
     )
 
 
-def _named(row: Row) -> Named:
+def _entry_link(row: Row) -> EntryLink:
     line, fields = row
     id, parent = fields.get("id"), fields.get("parentId")
-    told = "parentId" in fields and isinstance(parent, str | None)
-    return Named(line, id if isinstance(id, str) else None, parent if told else None, told)
+    has_parent = "parentId" in fields and isinstance(parent, str | None)
+    return EntryLink(line, id if isinstance(id, str) else None, parent if has_parent else None, has_parent)
 
 
 class _Reader:
-    """Turns entries into ours, one into one."""
+    """Converts each entry of pi to one entry of orch."""
 
     def __init__(self, reading: Reading, ids: dict[str, str], header: dict[str, Any]) -> None:
         self.family = ""
@@ -106,11 +113,11 @@ class _Reader:
         self._unknown: dict[str, int] = {}
 
     def notes(self) -> tuple[str, ...]:
-        """Return what is not as it was."""
+        """Return a note about entries of unknown types."""
         if not self._unknown:
             return ()
         kinds = ", ".join(f"{count} {kind[:40]!r}" for kind, count in self._unknown.items())
-        return (f"entries of unknown types are kept and say nothing: {kinds}",)
+        return (f"entries of unknown types are kept without content: {kinds}",)
 
     def entry(
         self,
@@ -121,8 +128,8 @@ class _Reader:
         path: dict[str, str | None],
         entries: list[Row],
         places: list[tuple[str, str | None]],
-    ) -> Told:
-        """Return the entry on a line. Raises DamagedError when it is none."""
+    ) -> ImportedEntry:
+        """Return the entry on the line `line`. Raises DamagedError if the entry is not valid."""
         inner = row.get("message")
         time = entry_time(row.get("timestamp")) or entry_time(inner.get("timestamp") if isinstance(inner, dict) else 0)
         self._last = time = time or self._last
@@ -133,7 +140,7 @@ class _Reader:
                 case "message":
                     return self._message(row["message"], base)
                 case "custom_message" if row.get("customType") == SYSTEM:
-                    return MessageEntry(message=fitting(Message("system", tuple(_blocks(row["content"])))), **base)
+                    return MessageEntry(message=check_blocks(Message("system", tuple(_blocks(row["content"])))), **base)
                 case "custom_message":
                     return self._custom_message(row, base)
                 case "branch_summary":
@@ -141,8 +148,8 @@ class _Reader:
                     return BranchSummary(from_id=left, summary=_text(row["summary"]), details=details, **base)
                 case "label":
                     label = row.get("label")
-                    said = None if label is None else _text(label)
-                    return Label(target_id=self._known(row["targetId"]) or "", label=said, **base)
+                    label_text = None if label is None else _text(label)
+                    return Label(target_id=self._known(row["targetId"]) or "", label=label_text, **base)
                 case "model_change":
                     return ModelChange(provider=_text(row["provider"]), model_id=_text(row["modelId"]), **base)
                 case "thinking_level_change":
@@ -155,19 +162,19 @@ class _Reader:
                     name = row.get("name")
                     return SessionInfo(name=None if name is None else _text(name), **base)
         except SHAPE_ERRORS as error:
-            self._reading.fault(line, f"is no {kind} entry: {error!r:.200}", "what it says is left out")
-            return Kept(id, parent, time, UNREADABLE, _rest(row))
+            self._reading.handle_fault(line, f"is not a valid {kind} entry: {error!r:.200}", "its content is left out")
+            return ForeignEntry(id, parent, time, UNREADABLE, _rest(row))
         if not isinstance(kind, str) or not kind:
-            self._reading.fault(line, "is an entry without a type", "what it says is left out")
-            return Kept(id, parent, time, UNREADABLE, _rest(row))
+            self._reading.handle_fault(line, "is an entry without a type", "its content is left out")
+            return ForeignEntry(id, parent, time, UNREADABLE, _rest(row))
         self._unknown[kind] = self._unknown.get(kind, 0) + 1
-        return Kept(id, parent, time, f"foreign_{kind}" if _is_ours(kind) else kind, _rest(row))
+        return ForeignEntry(id, parent, time, f"foreign_{kind}" if _is_orch_type(kind) else kind, _rest(row))
 
     def _known(self, id: Any) -> str | None:
-        """Return what the id of another entry is here; None for none, as a file says that."""
+        """Return the new id of the entry that `id` refers to. Return None if there is no such entry."""
         return self._ids.get(id) if isinstance(id, str) else None
 
-    def _custom_message(self, row: dict[str, Any], base: dict[str, Any]) -> Told:
+    def _custom_message(self, row: dict[str, Any], base: dict[str, Any]) -> ImportedEntry:
         content = tuple(block for block in _blocks(row["content"]) if isinstance(block, Text | Image))
         return CustomMessage(
             custom_type=_text(row["customType"]),
@@ -177,7 +184,7 @@ class _Reader:
             **base,
         )
 
-    def _message(self, message: dict[str, Any], base: dict[str, Any]) -> Told:
+    def _message(self, message: dict[str, Any], base: dict[str, Any]) -> ImportedEntry:
         match message["role"]:
             case "assistant":
                 content = tuple(_blocks(message["content"], str(message.get("provider", ""))))
@@ -187,7 +194,7 @@ class _Reader:
             case "toolResult":
                 parts = tuple(_blocks(message["content"]))
                 if not all(isinstance(part, Text | Image) for part in parts):
-                    raise ValueError("a result is text and images")
+                    raise ValueError("a tool result must be text and images")
                 id, failed = message["toolCallId"], message.get("isError") is True
                 return MessageEntry(message=Message("user", (ToolResult(_text(id), parts, failed),)), **base)  # type: ignore[arg-type]
             case "bashExecution":
@@ -198,8 +205,8 @@ class _Reader:
             case "compactionSummary" | "branchSummary":
                 return MessageEntry(message=user(_text(message["summary"])), **base)
             case "user" | "custom" | "hookMessage":
-                said = fitting(Message("user", tuple(_blocks(message["content"]))))
-                return MessageEntry(message=said, **base)
+                read_message = check_blocks(Message("user", tuple(_blocks(message["content"]))))
+                return MessageEntry(message=read_message, **base)
         raise ValueError(f"unknown role {message['role']!r:.40}")
 
     def _compaction(
@@ -210,28 +217,28 @@ class _Reader:
         path: dict[str, str | None],
         entries: list[Row],
         places: list[tuple[str, str | None]],
-    ) -> Told:
+    ) -> ImportedEntry:
         summary, kept = _text(row["summary"]), ""
-        before, at = set(), base["parent_id"]
+        ancestors, at = set(), base["parent_id"]
         while at is not None:
-            before.add(at)
+            ancestors.add(at)
             at = path[at]
         if "firstKeptEntryIndex" in row:
-            # Counts all lines of the file, the header among them.
+            # The index counts all lines of the file, and the header is one of them.
             first = int(row["firstKeptEntryIndex"]) - 1
             kept = places[first][0] if 0 <= first < len(places) else ""
         else:
             first_kept = _text(row["firstKeptEntryId"])
             kept = self._ids.get(first_kept, "")
-            if kept not in before and first_kept != row.get("id"):
-                wrong = f"keeps what follows the entry {first_kept[:40]!r}, which is not before it"
-                self._reading.fault(line, wrong, "nothing before it is kept")
+            if kept not in ancestors and first_kept != row.get("id"):
+                wrong = f"keeps the entries after {first_kept[:40]!r}, which is not an earlier entry"
+                self._reading.handle_fault(line, wrong, "nothing before it is kept")
                 kept = ""
-        # What is kept begins with a message, whatever else stands before that.
-        behind = kept == ""
+        # The kept part must begin with a message.
+        is_kept = kept == ""
         for (_, other), (id, _parent) in zip(entries, places, strict=True):
-            behind = behind or id == kept
-            if kept and behind and id in before and other.get("type") in ("message", "custom_message"):
+            is_kept = is_kept or id == kept
+            if kept and is_kept and id in ancestors and other.get("type") in ("message", "custom_message"):
                 kept = id
                 break
         tokens = row.get("tokensBefore")
@@ -243,24 +250,24 @@ class _Reader:
         )
 
 
-def _is_ours(kind: str) -> bool:
-    """Whether an entry of this type would be taken for one of ours, which it is not."""
+def _is_orch_type(kind: str) -> bool:
+    """Return whether orch would take an entry of the type `kind` for one of its own entries."""
     return kind in ("archive", "archive_summary", "turn_start", "turn_end", "session", "checkout", UNREADABLE)
 
 
 def _rest(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if key not in OURS}
+    return {key: value for key, value in row.items() if key not in RESERVED_FIELDS}
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"text is wanted, not {value!r:.40}")
+        raise TypeError(f"expected text; got {value!r:.40}")
     return value
 
 
 def _blocks(content: Any, provider: str = "") -> Iterator[Block]:
     if not isinstance(content, str | list):
-        raise TypeError(f"content is text or a list of blocks, not {content!r:.40}")
+        raise TypeError(f"content must be text or a list of blocks; got {content!r:.40}")
     for block in [{"type": "text", "text": content}] if isinstance(content, str) else content:
         match block:
             case {"type": "text", "text": str(text)}:
@@ -279,7 +286,7 @@ def _blocks(content: Any, provider: str = "") -> Iterator[Block]:
 
 def _thinking(text: str, signature: Any, provider: str) -> Block:
     if isinstance(signature, str) and signature.startswith("{"):
-        # Some providers give back a whole item, which is to return to them as it is.
+        # Some providers return a whole item. Later requests must contain the same item unchanged.
         try:
             return Opaque(provider, msgspec.json.decode(signature, type=dict[str, Any]))
         except SHAPE_ERRORS:
@@ -288,20 +295,20 @@ def _thinking(text: str, signature: Any, provider: str) -> Block:
 
 
 def _origin(message: dict[str, Any]) -> Origin:
-    said = {key: message.get(key) for key in ("api", "provider", "model", "stopReason")}
-    api, provider, model, stop = (value if isinstance(value, str) else "" for value in said.values())
+    details = {key: message.get(key) for key in ("api", "provider", "model", "stopReason")}
+    api, provider, model, stop = (value if isinstance(value, str) else "" for value in details.values())
     return Origin(api, provider, model, stop, usage_of(message.get("usage")))
 
 
-def usage_of(told: Any) -> Usage | None:
-    """Return what a response took, as a file tells it; None when it does not."""
-    if not isinstance(told, dict):
+def usage_of(reported: Any) -> Usage | None:
+    """Return the usage of a response as the file states it. Return None if the file states no usage."""
+    if not isinstance(reported, dict):
         return None
 
     def number(*keys: str) -> int:
-        return next((each for key in keys if isinstance(each := told.get(key), int) and 0 <= each < 1 << 53), 0)
+        return next((each for key in keys if isinstance(each := reported.get(key), int) and 0 <= each < 1 << 53), 0)
 
-    cost = told.get("cost")
+    cost = reported.get("cost")
     total = cost.get("total") if isinstance(cost, dict) else None
     known = isinstance(total, int | float) and 0 <= total < 1e9
     return Usage(
@@ -314,13 +321,16 @@ def usage_of(told: Any) -> Usage | None:
     )
 
 
-def entry_time(said: Any) -> str:
-    """Return a time, ISO 8601 or milliseconds since the epoch, as entries have it; "" when it is none."""
+def entry_time(value: Any) -> str:
+    """Return a time in the format of entries. Return "" if `value` is not a valid time.
+
+    `value` is ISO 8601 text, or milliseconds since the epoch.
+    """
     try:
-        if isinstance(said, int | float) and said > 0:
-            at = datetime.fromtimestamp(said / 1000, UTC)
-        elif isinstance(said, str):
-            at = datetime.fromisoformat(said)
+        if isinstance(value, int | float) and value > 0:
+            at = datetime.fromtimestamp(value / 1000, UTC)
+        elif isinstance(value, str):
+            at = datetime.fromisoformat(value)
             at = at.astimezone(UTC) if at.tzinfo is not None else at.replace(tzinfo=UTC)
         else:
             return ""
@@ -329,25 +339,30 @@ def entry_time(said: Any) -> str:
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-# --- A conversation as a session file of pi's third version ---
+# Writing a session file of pi, version 3.
 
 STOPS: Final = frozenset({"stop", "length", "toolUse", "error", "aborted"})
 REDACTED: Final = "redacted_thinking"
 
 
-class Author(NamedTuple):
-    """Who the messages are from that do not say it themselves: an API, a provider, a model."""
+class DefaultOrigin(NamedTuple):
+    """The API, provider and model for messages that do not state their own API, provider and model."""
 
     api: str
     provider: str
     model: str
 
 
-def pi_lines(found: ImportedSession, id: str, author: Author, notes: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield the lines of the file, the header first. What has no place in it is told in `notes`."""
+def pi_lines(
+    found: ImportedSession, id: str, default_origin: DefaultOrigin, notes: list[str]
+) -> Iterator[dict[str, Any]]:
+    """Yield the lines of the file, starting with the header.
+
+    Content that pi does not support is listed in `notes`.
+    """
     started = found.entries[0].timestamp if found.entries else "1970-01-01T00:00:00.000Z"
     yield {"type": "session", "version": VERSION, "id": id, "timestamp": started, "cwd": found.cwd}
-    writer = _Writer(found, author, notes)
+    writer = _Writer(found, default_origin, notes)
     last = None
     for entry in found.entries:
         for line in writer.lines(entry):
@@ -355,40 +370,43 @@ def pi_lines(found: ImportedSession, id: str, author: Author, notes: list[str]) 
             yield line
     leaf = writer.at[found.entries[-1].id] if found.entries else None
     if leaf != last:
-        # The last line is where it goes on: this one says nothing, and says it there.
+        # pi continues after the last line of the file, so the last line is an entry without effect.
         name = found.title or None
         line = {"type": "session_info", "id": writer.new(), "parentId": leaf, "timestamp": found.entries[-1].timestamp}
         yield line | ({"name": name} if name else {})
-    writer.tell()
+    writer.add_note()
 
 
 class _Writer:
-    """Turns our entries into pi's, each into none, one or several."""
+    """Converts each entry of orch to entries of pi. An entry may become no entry, one entry, or several entries."""
 
-    def __init__(self, found: ImportedSession, author: Author, notes: list[str]) -> None:
+    def __init__(self, found: ImportedSession, default_origin: DefaultOrigin, notes: list[str]) -> None:
         self.at: dict[str, str | None] = {}
-        """Behind which line of the file an entry stands: its own last one, or that of what it follows."""
+        """For each entry, the line that the entry's children follow.
+
+        This is the entry's own last line. If the entry has no line, it is the last line of its parent.
+        """
         self._taken = {entry.id for entry in found.entries}
-        self._author = author
+        self._default_origin = default_origin
         self._notes = notes
         messages = (entry.message for entry in found.entries if isinstance(entry, MessageEntry))
         self._calls = {call.id: call.name for message in messages for call in tool_uses(message)}
-        self._left: dict[str, int] = {}
+        self._unsupported: dict[str, int] = {}
 
     def new(self) -> str:
-        """Return an id of this file."""
+        """Return a new id that is unique in the file."""
         id = new_entry_id(self._taken)
         self._taken.add(id)
         return id
 
-    def tell(self) -> None:
-        """Say what has no place in such a file."""
-        if self._left:
-            counted = ", ".join(f"{count} {kind}" for kind, count in self._left.items())
-            self._notes.append(f"left out, for pi has no place for it: {counted}")
+    def add_note(self) -> None:
+        """Add a note about the content that pi does not support."""
+        if self._unsupported:
+            counted = ", ".join(f"{count} {kind}" for kind, count in self._unsupported.items())
+            self._notes.append(f"left out, because pi cannot store it: {counted}")
 
-    def lines(self, entry: Told) -> Iterator[dict[str, Any]]:
-        """Yield the lines that an entry becomes."""
+    def lines(self, entry: ImportedEntry) -> Iterator[dict[str, Any]]:
+        """Yield the lines for the entry `entry`."""
         parent = self.at[entry.parent_id] if entry.parent_id is not None else None
         for number, fields in enumerate(self._fields(entry)):
             id = entry.id if not number else self.new()
@@ -396,31 +414,33 @@ class _Writer:
             parent = id
         self.at[entry.id] = parent
 
-    def _fields(self, entry: Told) -> Iterator[dict[str, Any]]:
+    def _fields(self, entry: ImportedEntry) -> Iterator[dict[str, Any]]:
         match entry:
             case MessageEntry():
                 yield from self._messages(entry)
             case CompactionEntry(summary=summary, first_kept_entry_id=kept, tokens_before=tokens):
                 yield {"type": "compaction", "summary": summary, "firstKeptEntryId": kept, "tokensBefore": tokens}
             case BranchSummary(from_id=left, summary=summary, details=details):
-                yield {"type": "branch_summary", "fromId": left or "root", "summary": summary} | _given(details=details)
+                yield {"type": "branch_summary", "fromId": left or "root", "summary": summary} | _without_none(
+                    details=details
+                )
             case CustomMessage(custom_type=kind, content=content, display=display, details=details):
-                said = {"customType": kind, "content": list(map(_part, content)), "display": display}
-                yield {"type": "custom_message"} | said | _given(details=details)
+                fields_written = {"customType": kind, "content": list(map(_part, content)), "display": display}
+                yield {"type": "custom_message"} | fields_written | _without_none(details=details)
             case Custom(custom_type=kind, data=data):
-                yield {"type": "custom", "customType": kind} | _given(data=data)
+                yield {"type": "custom", "customType": kind} | _without_none(data=data)
             case Label(target_id=target, label=label):
-                yield {"type": "label", "targetId": target} | _given(label=label)
+                yield {"type": "label", "targetId": target} | _without_none(label=label)
             case SessionInfo(name=name):
-                yield {"type": "session_info"} | _given(name=name)
+                yield {"type": "session_info"} | _without_none(name=name)
             case ModelChange(provider=provider, model_id=model):
                 yield {"type": "model_change", "provider": provider, "modelId": model}
             case ThinkingLevelChange(thinking_level=level):
-                if level == "max":  # pi ends one before, and knows no word of it
-                    self._leave("level of thinking above xhigh")
+                if level == "max":  # pi has no level above xhigh
+                    self._count_unsupported("thinking level above xhigh")
                     level = "xhigh"
                 yield {"type": "thinking_level_change", "thinkingLevel": level}
-            case Kept(type=kind, fields=fields) if kind != UNREADABLE:
+            case ForeignEntry(type=kind, fields=fields) if kind != UNREADABLE:
                 yield {"type": kind} | fields
 
     def _messages(self, entry: MessageEntry) -> Iterator[dict[str, Any]]:
@@ -431,16 +451,18 @@ class _Writer:
         parts = []
         for block in message.content:
             if isinstance(block, ToolResult):
-                told = {"toolCallId": block.tool_use_id, "toolName": self._calls.get(block.tool_use_id, "")}
+                call_fields = {"toolCallId": block.tool_use_id, "toolName": self._calls.get(block.tool_use_id, "")}
                 content = list(map(_part, block.content))
                 result = (
-                    {"role": "toolResult"} | told | {"content": content, "isError": block.is_error, "timestamp": at}
+                    {"role": "toolResult"}
+                    | call_fields
+                    | {"content": content, "isError": block.is_error, "timestamp": at}
                 )
                 yield {"type": "message", "message": result}
             elif isinstance(block, Text | Image):
                 parts.append(_part(block))
             else:
-                self._leave(type(block).__name__)
+                self._count_unsupported(type(block).__name__)
         if message.role == "system":
             yield {"type": "custom_message", "customType": SYSTEM, "content": parts, "display": False}
         elif parts or not message.content:
@@ -449,14 +471,14 @@ class _Writer:
     def _assistant(self, entry: MessageEntry) -> dict[str, Any]:
         blocks, origin = entry.message.content, entry.origin
         signed = next((block.provider for block in blocks if isinstance(block, Thinking | Opaque)), "")
-        provider = signed or (origin.provider if origin else "") or self._author.provider
+        provider = signed or (origin.provider if origin else "") or self._default_origin.provider
         stop = origin.stop if origin and origin.stop in STOPS else "toolUse" if tool_uses(entry.message) else "stop"
         return {
             "role": "assistant",
             "content": [part for block in blocks if (part := self._block(block, provider)) is not None],
-            "api": (origin.api if origin else "") or self._author.api,
+            "api": (origin.api if origin else "") or self._default_origin.api,
             "provider": provider,
-            "model": (origin.model if origin else "") or self._author.model,
+            "model": (origin.model if origin else "") or self._default_origin.model,
             "usage": _usage(entry.usage or (origin.usage if origin else None) or Usage()),
             "stopReason": stop,
         }
@@ -466,20 +488,20 @@ class _Writer:
             case Text() | Image():
                 return _part(block)
             case Thinking(thinking, signature, owner):
-                # What one provider signed is nothing to another.
-                told = {"thinkingSignature": signature} if signature and owner in ("", provider) else {}
-                return {"type": "thinking", "thinking": thinking} | told
+                # A signature is valid only for the provider that created it.
+                signed = {"thinkingSignature": signature} if signature and owner in ("", provider) else {}
+                return {"type": "thinking", "thinking": thinking} | signed
             case ToolUse(id, name, input):
                 return {"type": "toolCall", "id": id, "name": name, "arguments": input}
             case Opaque(owner, {"type": kind, "data": str(data)}) if kind == REDACTED and owner == provider:
                 return {"type": "thinking", "thinking": "", "thinkingSignature": data, "redacted": True}
             case Opaque(owner, dict(raw)) if owner == provider:
                 return {"type": "thinking", "thinking": "", "thinkingSignature": json.dumps(raw)}
-        self._leave(type(block).__name__)
+        self._count_unsupported(type(block).__name__)
         return None
 
-    def _leave(self, kind: str) -> None:
-        self._left[kind] = self._left.get(kind, 0) + 1
+    def _count_unsupported(self, kind: str) -> None:
+        self._unsupported[kind] = self._unsupported.get(kind, 0) + 1
 
 
 def _part(block: Text | Image) -> dict[str, Any]:
@@ -488,7 +510,7 @@ def _part(block: Text | Image) -> dict[str, Any]:
     return {"type": "image", "data": block.data, "mimeType": block.media_type}
 
 
-def _given(**fields: Any) -> dict[str, Any]:
+def _without_none(**fields: Any) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if value is not None}
 
 

@@ -1,8 +1,8 @@
-"""Whether the processes of agents at work are alive in more than name: their event loops answer.
+"""Detects workers whose event loop has stopped responding.
 
-A process that computes without letting Python go, or waits in a call of the system, beats no more, whatever its threads
-do. It is asked from time to time, and whatever is heard of it counts. Where this root itself was asleep (a suspended
-machine), nobody is judged by what was missed.
+A process stops answering if code computes without releasing the GIL, or blocks in a system call. The root pings busy
+processes. Every frame from a process counts as a sign of life. Missed answers do not count if the root itself was
+suspended.
 """
 
 from __future__ import annotations
@@ -16,42 +16,53 @@ from .query_deadlines import CHECK_SECONDS
 __all__ = ["GRACE_SECONDS", "Heartbeats"]
 
 GRACE_SECONDS = 30.0
-"""What may pass without a word beyond the time that a tool may take: one that lets nobody else run is not more."""
+"""Seconds without an answer that are tolerated beyond the time limit of a tool.
+
+A tool may block the event loop until its time limit.
+"""
 
 
 class Heartbeats:
-    """When each agent's process was heard, on the clock of the running event loop. `ask` is called with an agent's id
-    to let its process say something."""
+    """The time of the last frame of each agent's process.
 
-    def __init__(self, ask: Callable[[str], object]) -> None:
+    `ping(id)` requests a sign of life from that agent's process.
+    """
+
+    def __init__(self, ping: Callable[[str], object]) -> None:
         self._now = asyncio.get_running_loop().time
-        self._ask = ask
-        self._heard: dict[str, tuple[int, float]] = {}
-        self._looked = self._now()
+        self._ping = ping
+        self._last_frames: dict[str, tuple[int, float]] = {}
+        self._last_check = self._now()
 
     def beat(self, id: str, incarnation: int) -> None:
-        """Something was heard of the agent's process."""
-        self._heard[id] = incarnation, self._now()
+        """Record that the agent's process gave a sign of life."""
+        self._last_frames[id] = incarnation, self._now()
 
-    def slept(self) -> float:
-        """Return for how many seconds nobody looked who should have: nothing follows from silence in them."""
-        late = self._now() - self._looked - CHECK_SECONDS
-        return late if late > CHECK_SECONDS else 0.0
+    def suspended_seconds(self) -> float:
+        """Return how many seconds this root was suspended since the last check.
 
-    def look(self, busy: Iterable[AgentRecord]) -> list[AgentRecord]:
-        """Ask the processes of the agents that are `busy`; return those that have been silent for too long."""
-        now, slept = self._now(), self.slept()
-        self._looked = now
-        silent, heard = [], {}
-        for node in busy:
-            id = node.spec.id
-            incarnation, when = self._heard.get(id, (0, now))
-            if slept or incarnation != node.incarnation:
-                when = now
-            heard[id] = node.incarnation, when
-            if now - when > node.spec.limits.tool_seconds + GRACE_SECONDS:
-                silent.append(node)
+        Processes need not answer during this time.
+        """
+        suspended = self._now() - self._last_check - CHECK_SECONDS
+        return suspended if suspended > CHECK_SECONDS else 0.0
+
+    def find_unresponsive(self, busy: Iterable[AgentRecord]) -> list[AgentRecord]:
+        """Ping the processes of the agents in `busy`.
+
+        Return the agents whose processes have not responded for too long.
+        """
+        now, suspended = self._now(), self.suspended_seconds()
+        self._last_check = now
+        unresponsive, last_frames = [], {}
+        for agent in busy:
+            id = agent.spec.id
+            incarnation, last_frame_at = self._last_frames.get(id, (0, now))
+            if suspended or incarnation != agent.incarnation:
+                last_frame_at = now
+            last_frames[id] = agent.incarnation, last_frame_at
+            if now - last_frame_at > agent.spec.limits.tool_seconds + GRACE_SECONDS:
+                unresponsive.append(agent)
             else:
-                self._ask(id)
-        self._heard = heard
-        return silent
+                self._ping(id)
+        self._last_frames = last_frames
+        return unresponsive

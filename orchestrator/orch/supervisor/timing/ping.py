@@ -1,4 +1,4 @@
-"""Asking a worker's process whether it is there."""
+"""Pings to workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHECK_SECONDS = 0.5
 
 
 class Pings:
-    """The pings under way on the running event loop. One timer for all: a timer each would cost more than a ping."""
+    """The pings in progress. All pings share one timer, because a timer for each ping would cost more than the ping."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -26,7 +26,7 @@ class Pings:
         self._check: asyncio.TimerHandle | None = None
 
     async def ping(self, peer: WorkerConnection, payload: bytes, seconds: float) -> None:
-        """Wait until `peer` has answered, at most `seconds`. Raises TimeoutError."""
+        """Wait at most `seconds` until `peer` answers. Raises TimeoutError."""
         id = str(next(self._ids))
         pong: asyncio.Future[None] = self._loop.create_future()
         if self._check is None:
@@ -38,8 +38,8 @@ class Pings:
         finally:
             self._pongs.pop(id, None)
 
-    def heard(self, id: str) -> None:
-        """The pong to ping `id` is there."""
+    def on_pong(self, id: str) -> None:
+        """Handle the pong to ping `id`."""
         pong, _ = self._pongs.get(id, (None, 0.0))
         if pong is not None and not pong.done():
             pong.set_result(None)

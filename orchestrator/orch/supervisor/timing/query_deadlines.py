@@ -1,61 +1,82 @@
-"""Queries under way: their prompts until they are answered, and the time by which they must be."""
+"""Prompts and deadlines of queries in progress."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
 
+from orch_protocol.core.messages import Image
+
 __all__ = ["CHECK_SECONDS", "PATIENCE_SECONDS", "QueryDeadlines"]
 
 MARGIN_SECONDS = 2.0
-"""How much earlier a turn ends than the one that waits for it, which has something to make of the answer."""
+"""Margin between nested deadlines, in seconds.
+
+A turn ends this much earlier than the turn that waits for its reply, because the waiting turn must still use the reply.
+"""
 GRACE_SECONDS = 60.0
-"""What a turn may take over its limit before its process is taken for stuck."""
+"""Seconds by which a turn may exceed its limit before the root considers its process stuck."""
 CHECK_SECONDS = 30.0
-"""How often that is looked at, and every process at work is asked for a sign of life."""
+"""Interval in seconds between checks. A check finds overdue turns, and busy processes without signs of life."""
 PATIENCE_SECONDS = GRACE_SECONDS + CHECK_SECONDS + 30.0
-"""How much longer than a turn's limit to wait for its end, whatever that is."""
+"""When a turn has reached its time limit, a caller waits this number of seconds for its end."""
 
 
 class QueryDeadlines:
-    """By query id, on the clock of the running event loop."""
+    """Prompts and deadlines by query id. The deadlines use the clock of the running event loop."""
 
     def __init__(self) -> None:
         self._now = asyncio.get_running_loop().time
-        self._prompts: dict[str, tuple[str, float | None]] = {}
+        self._prompts: dict[str, tuple[str, tuple[Image, ...], float | None]] = {}
         self._sent: dict[str, tuple[str, int, float]] = {}
 
-    def accept(self, query_id: str, prompt: str, within: str | None = None) -> None:
-        """Keep `prompt` for when a process is there to send it to; its turn is to end before the turn `within` does."""
-        self._prompts[query_id] = prompt, self._sent[within][2] - MARGIN_SECONDS if within in self._sent else None
+    def accept(
+        self, query_id: str, prompt: str, outer_query: str | None = None, *, images: tuple[Image, ...] = ()
+    ) -> None:
+        """Store `prompt` with its `images` until a process can receive it.
 
-    def send(self, query_id: str, agent_id: str, incarnation: int, limit: float) -> tuple[str, float | None]:
-        """Return what the process `incarnation` of the agent is to be asked, and how many seconds it has if those are
-        less than `limit`, within which its turns end."""
-        prompt, deadline = self._prompts[query_id]
+        If `outer_query` is set, the turn must end before the turn of the query `outer_query` ends.
+        """
+        deadline = self._sent[outer_query][2] - MARGIN_SECONDS if outer_query in self._sent else None
+        self._prompts[query_id] = prompt, images, deadline
+
+    def send(
+        self, query_id: str, agent_id: str, incarnation: int, limit: float
+    ) -> tuple[str, tuple[Image, ...], float | None]:
+        """Return the prompt of the query, its images, and the seconds until its deadline (None without a deadline).
+
+        The turn in the process number `incarnation` may take at most `limit` seconds.
+        """
+        prompt, images, deadline = self._prompts[query_id]
         now = self._now()
         end = now + limit if deadline is None else min(now + limit, max(now, deadline))
         self._sent[query_id] = agent_id, incarnation, end
-        return prompt, None if deadline is None else end - now
+        return prompt, images, None if deadline is None else end - now
 
     def forget(self, query_id: str) -> None:
-        """It is over, or was never accepted."""
+        """Remove a query that ended or was rejected."""
         self._prompts.pop(query_id, None)
         self._sent.pop(query_id, None)
 
-    def grant(self, seconds: float) -> None:
-        """Let every turn under way take so much longer."""
+    def extend_all(self, seconds: float) -> None:
+        """Extend the deadline of every turn in progress by `seconds`."""
         if seconds:
-            self._sent = {query: (id, number, end + seconds) for query, (id, number, end) in self._sent.items()}
+            self._sent = {
+                query: (id, incarnation, end + seconds) for query, (id, incarnation, end) in self._sent.items()
+            }
 
     def end_now(self, query_id: str) -> None:
-        """Its turn is to end: it was told so."""
+        """Set the deadline of a turn to the current time, because the turn's worker received the request to end the
+        turn.
+        """
         if query_id in self._sent:
             agent_id, incarnation, end = self._sent[query_id]
             self._sent[query_id] = agent_id, incarnation, min(end, self._now())
 
     def overdue(self) -> Iterator[tuple[str, str, int]]:
-        """Yield query id, agent id and incarnation of each turn that did not end by itself."""
+        """Yield the query id, agent id and incarnation of each turn that exceeded its deadline by more than the grace
+        period.
+        """
         now = self._now()
         for query_id, (agent_id, incarnation, end) in list(self._sent.items()):
             if now >= end + GRACE_SECONDS:

@@ -1,4 +1,4 @@
-"""When the time at work that a budget allows is over: turns under way are told to end."""
+"""Ends turns in progress when their budget of time is used up."""
 
 from __future__ import annotations
 
@@ -11,45 +11,53 @@ from ...tree.agents.state import TreeState
 
 __all__ = ["TimeBudgets"]
 
-SOON = 0.001
-"""Seconds that are added to a time that is to be over: rounding must not leave a little of it."""
+ROUNDING_SECONDS = 0.001
+"""Seconds that are added to a delay, so that rounding leaves no remaining time."""
 
 
 class TimeBudgets:
-    """Ends turns of the agents in `nodes` with `end(id, query_id, short)`; `later(seconds, act)` calls again."""
+    """Ends turns of the agents in `agents` when their time is used up.
+
+    `end(id, query_id, short)` ends a turn, and `later(seconds, act)` sets a timer.
+    """
 
     def __init__(
         self,
-        nodes: TreeState,
+        agents: TreeState,
         budgets: BudgetLedger,
         end: Callable[[str, str, str], object],
         later: Callable[[float, Callable[[], None]], object],
     ) -> None:
-        self._nodes = nodes
+        self._agents = agents
         self._budgets = budgets
         self._end = end
         self._later = later
-        self._looks = 0
+        self._checks = 0
         self._ended: set[str] = set()
 
-    def look(self) -> None:
-        """End the turns whose time is over, and see to it that this is looked at when the next one's is."""
+    def end_overdue_turns(self) -> None:
+        """End each turn whose budget has no time left.
+
+        Schedule the next check for the moment at which the next budget of time is used up.
+        """
         soonest = math.inf
-        pending = {node.pending.query_id: node for node in self._nodes.pending.values() if node.pending is not None}
+        pending = {
+            agent.pending.query_id: agent for agent in self._agents.pending.values() if agent.pending is not None
+        }
         self._ended &= pending.keys()
-        for query_id, node in pending.items():
-            left = self._budgets.time_left(node.spec.id)
-            if left is None or query_id in self._ended or node.status != "busy":
+        for query_id, agent in pending.items():
+            remaining = self._budgets.time_left(agent.spec.id)
+            if remaining is None or query_id in self._ended or agent.status != "busy":
                 continue
-            if left[0] > 0:
-                soonest = min(soonest, left[0])
+            if remaining[0] > 0:
+                soonest = min(soonest, remaining[0])
             else:
                 self._ended.add(query_id)
-                self._end(node.spec.id, query_id, left[1])
-        self._looks += 1
+                self._end(agent.spec.id, query_id, remaining[1])
+        self._checks += 1
         if soonest < math.inf:
-            self._later(soonest + SOON, partial(self._look_again, self._looks))
+            self._later(soonest + ROUNDING_SECONDS, partial(self._check_again, self._checks))
 
-    def _look_again(self, looks: int) -> None:
-        if looks == self._looks:  # else somebody has looked since, and said when to do so next
-            self.look()
+    def _check_again(self, check_number: int) -> None:
+        if check_number == self._checks:  # otherwise a later check has scheduled the next check
+            self.end_overdue_turns()

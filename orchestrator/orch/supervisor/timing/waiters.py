@@ -1,4 +1,4 @@
-"""Who waits for what: futures by topic, told once."""
+"""Futures by topic. Each future is resolved once."""
 
 from __future__ import annotations
 
@@ -8,33 +8,32 @@ from typing import Any
 
 from orch_protocol.core.errors import ErrorInfo, error_from
 
-__all__ = ["SETTLED", "Waiters", "expire"]
+from ...tree.interface.topics import Topic
 
-SETTLED = "settled"
-"""The topic of what was put aside, and is free again."""
+__all__ = ["Waiters", "expire"]
 
 
 class Waiters:
-    """Futures of topics (`query:ID`, `up:ID`, `gone:ID:N`) on the running event loop.
+    """Futures for topics on the running event loop.
 
-    A waiter may be the `taker` of what it waits for: as long as it still waits, what it is told is its own.
+    A future may have a `taker`, which is the agent that receives the result if the future is still pending.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._topics: dict[str, dict[asyncio.Future[Any], str | None]] = {}
+        self._topics: dict[Topic, dict[asyncio.Future[Any], str | None]] = {}
 
-    def watch(self, topic: str, taker: str | None = None) -> asyncio.Future[Any]:
-        """Return a future of `topic`, which hears of it from this very moment on. Cancel it when done with it."""
+    def watch(self, topic: Topic, taker: str | None = None) -> asyncio.Future[Any]:
+        """Return a future for the next message on `topic`. A caller that stops waiting must cancel the future."""
         future: asyncio.Future[Any] = self._loop.create_future()
         self._topics.setdefault(topic, {})[future] = taker
         future.add_done_callback(partial(self._forget, topic))
         return future
 
-    async def until(self, topic: str, seconds: float, taker: str | None = None) -> Any:
-        """Wait for `topic` to be told, at most `seconds`. Raises TimeoutError, or the error that is told.
+    async def until(self, topic: Topic, seconds: float, taker: str | None = None) -> Any:
+        """Wait at most `seconds` for `topic` and return the value. Raises TimeoutError, or the error of the topic.
 
-        The time runs out for the future itself, so that nothing is told to somebody who has just given up.
+        At the timeout, the future itself fails. Otherwise a result could go to a caller that has just stopped waiting.
         """
         future: asyncio.Future[Any] = self._loop.create_future()
         self._topics.setdefault(topic, {})[future] = taker
@@ -43,17 +42,18 @@ class Waiters:
             return await future
         finally:
             timer.cancel()
-            self._forget(topic, future)  # here rather than by a callback, which would be one more round of the loop
+            # not in a callback, because a callback would need another iteration of the loop
+            self._forget(topic, future)
 
-    def taker(self, topic: str) -> str | None:
-        """Return who takes what is told of `topic` now, None if nobody does."""
+    def taker(self, topic: Topic) -> str | None:
+        """Return the agent that would receive a result of `topic` now. Return None if there is no such agent."""
         for future, taker in self._topics.get(topic, {}).items():
             if taker is not None and not future.done():
                 return taker
         return None
 
-    def tell(self, topic: str, value: Any = None, error: ErrorInfo | None = None) -> None:
-        """Give everybody who waits for `topic` the value, or the error."""
+    def notify(self, topic: Topic, value: Any = None, error: ErrorInfo | None = None) -> None:
+        """Resolve all futures of `topic` with the value or the error."""
         for future in self._topics.pop(topic, ()):
             if future.done():
                 continue
@@ -63,13 +63,13 @@ class Waiters:
                 future.set_result(value)
 
     def fail(self, error: ErrorInfo) -> None:
-        """Give everybody who waits for anything the error."""
+        """Fail all futures of all topics with `error`."""
         for topic in list(self._topics):
-            self.tell(topic, error=error)
+            self.notify(topic, error=error)
 
-    def _forget(self, topic: str, future: asyncio.Future[Any]) -> None:
+    def _forget(self, topic: Topic, future: asyncio.Future[Any]) -> None:
         if not future.cancel() and not future.cancelled():
-            future.exception()  # whoever waited has it; one that nobody waited for is no news to the event loop
+            future.exception()  # retrieve the exception, so that the event loop does not log it
         waiting = self._topics.get(topic)
         if waiting is not None and future in waiting:
             del waiting[future]

@@ -1,4 +1,7 @@
-"""From what a person types to the agent that is meant: sequence number, id, unique prefix of an id, name, or latest."""
+"""Resolution of agent references.
+
+A reference is a sequence number, an id, a unique prefix of an id, a name, or `latest`.
+"""
 
 from __future__ import annotations
 
@@ -12,64 +15,67 @@ from .state import AgentRecord, TreeState
 __all__ = ["LATEST", "resolve"]
 
 LATEST = "latest"
-"""What no agent can be called: the one that was active last."""
+"""The reserved name `latest` refers to the agent that was active last."""
 MAX_SHOWN_CHARS = 80
 MAX_COMPARED = 2000
 
 
-def resolve(nodes: TreeState, ref: str, within: Callable[[str], bool] | None = None) -> AgentRecord:
-    """Return the agent that `ref` means. Raises AgentNotFoundError or AmbiguousRefError, naming the candidates.
+def resolve(state: TreeState, ref: str, within: Callable[[str], bool] | None = None) -> AgentRecord:
+    """Return the agent that `ref` refers to. Raises AgentNotFoundError, or AmbiguousRefError with the candidates.
 
-    All digits are a sequence number. Then, first match wins: exact id, name, prefix of exactly one id; `latest` is the
-    agent that was active last. Agents whose id `within` rejects are treated as if they did not exist.
+    A reference of digits is a sequence number. Other references are compared in this order: exact id, name, unique
+    prefix of an id. `latest` is the agent that was active last. Agents are ignored if `within` returns False for their
+    id.
     """
     if within is not None:
-        return _resolve_within(nodes, ref.strip(), within)
+        return _resolve_within(state, ref.strip(), within)
     ref = ref.strip()
     if not ref:
-        raise AgentNotFoundError("an empty reference names no agent; give a number, id or name (see `orch list`)")
+        raise AgentNotFoundError("an empty reference matches no agent; give a number, id or name (see `orch list`)")
     if ref.isdigit() and ref.isascii():
         number = ref.lstrip("0") or "0"
-        node = nodes.by_id.at(int(number)) if len(number) < 19 else None
-        if node is None:
+        agent = state.by_id.find_by_seq(int(number)) if len(number) < 19 else None
+        if agent is None:
             raise AgentNotFoundError(
-                f"no agent has number {_shown(ref)}; there are {len(nodes)} (see `orch list --all`)"
+                f"no agent has number {_shorten_ref(ref)}; there are {len(state)} (see `orch list --all`)"
             )
-        return node
-    node = nodes.by_id.get(ref) or nodes.called(ref)
-    if node is not None:
-        return node
-    # Of those that rest for long none was active last.
-    if ref == LATEST and (agents := [node for node in nodes.by_id.unpacked() if not node.is_holder]):
-        return max(agents, key=lambda node: node.last_activity)
-    matches = [id for id in nodes.by_id if id.startswith(ref)]
+        return agent
+    agent = state.by_id.get(ref) or state.find_by_name(ref)
+    if agent is not None:
+        return agent
+    # Packed agents have been resting for a long time, so none of them was active last.
+    if ref == LATEST and (agents := [agent for agent in state.by_id.unpacked() if not agent.is_holder]):
+        return max(agents, key=lambda agent: agent.last_activity)
+    matches = [id for id in state.by_id if id.startswith(ref)]
     if len(matches) == 1:
-        return nodes[matches[0]]
+        return state[matches[0]]
     if matches:
-        found = ", ".join(f"{id} ({nodes[id].spec.name})" for id in matches[:8])
-        more = f" and {len(matches) - 8} more" if len(matches) > 8 else ""
-        raise AmbiguousRefError(f"{ref!r} is the beginning of {len(matches)} ids: {found}{more}; type more of it")
-    # Comparing costs time, which a root that serves others does not have.
-    close = get_close_matches(ref, list(nodes.names)[-MAX_COMPARED:], 1) if len(ref) <= MAX_SHOWN_CHARS else []
-    hint = f"; did you mean {close[0]!r}?" if close else " (see `orch list --all`)"
-    raise AgentNotFoundError(f"no agent goes by {_shown(ref)!r}{hint}")
+        shown_matches = ", ".join(f"{id} ({state[id].spec.name})" for id in matches[:8])
+        rest_hint = f" and {len(matches) - 8} more" if len(matches) > 8 else ""
+        raise AmbiguousRefError(
+            f"{ref!r} is a prefix of {len(matches)} ids: {shown_matches}{rest_hint}; give more characters"
+        )
+    # Comparing names is slow and would delay a root that serves other clients.
+    similar_names = get_close_matches(ref, list(state.names)[-MAX_COMPARED:], 1) if len(ref) <= MAX_SHOWN_CHARS else []
+    hint = f"; did you mean {similar_names[0]!r}?" if similar_names else " (see `orch list --all`)"
+    raise AgentNotFoundError(f"no agent has the name or id {_shorten_ref(ref)!r}{hint}")
 
 
-def _resolve_within(nodes: TreeState, ref: str, within: Callable[[str], bool]) -> AgentRecord:
+def _resolve_within(state: TreeState, ref: str, within: Callable[[str], bool]) -> AgentRecord:
     if ref == LATEST:
-        agents = (node for node in nodes.by_id.unpacked() if not node.is_holder and within(node.spec.id))
-        if (latest := max(agents, key=lambda node: node.last_activity, default=None)) is not None:
+        agents = (agent for agent in state.by_id.unpacked() if not agent.is_holder and within(agent.spec.id))
+        if (latest := max(agents, key=lambda agent: agent.last_activity, default=None)) is not None:
             return latest
-    if not ref.isdigit() and nodes.get(ref) is None and nodes.called(ref) is None:
-        matches = [id for id in nodes.by_id if id.startswith(ref) and within(id)] if ref else []
+    if not ref.isdigit() and state.get(ref) is None and state.find_by_name(ref) is None:
+        matches = [id for id in state.by_id if id.startswith(ref) and within(id)] if ref else []
         if len(matches) > 1:
-            raise AmbiguousRefError(f"{ref!r} is the beginning of {len(matches)} ids: {', '.join(matches[:8])}")
+            raise AmbiguousRefError(f"{ref!r} is a prefix of {len(matches)} ids: {', '.join(matches[:8])}")
         ref = matches[0] if matches else ref
-    node = resolve(nodes, ref)
-    if not within(node.spec.id):
-        raise AgentNotFoundError(f"no agent goes by {_shown(ref)!r}")
-    return node
+    agent = resolve(state, ref)
+    if not within(agent.spec.id):
+        raise AgentNotFoundError(f"no agent goes by {_shorten_ref(ref)!r}")
+    return agent
 
 
-def _shown(ref: str) -> str:
+def _shorten_ref(ref: str) -> str:
     return ref if len(ref) <= MAX_SHOWN_CHARS else f"{ref[:MAX_SHOWN_CHARS]}..."

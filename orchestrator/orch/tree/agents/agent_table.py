@@ -1,11 +1,11 @@
-"""All agents of a run, by id. Agents at rest for long are stored compressed, 64 together.
+"""All agents of a run by id. Agents without recent activity are stored in compressed packs of 64.
 
-Callers do not see whether an agent is packed: a lookup unpacks it, and while a reference to it exists every lookup
-returns the same object.
+Callers do not notice the packing. A lookup unpacks the agent. While a reference to the unpacked record exists, every
+lookup returns the same object.
 
-Measured: 10,000 killed agents add 1.5 MiB to a root of 30 MiB, and 32 MiB without packing, so the root would be twice
-as large (`benchmarks/stress_spawn.py` prints the growth of a root). The price is 18 us of CPU for each killed agent
-(82 us against 64) and 12 us for each packed agent in a pass over all agents.
+Measured: 10,000 killed agents add 1.5 MiB to a root of 30 MiB; without packing they would add 32 MiB
+(`benchmarks/stress_spawn.py` prints the growth of a root). Packing costs 18 us of CPU per killed agent (from 64 us to
+82 us) and 12 us per packed agent in a pass over all agents.
 """
 
 from __future__ import annotations
@@ -22,125 +22,134 @@ from .agent_record import AgentRecord
 __all__ = ["AgentTable"]
 
 MAX_UNPACKED_IDLE: Final = 256
-"""So many resting agents of either kind stay as they are: those that something happened to last."""
+"""Number of resting agents that stay unpacked, and the same number of resting holders.
+
+The records that stay unpacked are those that changed most recently.
+"""
 PACK_SIZE: Final = 64
-"""So many are packed together: what one takes is a tenth of what it takes alone."""
+"""Number of agents in a pack. A packed agent takes a tenth of the memory of an unpacked agent."""
 
 ENCODE_ERRORS: Final = (UnicodeEncodeError, TypeError, OverflowError)
-"""What it comes to when of an agent something cannot be written, as half a character: it stays as it is."""
+"""Errors of the encoder, for example for a record with a lone surrogate. An agent that cannot be encoded stays
+unpacked.
+"""
 
 _encoder: Final = msgspec.msgpack.Encoder()
-_node: Final = msgspec.msgpack.Decoder(AgentRecord)
-_nodes: Final = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
+_record_decoder: Final = msgspec.msgpack.Decoder(AgentRecord)
+_pack_decoder: Final = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
 
 
-def _is_writable(node: AgentRecord) -> bool:
+def _can_encode(record: AgentRecord) -> bool:
     try:
-        _encoder.encode(node)
+        _encoder.encode(record)
     except ENCODE_ERRORS:
         return False
     return True
 
 
 class _PackedRecords:
-    """Some agents, packed. What changed since is no longer looked up here."""
+    """A compressed pack of agents. If an agent changes later, the table ignores the agent's record in the pack."""
 
     __slots__ = ("data",)
 
-    def __init__(self, nodes: list[AgentRecord]) -> None:
-        self.data = zlib.compress(_encoder.encode({node.spec.id: node for node in nodes}))
+    def __init__(self, records: list[AgentRecord]) -> None:
+        self.data = zlib.compress(_encoder.encode({record.spec.id: record for record in records}))
 
 
 class AgentTable(Mapping[str, AgentRecord]):
-    """Agents by id, in the order in which they came to be."""
+    """Agents by id, in the order in which they were added."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, AgentRecord | _PackedRecords] = {}
-        self._awake: dict[str, AgentRecord] = {}
-        """Those that are not packed, by id, in no order."""
-        self._lent: WeakValueDictionary[str, AgentRecord] = WeakValueDictionary()
-        """Those that are packed and that somebody has."""
+        self._entries: dict[str, AgentRecord | _PackedRecords] = {}
+        self._unpacked_records: dict[str, AgentRecord] = {}
+        """Unpacked agents by id, unordered."""
+        self._borrowed: WeakValueDictionary[str, AgentRecord] = WeakValueDictionary()
+        """Records that were unpacked for a caller and are still referenced, by id."""
         self._resting: tuple[dict[str, AgentRecord], dict[str, AgentRecord]] = ({}, {})
-        """Agents and holders that are to be packed, in the order in which something happened to them last."""
+        """Resting agents and resting holders that may be packed, least recently changed first."""
         self._order: list[str | None] = []
-        self._strays: dict[int, str] = {}
-        """Those whose number is not their place, as in a run whose journal was damaged."""
-        self._open: tuple[_PackedRecords | None, dict[str, msgspec.Raw]] = None, {}
+        self._misplaced: dict[int, str] = {}
+        """Ids of agents, by sequence number. Agents whose position in the table equals their number are left out.
+
+        A damaged journal can cause such a difference.
+        """
+        self._last_pack: tuple[_PackedRecords | None, dict[str, msgspec.Raw]] = None, {}
 
     def __getitem__(self, id: str) -> AgentRecord:
-        kept = self._kept[id]
-        if isinstance(kept, AgentRecord):
-            return kept
-        node = self._lent.get(id)
-        if node is None:
-            node = self._lent[id] = self._unpacked(id, kept)
-        return node
+        stored = self._entries[id]
+        if isinstance(stored, AgentRecord):
+            return stored
+        record = self._borrowed.get(id)
+        if record is None:
+            record = self._borrowed[id] = self._unpack(id, stored)
+        return record
 
     def find(self, id: str) -> AgentRecord | None:
-        """Return the agent with that id, if there is one."""
-        kept = self._kept.get(id)
-        return kept if isinstance(kept, AgentRecord) or kept is None else self[id]
+        stored = self._entries.get(id)
+        return stored if isinstance(stored, AgentRecord) or stored is None else self[id]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._kept)
+        return iter(self._entries)
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._entries)
 
     def __contains__(self, id: object) -> bool:
-        return id in self._kept
+        return id in self._entries
 
-    def at(self, seq: int) -> AgentRecord | None:
-        """Return the agent with that number, if there is one."""
-        id = self._strays.get(seq)
+    def find_by_seq(self, seq: int) -> AgentRecord | None:
+        """Return the agent with the sequence number `seq`, or None."""
+        id = self._misplaced.get(seq)
         if id is None and 0 < seq <= len(self._order):
             id = self._order[seq - 1]
         return self[id] if id is not None else None
 
     def unpacked(self) -> Iterator[AgentRecord]:
-        """Yield those that are not packed: all but agents that were killed and holders without a process."""
-        return iter(list(self._awake.values()))
+        """Yield the agents that are not packed. Only killed agents and holders without a process can be packed."""
+        return iter(list(self._unpacked_records.values()))
 
-    def add(self, node: AgentRecord) -> None:
-        """Let there be `node`, in place of what had its id."""
-        id, seq = node.spec.id, node.spec.seq
-        if id not in self._kept:
-            in_place = seq == len(self._order) + 1
-            self._order.append(id if in_place else None)
-            if not in_place:
-                self._strays[seq] = id
-        self._kept[id] = self._awake[id] = node
+    def add(self, record: AgentRecord) -> None:
+        """Add `record`. If the table has an agent with the same id, replace that agent."""
+        id, seq = record.spec.id, record.spec.seq
+        if id not in self._entries:
+            is_next = seq == len(self._order) + 1
+            self._order.append(id if is_next else None)
+            if not is_next:
+                self._misplaced[seq] = id
+        self._entries[id] = self._unpacked_records[id] = record
 
     def take(self, id: str) -> AgentRecord | None:
-        """Return the agent to change it, if there is one; whoever does calls `put` then."""
-        node = self.find(id)
-        if node is not None:
-            self._kept[id] = self._awake[id] = node
-        return node
+        """Return the agent `id` for modification, or None. The caller calls `put` after the modification."""
+        record = self.find(id)
+        if record is not None:
+            self._entries[id] = self._unpacked_records[id] = record
+        return record
 
-    def put(self, node: AgentRecord) -> None:
-        """Take note that something happened to `node`."""
-        id, resting = node.spec.id, self._resting[node.is_holder]
-        self._kept[id] = self._awake[id] = node  # another that was put meanwhile may have had it packed
-        resting.pop(id, None)
-        if node.resting:
-            resting[id] = node
+    def put(self, record: AgentRecord) -> None:
+        """Store `record` after the caller has changed it."""
+        id = record.spec.id
+        self._entries[id] = self._unpacked_records[id] = record  # a `put` of another agent may have packed this agent
+        for resting in self._resting:
+            resting.pop(id, None)
+        if record.resting:
+            resting = self._resting[record.is_holder]
+            resting[id] = record
             if len(resting) >= MAX_UNPACKED_IDLE + PACK_SIZE:
                 self._pack([resting.pop(next(iter(resting))) for _ in range(PACK_SIZE)])
 
-    def _pack(self, nodes: list[AgentRecord]) -> None:
+    def _pack(self, records: list[AgentRecord]) -> None:
         try:
-            pack = _PackedRecords(nodes)
+            pack = _PackedRecords(records)
         except ENCODE_ERRORS:
-            nodes = [node for node in nodes if _is_writable(node)]
-            pack = _PackedRecords(nodes)
-        for node in nodes:
-            id = node.spec.id
-            self._kept[id] = pack
-            self._lent[id] = node
-            del self._awake[id]
+            records = [record for record in records if _can_encode(record)]
+            pack = _PackedRecords(records)
+        for record in records:
+            id = record.spec.id
+            self._entries[id] = pack
+            self._borrowed[id] = record
+            del self._unpacked_records[id]
 
-    def _unpacked(self, id: str, pack: _PackedRecords) -> AgentRecord:
-        if self._open[0] is not pack:
-            self._open = pack, _nodes.decode(zlib.decompress(pack.data))
-        return _node.decode(self._open[1][id])
+    def _unpack(self, id: str, pack: _PackedRecords) -> AgentRecord:
+        if self._last_pack[0] is not pack:
+            self._last_pack = pack, _pack_decoder.decode(zlib.decompress(pack.data))
+        return _record_decoder.decode(self._last_pack[1][id])

@@ -1,4 +1,4 @@
-"""Which agents wait for which, and the check that no two agents wait for each other."""
+"""The graph of agents that wait for other agents, and the check that prevents wait cycles."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ __all__ = ["agents_waited_for", "check_no_cycle"]
 
 
 def agents_waited_for(pending: Iterable[AgentRecord], id: str) -> set[str]:
-    """Return the ids of the agents that agent `id` waits for, directly or not.
+    """Return the ids of the agents that agent `id` waits for, directly or indirectly.
 
-    `pending` are the agents with a query under way. Only queries whose asker blocks on the reply count.
+    `pending` are the agents with a query in progress. Only queries whose asker blocks on the reply count.
     """
-    records, found, frontier = list(pending), set[str](), [id]
-    while frontier:
-        asker = frontier.pop()
+    records, found, pending_ids = list(pending), set[str](), [id]
+    while pending_ids:
+        asker = pending_ids.pop()
         for record in records:
-            query, answering = record.pending, record.spec.id
-            if query and query.waits and query.asker == asker and answering not in found:
-                found.add(answering)
-                frontier.append(answering)
+            query, answering_id = record.pending, record.spec.id
+            if query and query.waits and query.asker == asker and answering_id not in found:
+                found.add(answering_id)
+                pending_ids.append(answering_id)
     return found
 
 
-def check_no_cycle(pending: Iterable[AgentRecord], asker: str, asked: AgentRecord) -> None:
-    """Raise QueryCycleError if agent `asker` cannot wait for `asked`, because `asked` waits for it."""
-    if asker == asked.spec.id or asker in agents_waited_for(pending, asked.spec.id):
+def check_no_cycle(pending: Iterable[AgentRecord], asker: str, target: AgentRecord) -> None:
+    """Raise QueryCycleError if agent `asker` cannot wait for `target` because `target` waits for `asker`."""
+    if asker == target.spec.id or asker in agents_waited_for(pending, target.spec.id):
         raise QueryCycleError(
-            f"agent {asked.spec.name!r} waits, directly or not, for the agent that asks it; "
-            "answer your own query first, or report what you need in your reply"
+            f"agent {target.spec.name!r} is waiting, directly or indirectly, for the agent that queries it; answer "
+            "your own query first, or state in your reply what you need"
         )

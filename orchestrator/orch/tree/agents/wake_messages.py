@@ -1,47 +1,51 @@
-"""What agents that asked to be woken hear: a line for each answer, and a prompt when enough of them are there."""
+"""Wake messages. A wake message is a prompt. The prompt lists the watched subagents that have finished."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from ..journal.entries import AgentWoken, QueryFinished
-
-if TYPE_CHECKING:
-    from .state import AgentRecord, TreeState
+from .agent_record import AgentRecord
 
 __all__ = ["WakeMessages", "finished_line"]
 
 
 class WakeMessages:
-    """Follows the answers of one decision, none of which is applied to `nodes` yet."""
+    """Collects the finished queries of one decision before the decision is applied to the tree.
 
-    def __init__(self, nodes: TreeState) -> None:
-        self._nodes = nodes
+    `find` returns the agent with the given id, or None.
+    """
+
+    def __init__(self, find: Callable[[str | None], AgentRecord | None]) -> None:
+        self._find = find
         self._watches: dict[str, tuple[dict[str, str | int], list[str]]] = {}
 
-    def of(self, node: AgentRecord, answered: QueryFinished) -> AgentWoken | None:
-        """Return what wakes the asker of `node`, or None while too few of the agents it watches are done."""
-        asker = self._nodes.get(node.pending.asker if node.pending else None)
+    def message_for(self, agent: AgentRecord, finished: QueryFinished) -> AgentWoken | None:
+        """Return the message that wakes the asker of `agent`.
+
+        Return None while too few of the subagents that the asker watches have finished.
+        """
+        asker = self._find(agent.pending.asker if agent.pending else None)
         if asker is None:
             return None
-        watching, news = self._watches.setdefault(asker.spec.id, (dict(asker.watching), list(asker.news)))
-        mode = watching.pop(node.spec.id, None)
+        watching, lines = self._watches.setdefault(asker.spec.id, (dict(asker.watching), list(asker.news)))
+        mode = watching.pop(agent.spec.id, None)
         if mode is None:
             return None
-        news.append(finished_line(node, answered))
-        wanted = 1 if mode == "any" else int(mode) if isinstance(mode, int) else None
-        if watching and (wanted is None or len(news) < wanted):
+        lines.append(finished_line(agent, finished))
+        needed_count = 1 if mode == "any" else int(mode) if isinstance(mode, int) else None
+        if watching and (needed_count is None or len(lines) < needed_count):
             return None
-        text = "[subagents finished]\n" + "\n".join(news) + "\nTheir answers wait: collect_subagent(id)."
-        news.clear()
-        return AgentWoken(at=answered.at, id=asker.spec.id, text=text)
+        text = "[subagents finished]\n" + "\n".join(lines) + "\nTheir answers wait: collect_subagent(id)."
+        lines.clear()
+        return AgentWoken(at=finished.at, id=asker.spec.id, text=text)
 
 
-def finished_line(node: AgentRecord, answered: QueryFinished) -> str:
-    """Return one line that tells how a query to `node` ended."""
-    who = f"- {node.spec.id} ({node.spec.name})"
-    if answered.reply is not None:
-        return f"{who}: {answered.reply.stop_reason}, {answered.reply.tool_calls} tool calls"
-    if node.spec.local:
-        return f"{who}: failed"  # what an error says may quote, and is for local models alone
-    return f"{who}: failed: {answered.error.message if answered.error else 'no answer'}"
+def finished_line(agent: AgentRecord, finished: QueryFinished) -> str:
+    """Return one line that states how a query to `agent` ended."""
+    agent_label = f"- {agent.spec.id} ({agent.spec.name})"
+    if finished.reply is not None:
+        return f"{agent_label}: {finished.reply.stop_reason}, {finished.reply.tool_calls} tool calls"
+    if agent.spec.local:
+        return f"{agent_label}: failed"  # an error may quote the conversation, which only local models may see
+    return f"{agent_label}: failed: {finished.error.message if finished.error else 'no answer'}"

@@ -1,21 +1,22 @@
-"""What a root's journal can say: what happened to its agents, one entry a line.
+"""The entries of a root's journal. Each line of the file contains one entry.
 
-Times are seconds since the epoch. Prompts are in the agents' transcripts; here is their head, and the whole prompt of
-an asynchronous query, which is asked again if its root dies before the transcript has it.
+Times are seconds since the epoch. The journal contains only the beginning of a prompt; the transcript contains the
+whole prompt. An asynchronous query is an exception: the journal contains the whole prompt of the query. If the root
+dies before the transcript contains the prompt, the next root sends the query again.
 """
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from orch_protocol.agent.models import RecordModel
-from orch_protocol.agent.spec import AgentSpec, BackendSpec, QueueMode
+from orch_protocol.agent.spec import AgentSpec, BackendSpec, QueueMode, ToolSpec
 from orch_protocol.core.archives import ArchiveSource
 from orch_protocol.core.errors import ErrorInfo
-from orch_protocol.core.messages import Reply, Usage
+from orch_protocol.core.messages import Image, Reply, Usage
 from orch_protocol.core.taint import TaintLabel
 from orch_protocol.core.text import scrub
 from orch_protocol.policy.budget import Budget, BudgetAmounts, BudgetChange
@@ -37,6 +38,7 @@ __all__ = [
     "ContentDeleted",
     "CredentialsRecord",
     "CredentialsSet",
+    "CustomEventEmitted",
     "Entry",
     "LocalOnlySet",
     "ModelChanged",
@@ -76,7 +78,7 @@ class _Entry(Struct, frozen=True, gc=False, kw_only=True, tag_field="type", omit
 
 
 class RunStarted(_Entry, frozen=True, gc=False, kw_only=True, tag="run_started"):
-    """A root took the run over."""
+    """A root opened the run."""
 
     pid: int
 
@@ -86,17 +88,20 @@ class _AgentEntry(_Entry, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
 
 
 class CredentialsRecord(Struct, frozen=True, gc=False, omit_defaults=True):
-    """Which variables an agent's models are reached with: salted fingerprints by provider, and where they are from."""
+    """The credentials of an agent's models.
+
+    `fingerprints` are salted fingerprints by provider. `source` is where the credentials come from.
+    """
 
     fingerprints: dict[str, str]
     source: str = ""
 
 
 class AgentSpawned(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="agent_spawned"):
-    """An agent exists. `request_id` is the caller's, for a repeated request.
+    """An agent was spawned.
 
-    A `cold` one has a transcript already, and no process until it is asked; `repaired` tells what was wrong with what
-    it was made from.
+    A repeated request has the same `request_id`. A `cold` agent already has a transcript; the first query starts the
+    agent's process. `repaired` describes the problems of the session from which the agent was created.
     """
 
     spec: AgentSpec
@@ -107,9 +112,10 @@ class AgentSpawned(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="agent_
 
 
 class CredentialsSet(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="credentials_set"):
-    """The agent and those below it use other credentials from now on; None: those of the agent above it.
+    """The agent and its descendants use other credentials from now on.
 
-    `base_url` is the address of its model's server from now on, "" for no change.
+    If `credentials` is None, they use the credentials of the agent's parent. `base_url` is the new address of the
+    server of the agent's model, "" if the address did not change.
     """
 
     credentials: CredentialsRecord | None = None
@@ -117,13 +123,16 @@ class CredentialsSet(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="cred
 
 
 class WorkerLaunched(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="worker_launched"):
-    """A process was asked for."""
+    """The start of a process was requested."""
 
     incarnation: int
 
 
 class WorkerReady(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="worker_ready"):
-    """The process has opened its transcript and waits; `repaired` tells what was wrong with that."""
+    """The process opened the agent's transcript and is ready. `repaired` describes problems of the transcript.
+
+    `executor_tools` are the tools that the agent's executor lists. None: the root knows the tools.
+    """
 
     pid: int
     model: str = ""
@@ -131,13 +140,14 @@ class WorkerReady(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="worker_
     context_limit: int = 0
     repaired: str = ""
     transcript: TranscriptPosition | None = None
+    executor_tools: tuple[ToolSpec, ...] | None = None
 
 
 class QueryStarted(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="query_started"):
-    """A query was accepted. `asker` is the agent that asks, None for the user's program.
+    """A query was accepted. `asker` is the querying agent, None for the user's program.
 
-    `stays` says that the answer is there until somebody takes it, however many queries follow. `prompt` is the whole
-    prompt of an asynchronous query, "" for others and once the query is over.
+    If `stays` is True, the result is kept until a caller collects the result, even if other queries follow. While an
+    asynchronous query runs, `prompt` is the whole prompt and `images` are its images. Otherwise both are empty.
     """
 
     query_id: str
@@ -149,13 +159,14 @@ class QueryStarted(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="query_
     request_id: str | None = None
     stays: bool = False
     prompt: str = ""
+    images: tuple[Image, ...] = ()
 
 
 class QueryFinished(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="query_finished"):
-    """A query is over, one way or the other. `taken_by` says who waited and so got the answer.
+    """A query ended with a reply or an error.
 
-    `ended` says that the user ended it together with the agent's process. `transcript` is the last line of the agent's
-    transcript then.
+    `taken_by` is the caller that waited and received the result. `ended` is True if the user ended the query together
+    with the agent's process. `transcript` is the last line of the agent's transcript at the end of the query.
     """
 
     query_id: str
@@ -169,25 +180,34 @@ class QueryFinished(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="query
 
 
 class TranscriptRewritten(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="transcript_rewritten"):
-    """The transcript was rewritten, and `transcript` is its last line; None while it is being rewritten."""
+    """The agent's transcript is being rewritten or was rewritten.
+
+    `transcript` is None while the rewrite is in progress. After the rewrite, `transcript` is the last line of the new
+    file. If the rewrite deletes archives, `before` is the last line of the file before the rewrite. If the root is
+    killed during such a rewrite, the next root finishes the deletion.
+    """
 
     transcript: TranscriptPosition | None = None
+    before: TranscriptPosition | None = None
 
 
 class ReplyCollected(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="reply_collected"):
-    """Somebody took the answer."""
+    """A caller collected the reply to a query."""
 
     query_id: str
     by: str
 
 
 class WorkerStopping(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="worker_stopping"):
-    """The process was asked to leave; its agent goes cold."""
+    """The root requested that the process exits. After the exit, the agent is cold."""
 
 
 class WorkerExited(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="worker_exited"):
-    """The process is gone. `status` is what the agent is now: cold, died, failed or killed; `starting` when another
-    process is about to be started. With `crash` it counts against how many there may be."""
+    """The process ended.
+
+    `status` is the agent's new status: `cold`, `died`, `failed` or `killed`, and `starting` before a restart. If
+    `crash` is True, the exit counts toward the limit of restarts.
+    """
 
     incarnation: int
     status: str
@@ -197,65 +217,68 @@ class WorkerExited(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="worker
 
 
 class AgentKilled(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="agent_killed"):
-    """The agent was killed on purpose."""
+    """`by` requested to kill the agent, and the agent was killed."""
 
     by: str
 
 
 class AgentResumed(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="agent_resumed"):
-    """A killed or failed agent may answer again."""
+    """A killed or failed agent was resumed and accepts queries again."""
 
 
 class BudgetChanged(BudgetChange, frozen=True, gc=False, kw_only=True, tag_field="type", tag="budget_changed"):
-    """The agent may use so much from now on, with everything that it used before."""
+    """The agent's limits changed. The new limits apply to all usage of the agent, including past usage."""
 
     at: float
     id: str
 
 
 class RootBudgetChanged(_Entry, frozen=True, gc=False, kw_only=True, tag="root_budget_changed"):
-    """All agents together may use so much, for as long as the configuration says what it said then."""
+    """The budget of the whole run changed.
+
+    The change applies only while the budget in the configuration equals `configured`.
+    """
 
     change: BudgetChange
     configured: Budget
 
 
 class LocalOnlySet(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="local_only_set"):
-    """The agent's conversation is for models of this machine alone from now on: for the one behind `backend`."""
+    """From now on, the agent's conversation may be sent only to the model of `backend`, which runs on this machine."""
 
     backend: BackendSpec
 
 
 class ModelChanged(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="model_changed"):
-    """`answers` is who answers for the agent from now on."""
+    """The agent's model changed to the model in `answers`."""
 
     answers: RecordModel
 
 
 class TaintAdded(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="taint_added"):
-    """All that came to the agent with what other agents asked it."""
+    """All taint labels that the agent has received through queries from other agents."""
 
     marks: tuple[TaintLabel, ...]
 
 
 class ToolsRevoked(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="tools_revoked"):
-    """The agent may not use these of its tools any more: all of them, those of before included."""
+    """All tools that the agent may no longer use. The list includes the tools of earlier revocations."""
 
     withdrawn: tuple[str, ...]
 
 
 class AgentPlanApproved(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="plan_approved"):
-    """Somebody approved the agent's plan, or let it out of plan mode without one: it is not in it any more."""
+    """The agent's plan was approved, or the agent left plan mode without a plan."""
 
 
 class PlanStarted(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="plan_started"):
-    """Somebody let the agent go on in plan mode; `plan` is the id of that."""
+    """The agent entered plan mode; `plan` is the id of this plan mode."""
 
     plan: str
 
 
 class SteeringQueued(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="steering_queued"):
-    """Something was said to the agent, to be heard while it works."""
+    """A steering message or a follow-up was queued for the agent."""
 
     steer_id: str
     text: str
@@ -263,79 +286,95 @@ class SteeringQueued(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="stee
 
 
 class SteeringDelivered(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="steering_delivered"):
-    """What was said is in the agent's conversation."""
+    """The steering message was added to the agent's conversation."""
 
     steer_id: str
 
 
 class TitleChanged(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="title_changed"):
-    """What the agent's session is called now, "" for nothing; its file says so, too."""
+    """The title of the agent's session changed. "" removes the title. The session file contains the title too."""
 
     title: str
 
 
 class CatalogChanged(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="catalog_changed"):
-    """Other commands can be executed in the agent's session than before; for whoever shows them."""
+    """The agent's catalog of slash commands changed. Front ends that show the commands reload the catalog."""
 
     digest: str
 
 
+class CustomEventEmitted(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="custom_event"):
+    """A program emitted the event `name` about the agent. `data` is JSON data, as hooks changed it."""
+
+    name: str
+    data: dict[str, Any]
+    query_id: str = ""
+
+
 class SteeringRetracted(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="steering_retracted"):
-    """What was said is not to be heard any more."""
+    """Queued steering messages and follow-ups were retracted."""
 
     steer_ids: tuple[str, ...]
 
 
 class QueueModesChanged(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="queue_modes_changed"):
-    """How many of the things said to the agent it hears at once from now on."""
+    """The agent's delivery modes for steering messages and follow-ups changed."""
 
     steering: QueueMode
     follow_up: QueueMode
 
 
 class TurnsArchived(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="turns_archived"):
-    """Parts of the agent's conversation are holders' now: their ids and what they are about. Its transcript says all
-    of it, and knows better: when somebody `looked` there are no more. `problem` says why nothing could be archived."""
+    """Parts of the agent's conversation were archived.
+
+    `holders` contains the id of each archive's holder and the archive's task. If this entry and the transcript
+    disagree, the transcript is right. If `looked` is True, `holders` is complete, because the transcript was searched
+    for archives. `problem` is the reason why nothing could be archived.
+    """
 
     holders: tuple[tuple[str, str], ...] = ()
     context_tokens: int = 0
     problem: str = ""
     looked: bool = False
     turns: dict[str, str] = {}
-    """The query ids of archived turns, by holder: `archived_to` of their replies."""
+    """The query ids of archived turns, by holder id. The replies to these queries have this id as `archived_to`."""
 
 
 class UsageRecorded(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="usage_recorded"):
-    """The agent used something beside its turns: for a summary of what it had archived."""
+    """The agent used tokens outside its turns, for example for the summary of an archive."""
 
     usage: Usage
 
 
 class BudgetReserved(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="budget_reserved"):
-    """The agent is about to use something in its query, `least` at least: what its budgets have is less by that."""
+    """The agent reserved a part of its budget for a request within its query.
+
+    `hold` is the id of the reservation, and `minimum` its minimum amount.
+    """
 
     query_id: str
     hold: str
-    least: BudgetAmounts
+    minimum: BudgetAmounts = field(name="least")
 
 
 class BudgetReleased(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="budget_released"):
-    """What the agent used of what was put aside is on record, or nothing was."""
+    """The reservation with the id `hold` ended. The usage under this reservation is recorded separately."""
 
     hold: str
 
 
 class SourceMoved(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="source_moved"):
-    """What a holder holds stands elsewhere now. None: a later entry says where."""
+    """The archive of a holder was moved to `source`. If `source` is None, a later entry contains the location."""
 
     source: ArchiveSource | None
 
 
 class ContentDeleted(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="content_deleted"):
-    """What `holders` of the agent held was deleted for good: ids, and when. So were the replies to its queries `turns`;
-    with `session` all that was said to it, whose folder is "going" and then "gone".
+    """Archives and replies of the agent, or its whole session, were deleted.
 
-    Nothing in the journal tells what they said; see `orch.tree.rules.deletions`.
+    `holders` contains the times of deletion by the id of the archive's holder; `turns` contains them by query id. If
+    the whole session was deleted, `session` is "going" while the folder is being removed, then "gone". The root removes
+    the deleted content from the journal too; see `orch.tree.rules.deletions`.
     """
 
     holders: dict[str, str] = {}
@@ -344,19 +383,22 @@ class ContentDeleted(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="cont
 
 
 class Snapshot(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="snapshot"):
-    """All that the entries before this one came to of the agent, a Node; they are in the file no more."""
+    """The AgentRecord after all earlier entries about the agent.
+
+    The snapshot replaces the earlier entries in the file.
+    """
 
     state: msgspec.Raw
 
 
 class RunSnapshot(_Entry, frozen=True, gc=False, kw_only=True, tag="run_snapshot"):
-    """All that they came to of what is no agent's."""
+    """The state of the run after all earlier entries. The snapshot replaces the earlier entries in the file."""
 
     state: msgspec.Raw
 
 
 class AgentWoken(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="agent_woken"):
-    """News for the agent, to be its next prompt."""
+    """A wake message was created for the agent. The message becomes the agent's next prompt."""
 
     text: str
 
@@ -383,6 +425,7 @@ AgentEntry: TypeAlias = (
     | SteeringDelivered
     | TitleChanged
     | CatalogChanged
+    | CustomEventEmitted
     | ModelChanged
     | CredentialsSet
     | SteeringRetracted
@@ -394,7 +437,7 @@ AgentEntry: TypeAlias = (
     | SourceMoved
     | ContentDeleted
 )
-"""An entry about one agent that an earlier entry introduced."""
+"""An entry about an agent that an earlier entry added."""
 
 Entry: TypeAlias = RunStarted | AgentSpawned | RootBudgetChanged | Snapshot | RunSnapshot | AgentEntry
 
@@ -435,7 +478,7 @@ OLD_TAGS: Final = {
     "kept_run": "run_snapshot",
     "woken": "agent_woken",
 }
-"""Tags of entries in journals that were written by earlier versions, and the tags of today."""
+"""The current tag of each entry type, by the tag that earlier versions of orch wrote."""
 _TAG_START: Final = b'{"type":"'
 
 encoder = msgspec.json.Encoder()
@@ -451,7 +494,10 @@ def encode_entry(entry: Entry) -> bytes:
 
 
 def read_entry(line: bytes) -> Entry:
-    """Return the entry in `line`, which may have an old tag. Raises DECODE_ERRORS for a damaged or unknown line."""
+    """Return the entry in `line`. Old tags are accepted.
+
+    Raises one of DECODE_ERRORS if the line is damaged or the type of the entry is unknown.
+    """
     try:
         return _decoder.decode(line)
     except msgspec.ValidationError:
@@ -462,7 +508,7 @@ def read_entry(line: bytes) -> Entry:
 
 
 def decode_entry(line: bytes) -> Entry | None:
-    """Return the entry in `line`, or None if the line is damaged or its type is unknown."""
+    """Return the entry in `line`. Return None if the line is damaged or the type of the entry is unknown."""
     try:
         return read_entry(line)
     except DECODE_ERRORS:
@@ -470,22 +516,29 @@ def decode_entry(line: bytes) -> Entry | None:
 
 
 def decode_state(state: msgspec.Raw, type: type[T]) -> T:
-    """Return the state in a snapshot; entries inside it may have old tags."""
+    """Return the state in a snapshot. The entries in the state may have old tags."""
     try:
         return msgspec.json.decode(state, type=type)
     except msgspec.ValidationError:
-        found = msgspec.json.decode(state)
-        nested = (found.get("pending"), *found.get("unheard", {}).values(), *found.get("root_budgets", ()))
-        for entry in nested:
+        decoded = msgspec.json.decode(state)
+        nested_entries = (
+            decoded.get("pending"),
+            *decoded.get("unheard", {}).values(),
+            *decoded.get("root_budgets", ()),
+        )
+        for entry in nested_entries:
             if entry is not None:
                 entry["type"] = OLD_TAGS.get(entry["type"], entry["type"])
-        return msgspec.convert(found, type)
+        return msgspec.convert(decoded, type)
 
 
 def _with_current_tag(line: bytes) -> bytes | None:
-    """Return `line` with the current tag in place of an old one, or None if its tag is not an old one."""
+    """Return `line` with the current tag in place of the old tag.
+
+    Return None if the tag of `line` is not an old tag.
+    """
     if not line.startswith(_TAG_START):
         return None
-    old, quote, rest = line[len(_TAG_START) :].partition(b'"')
-    new = OLD_TAGS.get(old.decode(errors="replace"))
-    return _TAG_START + new.encode() + quote + rest if new is not None else None
+    old_tag, quote, rest = line[len(_TAG_START) :].partition(b'"')
+    new_tag = OLD_TAGS.get(old_tag.decode(errors="replace"))
+    return _TAG_START + new_tag.encode() + quote + rest if new_tag is not None else None

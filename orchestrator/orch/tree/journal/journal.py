@@ -1,4 +1,4 @@
-"""The root's journal: what happened to its agents, one entry a line. The tree is the fold of these entries."""
+"""The root's journal, an append-only file with one entry per line. The entries determine the state of the tree."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Final
 from orch_protocol.agent.spec import Durability
 from orch_protocol.core.errors import StoreError
 from orch_protocol.wire.frames import DECODE_ERRORS
-from orch_worker.session.log.append_log import AppendLog, scan_lines
+from orch_worker.session.log.append_log import AppendLog
 from orch_worker.session.log.atomic_rewrite import LogRewrite, rewriting
+from orch_worker.session.log.log_reader import scan_file
 from orch_worker.session.log.record_format import UncheckedLine
 
 from .entries import (
@@ -37,13 +38,13 @@ from .entries import (
 __all__ = ["HEADER", "JOURNAL", "Journal", "read_entries"]
 
 JOURNAL = "journal.jsonl"
-"""The name of the file in a run folder."""
+"""Name of the file in a run folder."""
 
 HEADER = b'{"type":"orch_journal","version":1}'
 REWRITE_MIN_BYTES = 4 << 20
-"""A journal of at least so many bytes is rewritten when a root starts, if that makes it small enough."""
+"""Minimum size of a journal that is rewritten when a root starts."""
 REWRITE_MAX_RATIO = 0.5
-"""A journal is rewritten only if the new file is at most this part of the old one."""
+"""A journal is rewritten only if the new file has at most this fraction of the old size."""
 SYNCED_ENTRIES: Final = frozenset(
     {
         TranscriptRewritten,
@@ -61,19 +62,22 @@ SYNCED_ENTRIES: Final = frozenset(
 
 
 class Journal:
-    """The open journal of a run. Its owner holds the run folder's lock."""
+    """The open journal of a run. The caller holds the run folder's lock."""
 
     def __init__(self, log: AppendLog, entries: list[Entry], notes: list[str], durability: Durability) -> None:
         self.log = log
-        self._power = durability == "power"
+        self._syncs_prompts = durability == "power"
         self.entries = entries
         self.notes = notes
-        self._owed: list[Entry] = []
-        self._unkept: set[str] = set()
+        self._unwritten: list[Entry] = []
+        self._unstored_ids: set[str] = set()
 
     @classmethod
     def open(cls, path: Path, *, durability: Durability = "process") -> Journal:
-        """Open or create the journal at `path`. Lines that are damaged or unknown are kept, skipped and noted."""
+        """Open or create the journal at `path`.
+
+        Damaged and unknown lines are skipped, but stay in the file. `notes` lists these lines.
+        """
         log, loaded = AppendLog.open(path, header=HEADER)
         entries: list[Entry] = []
         notes = [f"{path}: {loaded.report}"] if loaded.report else []
@@ -85,115 +89,124 @@ class Journal:
         return cls(log, entries, notes, durability)
 
     def append(self, entries: list[Entry]) -> None:
-        """Write `entries`, behind those that are owed, in one write: all or none. Raises StoreError.
+        """Write `entries`. Raises StoreError.
 
-        A collect, a kill, a budget, an approved plan, what was taken from an agent and where a conversation may be read
-        are on the disk when this returns, with durability "power" a spawn and the prompt of an asynchronous query
-        too: no transcript has them.
+        Entries that could not be written earlier come first. Either all entries are written or none. When this method
+        returns, entries of the types in `SYNCED_ENTRIES` are on disk. With durability "power", spawns and the prompts
+        of asynchronous queries are on disk too, because no transcript contains them.
         """
-        entries = self._owed + [entry for entry in entries if self._is_kept(entry)]
+        entries = self._unwritten + [entry for entry in entries if self._is_stored(entry)]
         if entries:
             self.log.append(*map(encode_entry, entries), sync=any(map(self._is_synced, entries)))
-            self._owed = []
+            self._unwritten = []
 
     def _is_synced(self, entry: Entry) -> bool:
-        """Whether `entry` has to be on the disk before anything follows from it."""
-        if self._power and (isinstance(entry, AgentSpawned) or (isinstance(entry, QueryStarted) and entry.prompt)):
+        """Return whether `entry` must be on disk before the change takes effect."""
+        if self._syncs_prompts and (
+            isinstance(entry, AgentSpawned) or (isinstance(entry, QueryStarted) and entry.prompt)
+        ):
             return True
         return type(entry) in SYNCED_ENTRIES
 
-    def _is_kept(self, entry: Entry) -> bool:
-        """Whether `entry` is about an agent that is kept, or about none."""
+    def _is_stored(self, entry: Entry) -> bool:
+        """Return whether `entry` may be written. Entries about an agent with persist=False are not written."""
         if isinstance(entry, AgentSpawned) and not entry.spec.persist:
-            self._unkept.add(entry.id)
-        return getattr(entry, "id", None) not in self._unkept
+            self._unstored_ids.add(entry.id)
+        return getattr(entry, "id", None) not in self._unstored_ids
 
     def record(self, entries: list[Entry]) -> None:
-        """Write what is a fact already. When that fails (a full disk) it is owed, and written with what comes next."""
+        """Write entries that are facts.
+
+        If the write fails, for example because the disk is full, write them with the next entries.
+        """
         try:
             self.append(entries)
         except StoreError:
-            self._owed = self._owed + [entry for entry in entries if self._is_kept(entry)]
+            self._unwritten = self._unwritten + [entry for entry in entries if self._is_stored(entry)]
 
-    def taken(self) -> list[Entry]:
-        """Return the entries that were in the file when it was opened; they are not kept here any longer."""
+    def take_entries(self) -> list[Entry]:
+        """Return the entries that the file contained when the journal was opened, and release their memory."""
         entries, self.entries = self.entries, []
         return entries
 
-    def shorten(self, kept: Callable[[], Sequence[Entry]]) -> bool:
-        """Let the file hold what `kept` returns alone, to which all that it holds came, if that halves a large one;
-        return whether it did. The old file is whole until the new one is.
+    def shorten(self, make_snapshots: Callable[[], Sequence[Entry]]) -> bool:
+        """If the file is large, replace its entries by snapshots. Return whether the file was replaced.
 
-        What follows is numbered as if nothing had been left out. A file with lines that are damaged or not known, or
-        for which there is no room, stays as it is. No `sync` may be under way. Raises StoreError when it is gone then.
+        `make_snapshots` returns the snapshots.
+
+        The file is replaced only if the new file has at most half the size. The replacement is atomic. The numbers of
+        later entries do not change. The file stays unchanged if it has damaged or unknown lines, or if the disk is
+        full. No `sync` may be in progress. Raises StoreError if the file cannot be reopened.
         """
-        if self.log.end < REWRITE_MIN_BYTES or self.notes or self._owed:
+        if self.log.end < REWRITE_MIN_BYTES or self.notes or self._unwritten:
             return False
         try:
-            lines = [encoder.encode(entry) for entry in kept()]
-        except UnicodeEncodeError:  # half a character, which has been in no file so far
+            lines = [encoder.encode(entry) for entry in make_snapshots()]
+        except UnicodeEncodeError:  # a lone surrogate, which no journal contains so far
             return False
         if sum(map(len, lines)) > REWRITE_MAX_RATIO * self.log.end or len(lines) >= self.log.seq:
             return False
-        first = self.log.seq - len(lines)
+        first_number = self.log.seq - len(lines)
         try:
             self.sync()
-            with self._anew() as new:
-                new.append(HEADER, UncheckedLine(b"", 0, 1, b"", more=False))
-                for number, line in enumerate(lines, first + 1):
-                    new.append(line, UncheckedLine(b"", 0, number, b"", more=False))
+            with self._replace_file() as new_file:
+                new_file.append(HEADER, UncheckedLine(b"", 0, 1, b"", more=False))
+                for number, line in enumerate(lines, first_number + 1):
+                    new_file.append(line, UncheckedLine(b"", 0, number, b"", more=False))
         except StoreError:
-            self.log.append()  # says so when it is not open
+            self.log.append()  # raises StoreError if the log is not open
             return False
         return True
 
     @contextmanager
-    def _anew(self) -> Iterator[LogRewrite]:
-        """Yield what is to be the file, which is closed meanwhile."""
+    def _replace_file(self) -> Iterator[LogRewrite]:
+        """Close the file, yield the writer of the replacement, and open the new file."""
         log, on_dirty = self.log, self.log.on_dirty
         log.close()
         try:
-            with rewriting(log.path) as new:
-                yield new
+            with rewriting(log.path) as new_file:
+                yield new_file
         finally:
             self.log, _ = AppendLog.open(log.path, header=HEADER)
             self.log.on_dirty = on_dirty
 
     def rewrite(self, change: Callable[[Sequence[Entry]], Sequence[Entry]]) -> None:
-        """Let the entries be what `change` makes of them, one for one: the old file is whole until the new one is.
+        """Replace the readable entries with the result of `change`. Raises StoreError.
 
-        What is owed or cannot be read stays as it is. No `sync` may be under way. Raises StoreError.
+        `change` returns one entry for each entry that it gets. The replacement is atomic. Unreadable lines and entries
+        that are not written yet stay unchanged. No `sync` may be in progress.
         """
         self.sync()
-        with open(self.log.path, "rb") as file:
-            lines = list(scan_lines(file))
-        entries = {at: it for at, (_, _, line, _) in enumerate(lines) if line and (it := decode_entry(line.object))}
+        lines = list(scan_file(self.log.path))
+        entries = {line.number: entry for line in lines if line.object and (entry := decode_entry(line.object))}
         changed = dict(zip(entries, change(list(entries.values())), strict=True))
-        if all(changed[place] is entry for place, entry in entries.items()):
+        if all(changed[number] is entry for number, entry in entries.items()):
             return
-        with self._anew() as new:
-            for place, (_, line, sealed, _) in enumerate(lines):
-                if sealed is None:
-                    new.keep(line)
+        with self._replace_file() as new_file:
+            for line in lines:
+                if line.sealed is None:
+                    new_file.keep(line.data)
                     continue
-                same = place not in entries or changed[place] is entries[place]
-                new.append(sealed.object if same else encode_entry(changed[place]), sealed)
+                is_unchanged = line.number not in entries or changed[line.number] is entries[line.number]
+                new_file.append(line.sealed.object if is_unchanged else encode_entry(changed[line.number]), line.sealed)
 
     def sync(self) -> None:
-        """Bring everything to the disk; may run in another thread than `append`. Raises StoreError."""
+        """Sync the file to disk. Raises StoreError.
+
+        Another thread may call `append` while this method runs.
+        """
         if self.log.dirty:
             self.log.sync()
 
     def close(self) -> None:
-        """Sync and close."""
+        """Sync the file to disk and close the file."""
         self.log.close()
 
 
 def read_entries(path: Path) -> list[Entry]:
-    """Return the entries of the journal at `path`, which another root may be writing. Damaged lines are left out.
+    """Return the entries of the journal at `path`. Damaged lines are skipped.
 
-    Raises OSError.
+    Another root may write to this file at the same time. Raises ForeignFileError, StoreError.
     """
-    with open(path, "rb") as file:
-        sealed = [each for _, _, each, _ in scan_lines(file) if each is not None]
-    return [entry for each in sealed[1:] if (entry := decode_entry(each.object)) is not None]
+    _, *objects = [line.object for line in scan_file(path) if line.object is not None] or [HEADER]
+    return [entry for object in objects if (entry := decode_entry(object)) is not None]

@@ -1,4 +1,4 @@
-"""Who may come to be, be asked and ask: the limits, in one place. Each check raises, saying what and what to do."""
+"""Limits on spawning and querying. Each check raises an error that states the limit and the remedy."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ..agents.state import AgentRecord, TreeState
 from .inherited_rights import own_rights
 
 __all__ = [
-    "check_answers",
     "check_asker",
+    "check_can_be_queried",
     "check_concurrency",
     "check_spawn",
     "name_for",
@@ -29,10 +29,13 @@ __all__ = [
 
 
 def check_spawn(config: SubagentsConfig, parent: AgentRecord | None, spec: AgentSpec, depth: int) -> None:
-    """Raise SpawnError unless `parent` (None: the user's program) may have an agent `spec` at `depth`."""
-    if not config.enabled:
-        raise SpawnError("subagents are disabled in the configuration: set subagents.enabled = true")
+    """Raise SpawnError unless `parent` may spawn the agent `spec` at `depth`.
+
+    `parent` is None for the user's program.
+    """
     if parent is not None:
+        if not config.enabled:
+            raise SpawnError("subagents are disabled in the configuration (subagents.enabled = false)")
         check_asker(parent)
         if not config.allow_nested and parent.spec.depth > 0:
             raise DepthCapError(
@@ -45,9 +48,9 @@ def check_spawn(config: SubagentsConfig, parent: AgentRecord | None, spec: Agent
         _check_grant(parent, spec)
 
 
-def check_concurrency(config: SubagentsConfig, nodes: TreeState) -> None:
-    """Raise ConcurrencyLimitError when as many agents are alive as may be."""
-    alive = len(nodes.alive)
+def check_concurrency(config: SubagentsConfig, agents: TreeState) -> None:
+    """Raise ConcurrencyLimitError if the maximum number of agents is alive."""
+    alive = len(agents.alive)
     if alive >= config.max_concurrent:
         raise ConcurrencyLimitError(
             f"{alive} agents are alive and subagents.max_concurrent is {config.max_concurrent}: "
@@ -55,72 +58,82 @@ def check_concurrency(config: SubagentsConfig, nodes: TreeState) -> None:
         )
 
 
-def no_idle_agent_error(config: SubagentsConfig, nodes: TreeState) -> ConcurrencyLimitError:
-    """Return why no process can be had for an agent that is asked: none of those that have one can be sent to sleep."""
+def no_idle_agent_error(config: SubagentsConfig, agents: TreeState) -> ConcurrencyLimitError:
+    """Return the error for a query that needs a process while the limit is reached and no idle agent can be stopped."""
     return ConcurrencyLimitError(
-        f"none of the {len(nodes.alive)} agents that are alive is idle, and subagents.max_concurrent is "
+        f"none of the {len(agents.alive)} agents that are alive is idle, and subagents.max_concurrent is "
         f"{config.max_concurrent}: wait for one to become idle, cancel or kill one, or raise the limit"
     )
 
 
-def name_for(nodes: TreeState, wanted: str, seq: int) -> str:
-    """Return the name of the agent with number `seq`: the one that is `wanted`, else a free one.
+def name_for(agents: TreeState, requested: str, seq: int) -> str:
+    """Return the name of the agent with sequence number `seq`.
 
-    Raises ConfigError for one that is no name, SpawnError for one that is taken.
+    The name is `requested`, or a generated name if `requested` is "". Raises ConfigError for an invalid name,
+    SpawnError for a name in use.
     """
-    if not wanted:
+    if not requested:
         name, number = f"agent-{seq}", 1
-        while name in nodes.names:
+        while name in agents.names:
             number += 1
             name = f"agent-{seq}-{number}"
         return name
-    if wanted.isdigit():
-        raise ConfigError(f"name {wanted!r} would read as a sequence number; add a letter")
-    if wanted == LATEST:
-        raise ConfigError(f"name {wanted!r} would read as the agent that was active last; choose another")
-    if wanted in nodes.by_id:
-        raise ConfigError(f"name {wanted!r} would read as the agent with that id; choose another")
-    holder = nodes.names.get(wanted)
-    if holder is not None:
-        raise SpawnError(f"name {wanted!r} is taken by agent {holder}; choose another or kill that one")
-    return wanted
+    if requested.isdigit():
+        raise ConfigError(f"invalid agent name {requested!r}: digits refer to a sequence number; add a letter")
+    if requested == LATEST:
+        raise ConfigError(
+            f"agent name {requested!r} is reserved for the agent that was active last; choose another name"
+        )
+    if requested in agents.by_id:
+        raise ConfigError(f"agent name {requested!r} is the id of an agent; choose another name")
+    name_owner = agents.names.get(requested)
+    if name_owner is not None:
+        raise SpawnError(
+            f"agent {name_owner} already has the name {requested!r}; choose another name or kill that agent"
+        )
+    return requested
 
 
-def not_persisted_error(node: AgentRecord) -> AgentGoneError:
-    """Return the error for who wants an agent back of which nothing was kept."""
+def not_persisted_error(agent: AgentRecord) -> AgentGoneError:
+    """Return the error for resuming an agent that was spawned with persist=False."""
     return AgentGoneError(
-        f"agent {node.spec.name!r} ({node.spec.id}) was killed, and nothing of it was kept (persist=False): "
-        "it cannot be brought back; spawn another one"
+        f"agent {agent.spec.name!r} ({agent.spec.id}) was killed, and its session was not stored (persist=False); "
+        "spawn another agent"
     )
 
 
-def check_answers(node: AgentRecord) -> None:
-    """Raise AgentGoneError for an agent that answers nobody until it is resumed, ArchiveDeletedError or
-    SessionDeletedError for one of which nothing is left."""
-    spec = node.spec
-    if node.deleted:
-        raise node.refusal()
-    if node.status == "killed" and not spec.persist:
-        raise not_persisted_error(node)
-    if node.status == "killed":
-        raise AgentGoneError(f"agent {spec.name!r} ({spec.id}) was killed; `orch resume {spec.seq}` brings it back")
-    if node.status == "failed":
+def check_can_be_queried(agent: AgentRecord) -> None:
+    """Raise an error if the agent cannot be queried.
+
+    AgentGoneError means that the agent must be resumed first. ArchiveDeletedError and SessionDeletedError mean that the
+    agent's content was deleted.
+    """
+    spec = agent.spec
+    if agent.deleted:
+        raise agent.refusal()
+    if agent.status == "killed" and not spec.persist:
+        raise not_persisted_error(agent)
+    if agent.status == "killed":
         raise AgentGoneError(
-            f"agent {spec.name!r} ({spec.id}) could not be started: {node.error}; `orch resume {spec.seq}` tries again"
+            f"agent {spec.name!r} ({spec.id}) was killed; `orch resume {spec.seq}` makes it usable again"
+        )
+    if agent.status == "failed":
+        raise AgentGoneError(
+            f"agent {spec.name!r} ({spec.id}) could not be started: {agent.error}; `orch resume {spec.seq}` tries again"
         )
 
 
 def check_asker(asker: AgentRecord) -> None:
-    """Raise AgentGoneError for an agent that was killed: what it still asks for comes too late."""
+    """Raise AgentGoneError for a request of an agent that was killed."""
     if asker.status == "killed":
-        raise AgentGoneError(f"agent {asker.spec.name!r} ({asker.spec.id}) was killed and asks for nothing any more")
+        raise AgentGoneError(f"agent {asker.spec.name!r} ({asker.spec.id}) was killed and can make no more requests")
 
 
 def _check_grant(parent: AgentRecord, spec: AgentSpec) -> None:
-    granted, own = parent.spec.active, own_rights(spec)
-    wider = [tool for tool in spec.tools if tool not in granted and tool not in own]
-    if wider:
+    active_tools, own_tools = parent.spec.active, own_rights(spec)
+    missing_tools = [tool for tool in spec.tools if tool not in active_tools and tool not in own_tools]
+    if missing_tools:
         raise ToolNotGrantedError(
-            f"agent {parent.spec.name!r} cannot grant {', '.join(map(repr, wider))}: it does not hold "
-            f"{'it' if len(wider) == 1 else 'them'} itself; it holds {', '.join(granted) or 'no tools'}"
+            f"agent {parent.spec.name!r} cannot grant {', '.join(map(repr, missing_tools))}: it does not hold "
+            f"{'it' if len(missing_tools) == 1 else 'them'} itself; it holds {', '.join(active_tools) or 'no tools'}"
         )

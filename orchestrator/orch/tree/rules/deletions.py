@@ -1,4 +1,4 @@
-"""What a root forgets when archives are deleted: in its tree, and in its journal, where nothing may tell of them."""
+"""Deletion of archives and sessions. This module removes them from the tree and redacts the journal."""
 
 from __future__ import annotations
 
@@ -8,22 +8,27 @@ import msgspec
 
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.errors import AgentBusyError, error_info
+from orch_protocol.core.taint import without_sources
 from orch_worker.conversation.stubs import deletion_marker
 
 from ..agents.agent_record import (
     AgentRecord,
     archive_deleted_error,
+    erase_session,
     forget_deleted,
     mark_archive_deleted,
     redacted_reply,
     redacted_spec,
 )
-from ..agents.agent_record import erase_session as empty
 from ..agents.state import TreeState, iso_time
+from ..interface.events import DiscardSessions, RecordDeletion
+from ..interface.instructions import Decision, Instruction, Notify, Signal
+from ..interface.topics import ReadyTopic
 from ..journal.entries import (
     AgentSpawned,
     AgentWoken,
     ContentDeleted,
+    CustomEventEmitted,
     Entry,
     LocalOnlySet,
     ModelChanged,
@@ -33,115 +38,130 @@ from ..journal.entries import (
     SourceMoved,
     SteeringDelivered,
     SteeringQueued,
+    TaintAdded,
     TitleChanged,
     TurnsArchived,
+    WorkerExited,
+    WorkerReady,
     decode_state,
 )
-from ..journal.events import Decision, DiscardSession, Instruction, Notify, RecordDeletion, Signal
 from .query_results import finish_queries
 
 __all__ = ["discard", "record_deletion", "redacted"]
 
 
-def record_deletion(nodes: TreeState, event: RecordDeletion, now: float) -> Decision:
-    """Return what follows when archives are deleted: their holders answer nobody any more."""
-    node = nodes[event.id]
-    known = {id for id in event.holders if (holder := nodes.get(id)) is not None and holder.deleted}
-    known |= {id for id in event.holders if id in node.archives and not node.archives[id] and id not in nodes.by_id}
-    holders = {id: when for id, when in event.holders.items() if id not in known}
-    turns = {id: when for id, when in event.turns.items() if id not in node.forgotten}
+def record_deletion(agents: TreeState, event: RecordDeletion, now: float) -> Decision:
+    """Return the decision for deleted archives. The holders of these archives no longer answer."""
+    agent = agents[event.id]
+    recorded = {id for id in event.holders if (holder := agents.get(id)) is not None and holder.deleted}
+    recorded |= {
+        id for id in event.holders if id in agent.archives and not agent.archives[id] and id not in agents.by_id
+    }
+    holders = {id: when for id, when in event.holders.items() if id not in recorded}
+    turns = {id: when for id, when in event.turns.items() if id not in agent.forgotten}
     if not holders and not turns:
         return Decision()
-    answers: list[QueryFinished] = []
+    finished_queries: list[QueryFinished] = []
     instructions: list[Instruction] = []
     for id, when in holders.items():
-        holder = nodes.get(id)
+        holder = agents.get(id)
         if holder is None:
             continue
-        why = error_info(archive_deleted_error(id, when))
+        error = error_info(archive_deleted_error(id, when))
         if holder.pending is not None:
-            answers.append(QueryFinished(at=now, id=id, query_id=holder.pending.query_id, error=why))
+            finished_queries.append(QueryFinished(at=now, id=id, query_id=holder.pending.query_id, error=error))
         if holder.status == "starting":
-            instructions.append(Notify(f"up:{id}", None, why))
+            instructions.append(Notify(ReadyTopic(id), None, error))
         if holder.running:
             instructions.append(Signal(id, holder.incarnation, "kill"))
-    settled = finish_queries(nodes, answers)
-    pruned = ContentDeleted(at=now, id=event.id, holders=holders, turns=turns)
-    return Decision([*settled.entries, pruned], [*settled.instructions, *instructions])
+    decision = finish_queries(agents, finished_queries)
+    deletion_entry = ContentDeleted(at=now, id=event.id, holders=holders, turns=turns)
+    return Decision([*decision.entries, deletion_entry], [*decision.instructions, *instructions])
 
 
-def discard(nodes: TreeState, event: DiscardSession, now: float) -> Decision:
-    """Return what follows when all that was said to an agent is to be deleted: it answers nobody any more, and neither
-    does what holds its archives. Raises AgentBusyError, SessionDeletedError."""
-    node = nodes[event.id]
-    if node.deleted:
-        raise node.refusal()
-    holders = {id: holder for id in node.children if (holder := nodes[id]).is_holder}
-    for each in (node, *holders.values()):
+def discard(agents: TreeState, event: DiscardSessions, now: float) -> Decision:
+    """Return the entries that delete the sessions and archives of agents.
+
+    After the deletion, the agents and the holders of their archives refuse every query. Raises AgentBusyError,
+    SessionDeletedError.
+    """
+    return Decision([_discard(agents, agents[id], now) for id in event.ids])
+
+
+def _discard(agents: TreeState, agent: AgentRecord, now: float) -> ContentDeleted:
+    if agent.deleted:
+        raise agent.refusal()
+    holders = {id: holder for id in agent.children if (holder := agents[id]).is_holder}
+    for each in (agent, *holders.values()):
         if each.running or each.pending is not None:
-            raise AgentBusyError(f"agent {each.spec.name!r} ({each.spec.id}) has a process: its session stays")
-    if node.status not in ("killed", "failed"):
-        raise AgentBusyError(f"agent {node.spec.name!r} ({node.spec.id}) was resumed: its session stays")
-    when = dict.fromkeys((*node.archives, *holders), iso_time(now))
-    return Decision([ContentDeleted(at=now, id=event.id, holders=when, session="going")])
+            raise AgentBusyError(
+                f"agent {each.spec.name!r} ({each.spec.id}) has a process, so its session was not deleted"
+            )
+    if agent.status not in ("killed", "failed"):
+        raise AgentBusyError(f"agent {agent.spec.name!r} ({agent.spec.id}) was resumed, so its session was not deleted")
+    times = dict.fromkeys((*agent.archives, *holders), iso_time(now))
+    return ContentDeleted(at=now, id=agent.spec.id, holders=times, session="going")
 
 
 def redacted(entries: Sequence[Entry]) -> list[Entry]:
-    """Return a journal's `entries` without what they tell of what others among them say was deleted.
+    """Return `entries` without deleted content. The ContentDeleted entries in `entries` specify what was deleted.
 
-    Folded they make the same tree. An entry that stays as it is is the same object.
+    The redacted entries result in the same tree. Unchanged entries are the same objects as before.
     """
     redaction = _Redaction(entries)
-    return [redaction.of(entry) for entry in entries]
+    return [redaction.redact(entry) for entry in entries]
 
 
 class _Redaction:
-    """Goes through the entries in order, knowing all of them."""
+    """Redacts single entries. The redaction follows the ContentDeleted entries of the whole journal."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
-        pruned = [entry for entry in entries if isinstance(entry, ContentDeleted)]
-        self._pruned = pruned
-        self._holders = {id: when for entry in pruned for id, when in entry.holders.items()}
-        self._turns = {(entry.id, turn): when for entry in pruned for turn, when in entry.turns.items()}
-        self._sessions = {entry.id: iso_time(entry.at) for entry in pruned if entry.session == "going"}
-        self._moved = {entry.id: entry for entry in entries if isinstance(entry, SourceMoved)}
-        self._over = {entry.query_id for entry in entries if isinstance(entry, QueryFinished)}
-        heard = set()
-        turn: dict[str, str] = {}
+        deletions = [entry for entry in entries if isinstance(entry, ContentDeleted)]
+        self._deletions = deletions
+        self._holders = {id: when for entry in deletions for id, when in entry.holders.items()}
+        self._turns = {(entry.id, query): when for entry in deletions for query, when in entry.turns.items()}
+        self._sessions = {entry.id: iso_time(entry.at) for entry in deletions if entry.session == "going"}
+        self._source_changes = {entry.id: entry for entry in entries if isinstance(entry, SourceMoved)}
+        self._finished = {entry.query_id for entry in entries if isinstance(entry, QueryFinished)}
+        deleted_messages = set()
+        turn_by_agent: dict[str, str] = {}
         for entry in entries if self._turns else ():
             if isinstance(entry, QueryStarted):
-                turn[entry.id] = entry.query_id
-            elif isinstance(entry, SteeringDelivered) and (entry.id, turn.get(entry.id, "")) in self._turns:
-                heard.add(entry.steer_id)
-        self._heard = heard
+                turn_by_agent[entry.id] = entry.query_id
+            elif isinstance(entry, SteeringDelivered) and (entry.id, turn_by_agent.get(entry.id, "")) in self._turns:
+                deleted_messages.add(entry.steer_id)
+        self._deleted_messages = deleted_messages
 
-    def of(self, entry: Entry) -> Entry:
-        """Return the entry as it may be kept."""
+    def redact(self, entry: Entry) -> Entry:
+        """Return `entry` without deleted content."""
+        entry = self._without_notes(entry)
         match entry:
-            case AgentSpawned(spec=spec) if (kept := self._spec(spec)) != spec:
+            case AgentSpawned(spec=spec) if (kept := self._redact_spec(spec)) != spec:
                 return msgspec.structs.replace(entry, spec=kept)
             case Snapshot(id=id, state=state):
-                return self._kept(id, state, entry)
+                return self._redact_snapshot(id, state, entry)
             case SourceMoved(id=id, source=source) if source is not None and (
-                id in self._holders or self._moved[id] is not entry
+                id in self._holders or self._source_changes[id] is not entry
             ):
                 return msgspec.structs.replace(entry, source=None)
-            case TurnsArchived(holders=told) if any(task and id in self._holders for id, task in told):
-                holders = tuple((id, "" if id in self._holders else task) for id, task in told)
+            case TurnsArchived(holders=old_holders) if any(task and id in self._holders for id, task in old_holders):
+                holders = tuple((id, "" if id in self._holders else task) for id, task in old_holders)
                 return msgspec.structs.replace(entry, holders=holders)
             case QueryStarted():
-                return self._query(entry)
+                return self._redact_query(entry)
             case QueryFinished(id=id, query_id=turn, reply=reply) if reply is not None and (
-                when := self._when(id, turn)
+                when := self._deletion_time(id, turn)
             ):
                 kept_reply = redacted_reply(reply, when)
                 return msgspec.structs.replace(entry, reply=kept_reply) if kept_reply != reply else entry
-            case SteeringQueued(id=id, steer_id=steered, text=text) if text and (
-                steered in self._heard or id in self._holders or id in self._sessions
+            case SteeringQueued(id=id, steer_id=message_id, text=text) if text and (
+                message_id in self._deleted_messages or id in self._holders or id in self._sessions
             ):
                 return msgspec.structs.replace(entry, text="")
             case TitleChanged(id=id, title=title) if title and id in self._sessions:
                 return msgspec.structs.replace(entry, title="")
+            case CustomEventEmitted(id=id, data=data, query_id=turn) if data and self._deletion_time(id, turn):
+                return msgspec.structs.replace(entry, data={})
             case AgentWoken(id=id, text=text) if text and id in self._sessions:
                 return msgspec.structs.replace(entry, text="")
             case LocalOnlySet(id=id, backend=backend) if id in self._sessions and _without_options(backend) != backend:
@@ -153,45 +173,75 @@ class _Redaction:
                 return msgspec.structs.replace(entry, answers=answers)
         return entry
 
-    def _query(self, asked: QueryStarted) -> QueryStarted:
-        """Return the query without its prompt if it is over, and without its head if what it said was deleted."""
-        when = self._when(asked.id, asked.query_id)
-        head = deletion_marker(when) if when else asked.head
-        prompt = "" if when or asked.query_id in self._over else asked.prompt
-        same = (head, prompt) == (asked.head, asked.prompt)
-        return asked if same else msgspec.structs.replace(asked, head=head, prompt=prompt)
+    def _without_notes(self, entry: Entry) -> Entry:
+        """Return an entry of a deleted session without errors, findings and sources of taint.
 
-    def _kept(self, id: str, state: msgspec.Raw, entry: Snapshot) -> Snapshot:
-        node = decode_state(state, AgentRecord)
-        if node.pending is not None:
-            node.pending = self._query(node.pending)
-        for pruned in self._pruned:
-            if pruned.id == id:
-                forget_deleted(node, pruned)
-            if id in pruned.holders:
-                mark_archive_deleted(node, pruned.holders[id])
+        Errors, findings and sources may quote the session.
+        """
+        when = self._sessions.get(getattr(entry, "id", ""), "")
+        if not when:
+            return entry
+        match entry:
+            case QueryFinished(error=error) if error is not None and error.message != deletion_marker(when):
+                error = msgspec.structs.replace(error, message=deletion_marker(when))
+                return msgspec.structs.replace(entry, error=error)
+            case WorkerExited(error=text) if text:
+                return msgspec.structs.replace(entry, error=None)
+            case WorkerReady(repaired=text) | AgentSpawned(repaired=text) if text:
+                return msgspec.structs.replace(entry, repaired="")
+            case TurnsArchived(problem=text) if text:
+                return msgspec.structs.replace(entry, problem="")
+            case TaintAdded(marks=marks) if without_sources(marks) != marks:
+                return msgspec.structs.replace(entry, marks=without_sources(marks))
+        return entry
+
+    def _redact_query(self, query: QueryStarted) -> QueryStarted:
+        """Return the query without deleted content.
+
+        If the query has ended, the result has no prompt and no images. If the content of the query was deleted, the
+        result has no head either.
+        """
+        when = self._deletion_time(query.id, query.query_id)
+        head = deletion_marker(when) if when else query.head
+        without_prompt = when or query.query_id in self._finished
+        prompt, images = ("", ()) if without_prompt else (query.prompt, query.images)
+        is_unchanged = (head, prompt) == (query.head, query.prompt)
+        return query if is_unchanged else msgspec.structs.replace(query, head=head, prompt=prompt, images=images)
+
+    def _redact_snapshot(self, id: str, state: msgspec.Raw, entry: Snapshot) -> Snapshot:
+        agent = decode_state(state, AgentRecord)
+        if agent.pending is not None:
+            agent.pending = self._redact_query(agent.pending)
+        for deletion in self._deletions:
+            if deletion.id == id:
+                forget_deleted(agent, deletion)
+            if id in deletion.holders:
+                mark_archive_deleted(agent, deletion.holders[id])
         if (when := self._sessions.get(id)) is not None:
-            empty(node, when)
-        node.spec = self._spec(node.spec)
-        for steer_id, steered in node.unheard.items():
-            if steer_id in self._heard:
-                node.unheard[steer_id] = msgspec.structs.replace(steered, text="")
-        kept = msgspec.json.encode(node)
-        return entry if kept == bytes(state) else msgspec.structs.replace(entry, state=msgspec.Raw(kept))
+            erase_session(agent, when)
+        agent.spec = self._redact_spec(agent.spec)
+        for steer_id, message in agent.unheard.items():
+            if steer_id in self._deleted_messages:
+                agent.unheard[steer_id] = msgspec.structs.replace(message, text="")
+        encoded = msgspec.json.encode(agent)
+        return entry if encoded == bytes(state) else msgspec.structs.replace(entry, state=msgspec.Raw(encoded))
 
-    def _when(self, id: str, turn: str) -> str:
-        """Return when what agent `id` was asked by the query `turn` was deleted, "" when it was not."""
+    def _deletion_time(self, id: str, turn: str) -> str:
+        """Return the time at which the content of the query `turn` to agent `id` was deleted.
+
+        Return "" if it was not deleted.
+        """
         return self._holders.get(id) or self._sessions.get(id) or self._turns.get((id, turn), "")
 
-    def _spec(self, spec: AgentSpec) -> AgentSpec:
+    def _redact_spec(self, spec: AgentSpec) -> AgentSpec:
         if (when := self._holders.get(spec.id)) is not None:
             return msgspec.structs.replace(spec, task=deletion_marker(when), source=None)
         if (when := self._sessions.get(spec.id)) is not None:
             return redacted_spec(spec, when)
-        return msgspec.structs.replace(spec, source=None) if spec.id in self._moved else spec
+        return msgspec.structs.replace(spec, source=None) if spec.id in self._source_changes else spec
 
 
 def _without_options(backend: BackendSpec) -> BackendSpec:
-    """Return `backend` without what it is given to say, and with what the tree goes by."""
+    """Return `backend` with only those options that the tree needs."""
     options = {name: backend.options[name] for name in ("api", "context") if name in backend.options}
     return msgspec.structs.replace(backend, options=options)

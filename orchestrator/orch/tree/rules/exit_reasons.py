@@ -1,4 +1,4 @@
-"""What is said of a process that ended before its work did."""
+"""Descriptions of processes that ended unexpectedly."""
 
 from __future__ import annotations
 
@@ -8,50 +8,60 @@ import signal
 from orch_protocol.core.errors import AgentDiedError, LaunchError, OrchError, Outcome
 
 from ..agents.state import AgentRecord
-from ..journal.events import ProcessExited
+from ..interface.events import ProcessExited
 
 __all__ = ["STUCK", "describe_crash", "describe_exit_code", "exit_error"]
 
 STUCK = "its process was stuck and did not answer"
 
 
-def exit_error(node: AgentRecord, gone: ProcessExited, detail: str, *, failed: bool = False) -> OrchError:
-    """Return the error for whoever waits for `node`; `detail` is the end of its log, if that says anything. One that
-    `failed` is not revived by the next query."""
-    name, id, code = node.spec.name, node.spec.id, gone.code
-    if node.status == "starting":
-        late = LaunchError(f"agent {name!r} ({id}) did not come up: {gone.oom or detail or describe_exit_code(code)}")
-        return late.as_outcome(_outcome(gone, "failed"))
-    revived = f"`orch resume {node.spec.seq}` lets it answer again" if failed else "the next query revives it"
-    died = AgentDiedError(
-        f"agent {name!r} ({id}) died in the middle of a turn ({gone.oom or describe_exit_code(code)}); "
-        f"its transcript is whole up to there, and {revived}" + (f"\n{detail}" if detail else "")
+def exit_error(agent: AgentRecord, exited: ProcessExited, detail: str, *, failed: bool = False) -> OrchError:
+    """Return the error for callers that wait for `agent`.
+
+    `detail` is the end of the process log, "" if there is no log. If `failed` is True, the next query does not start a
+    new process.
+    """
+    name, id, code = agent.spec.name, agent.spec.id, exited.code
+    if agent.status == "starting":
+        launch_error = LaunchError(
+            f"agent {name!r} ({id}) did not start: {exited.oom or detail or describe_exit_code(code)}"
+        )
+        return launch_error.as_outcome(_outcome(exited, "failed"))
+    remedy = (
+        f"`orch resume {agent.spec.seq}` makes it usable again" if failed else "the next query starts a new process"
     )
-    return died.as_outcome(_outcome(gone, "lost"))
+    death_error = AgentDiedError(
+        f"agent {name!r} ({id}) died during a turn ({exited.oom or describe_exit_code(code)}); "
+        f"its transcript is complete up to that point, and {remedy}" + (f"\n{detail}" if detail else "")
+    )
+    return death_error.as_outcome(_outcome(exited, "lost"))
 
 
-def describe_crash(node: AgentRecord) -> str:
-    """Return how the process of `node` ended that ended in a turn, since which it has finished none; "" for none."""
-    if not node.crashes:
+def describe_crash(agent: AgentRecord) -> str:
+    """Return a description of the agent's last crash since the last finished turn, "" if there was no crash."""
+    if not agent.crashes:
         return ""
-    if node.end.startswith(STUCK):
-        return "it let nothing else run, and was ended"
-    code = node.exit_code
+    if agent.end.startswith(STUCK):
+        return "its code blocked the process, which was ended"
+    code = agent.exit_code
     if code is not None and code < 0:
         with contextlib.suppress(ValueError):
             return f"{describe_exit_code(code)}, {signal.Signals(-code).name}"
     return describe_exit_code(code)
 
 
-def _outcome(gone: ProcessExited, else_: Outcome) -> Outcome:
-    last = gone.detail.rstrip().rpartition("\n")[2]
-    if gone.oom or (gone.code and last.startswith("MemoryError")):
+def _outcome(exited: ProcessExited, default: Outcome) -> Outcome:
+    last_line = exited.detail.rstrip().rpartition("\n")[2]
+    if exited.oom or (exited.code and last_line.startswith("MemoryError")):
         return "oom"
-    return "timeout" if gone.late else else_
+    return "timeout" if exited.timed_out else default
 
 
 def describe_exit_code(code: int | None) -> str:
-    """Return how a process with exit code `code` (minus the signal's number, None: not known) ended."""
+    """Return a description of the exit code `code`.
+
+    A negative code is the number of a signal. None means that the code is unknown.
+    """
     if code is None:
-        return "its exit code is not known"
+        return "its exit code is unknown"
     return f"signal {-code}" if code < 0 else f"exit code {code}"

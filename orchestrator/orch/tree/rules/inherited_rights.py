@@ -1,7 +1,8 @@
-"""What agents may use, and that it only becomes less: at most what their parents may, and what they were granted.
+"""Tool rights of agents.
 
-Pure. There is one exception: what an agent does with its own archive, and the way out of its own plan mode, are rights
-of its own, which nobody above it grants or takes.
+An agent may use at most the tools that its parent may use, and at most the tools that were granted at the spawn. Later
+changes only revoke tools. There is one exception: the tools for an agent's own archive, and the tool that leaves plan
+mode, belong to the agent. An ancestor neither grants nor revokes these tools.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from orch_protocol.wire.worker_messages import WithdrawTools
 from orch_worker.tools.dispatch.presets import RECALL
 
 from ..agents.state import AgentRecord, TreeState
-from ..journal import events
+from ..interface import events
+from ..interface.instructions import Decision, Instruction, Send
 from ..journal.entries import Entry, ToolsRevoked
-from ..journal.events import Decision, Instruction, Send
 
-__all__ = ["own_rights", "reminder", "revoke_tools"]
+__all__ = ["initial_frames", "own_rights", "revoke_tools"]
 
 
 def own_rights(spec: AgentSpec) -> frozenset[str]:
-    """Return the tools that are the agent's by itself, whatever its parent holds."""
+    """Return the tools that the agent may use even if its parent may not."""
     own = set(RECALL) if spec.archival is not None or spec.archives else set()
     if spec.recall_only:
         own.add("query_subagent")
@@ -29,30 +30,33 @@ def own_rights(spec: AgentSpec) -> frozenset[str]:
     return frozenset(own)
 
 
-def revoke_tools(nodes: TreeState, event: events.RevokeTools, now: float) -> Decision:
-    """Let the agent keep no more than `event.keep`, and everybody below it no more than its parent keeps."""
+def revoke_tools(agents: TreeState, event: events.RevokeTools, now: float) -> Decision:
+    """Restrict the agent to the tools in `event.keep`. Restrict each descendant to the tools of its parent."""
     entries: list[Entry] = []
     instructions: list[Instruction] = []
-    kept: dict[str | None, frozenset[str]] = {}
-    for node in reversed(nodes.subtree(event.id)):  # parents come before their children
-        spec = node.spec
-        ceiling = kept[spec.parent_id] if spec.id != event.id else frozenset(event.keep)
-        gone = tuple(name for name in spec.grant if not _stays(spec, name, ceiling))
-        kept[spec.id] = frozenset(spec.grant) - frozenset(gone)
-        if gone != spec.withdrawn:
-            entries.append(ToolsRevoked(at=now, id=spec.id, withdrawn=gone))
-            if node.status in ("idle", "busy"):
-                instructions.append(_revoke_frame(spec.id, gone))
+    remaining_tools: dict[str | None, frozenset[str]] = {}
+    for agent in reversed(agents.subtree(event.id)):  # parents come before their children
+        spec = agent.spec
+        allowed = remaining_tools[spec.parent_id] if spec.id != event.id else frozenset(event.keep)
+        revoked = tuple(name for name in spec.grant if not _may_keep(spec, name, allowed))
+        remaining_tools[spec.id] = frozenset(spec.grant) - frozenset(revoked)
+        if revoked != spec.withdrawn:
+            entries.append(ToolsRevoked(at=now, id=spec.id, withdrawn=revoked))
+            if agent.status in ("idle", "busy"):
+                instructions.append(_revoke_frame(spec.id, revoked))
     return Decision(entries, instructions)
 
 
-def reminder(node: AgentRecord) -> list[Instruction]:
-    """Return what a process that has just come up is told, which may have been described before the last narrowing."""
-    return [_revoke_frame(node.spec.id, node.spec.withdrawn)] if node.spec.withdrawn else []
+def initial_frames(agent: AgentRecord) -> list[Instruction]:
+    """Return the frame that tells a new process which tools were revoked.
+
+    The spec that the process got may be older than the revocation.
+    """
+    return [_revoke_frame(agent.spec.id, agent.spec.withdrawn)] if agent.spec.withdrawn else []
 
 
-def _stays(spec: AgentSpec, name: str, ceiling: frozenset[str]) -> bool:
-    return name not in spec.withdrawn and (name in ceiling or name in own_rights(spec))
+def _may_keep(spec: AgentSpec, name: str, allowed: frozenset[str]) -> bool:
+    return name not in spec.withdrawn and (name in allowed or name in own_rights(spec))
 
 
 def _revoke_frame(id: str, withdrawn: tuple[str, ...]) -> Send:

@@ -1,4 +1,4 @@
-"""What follows when queries are over: their waiters hear of it, and whoever asked to be woken."""
+"""Results of queries. This module notifies the callers that wait, wakes the askers, and gives results to callers."""
 
 from __future__ import annotations
 
@@ -8,92 +8,102 @@ from orch_protocol.core.errors import AgentBusyError, NoResultError
 
 from ..agents.state import AgentRecord, QueryResult, TreeState, iso_time
 from ..agents.wake_messages import WakeMessages
+from ..interface.events import CollectReply
+from ..interface.instructions import Decision, Instruction, Notify, Wake
+from ..interface.topics import QueryTopic
 from ..journal.entries import Entry, QueryFinished, ReplyCollected
-from ..journal.events import CollectReply, Decision, Instruction, Notify
 
 __all__ = ["available_result", "collect", "finish_queries", "uncollected"]
 
 
-def finish_queries(nodes: TreeState, answers: Iterable[QueryFinished]) -> Decision:
-    """Settle pending queries, tell their waiters, and wake whoever asked to be woken."""
+def finish_queries(agents: TreeState, finished_queries: Iterable[QueryFinished]) -> Decision:
+    """Finish pending queries, notify the callers that wait for these queries, and wake agents that requested a wake
+    message.
+    """
     entries: list[Entry] = []
     instructions: list[Instruction] = []
-    news = WakeMessages(nodes)
-    for answered in answers:
-        node = nodes[answered.id]
-        entries.append(answered)
-        instructions.append(Notify(f"query:{answered.query_id}", answered.reply, answered.error))
-        if node.pending is not None and node.pending.wake is not None:
-            woken = news.of(node, answered)
-            if woken is not None:
-                entries.append(woken)
-                if nodes[woken.id].pending is None:
-                    instructions.append(Notify(f"wake:{woken.id}"))
-        if node.inbox:
-            instructions.append(Notify(f"wake:{node.spec.id}"))
+    wake_messages = WakeMessages(agents.get)
+    for finished in finished_queries:
+        agent = agents[finished.id]
+        entries.append(finished)
+        instructions.append(Notify(QueryTopic(finished.query_id), finished.reply, finished.error))
+        if agent.pending is not None and agent.pending.wake is not None:
+            message = wake_messages.message_for(agent, finished)
+            if message is not None:
+                entries.append(message)
+                if agents[message.id].pending is None:
+                    instructions.append(Wake(message.id))
+        if agent.inbox:
+            instructions.append(Wake(agent.spec.id))
     return Decision(entries, instructions)
 
 
-# --- Who takes which answer ---
+# --- Collecting results ---
 
 
-def uncollected(node: AgentRecord, asker: str | None) -> list[QueryResult]:
-    """Return the answers that wait for `asker` to take them, the oldest first, also while the agent is at work."""
-    return [result for result in _results(node) if result.stays and result.taken_by is None and result.asker == asker]
+def uncollected(agent: AgentRecord, asker: str | None) -> list[QueryResult]:
+    """Return the results that `asker` has not collected yet, oldest first. A query may be in progress."""
+    return [result for result in _results(agent) if result.stays and result.taken_by is None and result.asker == asker]
 
 
 def available_result(
-    node: AgentRecord, asker: str | None, *, again: bool = False, query: str = ""
+    agent: AgentRecord, asker: str | None, *, again: bool = False, query: str = ""
 ) -> QueryResult | None:
-    """Return the answer that `asker` gets now, with `again` one that was taken last; None when it has to wait.
+    """Return the result that `asker` gets now. Return None if `asker` must wait.
 
-    With `query` it is the answer to that query, which was taken only with `again`.
+    If `again` is True, return the result that was collected last. If `query` is set, return the result of that query.
+    If `again` is True, also return an already collected result.
     """
-    known = _results(node)
+    results = _results(agent)
     if query:
-        return next((each for each in known if each.query_id == query and (again or each.taken_by is None)), None)
-    taken = [result for result in known if result.taken_by is not None]
-    if again and taken and (node.earlier or node.pending is None):
-        return max(taken, key=lambda result: result.taken_at or 0.0)
-    if own := uncollected(node, asker):
-        return own[0]
-    return next((result for result in reversed(known) if result.taken_by is None), None) if not node.pending else None
+        return next((each for each in results if each.query_id == query and (again or each.taken_by is None)), None)
+    collected = [result for result in results if result.taken_by is not None]
+    if again and collected and (agent.earlier or agent.pending is None):
+        return max(collected, key=lambda result: result.taken_at or 0.0)
+    if uncollected_results := uncollected(agent, asker):
+        return uncollected_results[0]
+    return (
+        next((result for result in reversed(results) if result.taken_by is None), None) if not agent.pending else None
+    )
 
 
-def collect(nodes: TreeState, event: CollectReply, now: float) -> Decision:
-    """Let somebody have an answer. Raises AgentBusyError, NoResultError."""
-    node = nodes[event.id]
-    who = f"agent {node.spec.name!r} ({event.id})"
-    result = available_result(node, event.asker, again=event.again, query=event.query)
+def collect(agents: TreeState, event: CollectReply, now: float) -> Decision:
+    """Return the decision that gives a result to the caller. Raises AgentBusyError or NoResultError."""
+    agent = agents[event.id]
+    agent_label = f"agent {agent.spec.name!r} ({event.id})"
+    result = available_result(agent, event.asker, again=event.again, query=event.query)
     if result is not None and result.taken_by is not None:
         return Decision([], [], result)
     if result is not None:
         return Decision([ReplyCollected(at=now, id=event.id, query_id=result.query_id, by=event.by)], [], result)
-    if node.deleted:
-        raise node.refusal()
-    if node.pending is not None and event.query in ("", node.pending.query_id):
-        raise AgentBusyError(f"{who} is still at work on: {node.pending.head}")
+    if agent.deleted:
+        raise agent.refusal()
+    if agent.pending is not None and event.query in ("", agent.pending.query_id):
+        raise AgentBusyError(f"{agent_label} is still working on: {agent.pending.head}")
     if event.query:
-        raise _no_answer_to(event.query, who, _results(node))
-    if node.last is None:
-        raise NoResultError(f"{who} has nothing to collect: no query was put to it")
+        raise _missing_result_error(event.query, agent_label, _results(agent))
+    if agent.last is None:
+        raise NoResultError(f"{agent_label} has no result to collect, because it was not queried")
     raise NoResultError(
-        f"the last answer of {who} was taken by {node.last.taken_by} at {iso_time(node.last.taken_at or now)}; "
+        f"the last result of {agent_label} was already collected by {agent.last.taken_by} at "
+        f"{iso_time(agent.last.taken_at or now)}; "
         "`--again` (again=True) returns it once more"
     )
 
 
-def _no_answer_to(query: str, who: str, known: list[QueryResult]) -> NoResultError:
-    """Return the error for somebody who cannot have the answer to `query`; it names the answers that are kept."""
-    if any(each.query_id == query for each in known):
+def _missing_result_error(query: str, agent_label: str, results: list[QueryResult]) -> NoResultError:
+    """Return the error for a missing result of `query`. The message lists the results that are stored."""
+    if any(each.query_id == query for each in results):
         return NoResultError(
-            f"the answer of {who} to query {query} was taken already; `--again` (again=True) returns it once more"
+            f"the result of {agent_label} for query {query} was already collected; "
+            "`--again` (again=True) returns it once more"
         )
-    kept = [each.query_id + (" (taken)" if each.taken_by is not None else "") for each in known]
+    stored_results = [each.query_id + (" (collected)" if each.taken_by is not None else "") for each in results]
     return NoResultError(
-        f"no answer of {who} to query {query[:40]} is kept; the answers that are kept: {', '.join(kept) or 'none'}"
+        f"no result of {agent_label} for query {query[:40]} is stored; "
+        f"stored results: {', '.join(stored_results) or 'none'}"
     )
 
 
-def _results(node: AgentRecord) -> list[QueryResult]:
-    return [*node.earlier, *([node.last] if node.last is not None else [])]
+def _results(agent: AgentRecord) -> list[QueryResult]:
+    return [*agent.earlier, *([agent.last] if agent.last is not None else [])]

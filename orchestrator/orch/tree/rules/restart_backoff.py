@@ -1,8 +1,8 @@
-"""How often processes that end before their work is begun, or in the middle of it, are followed by others. Pure.
+"""Restart delays and limits for processes that crash at startup or during a turn. Pure functions.
 
-An agent whose process ends like that waits before the next one is started, longer each time; after so many within a
-minute, without a turn that was finished, it has failed. When many starts in a row fail, whosever they are, nothing is
-started for a while: it is not the agents' fault then.
+The delay doubles with each crash of an agent. If an agent crashes too often within a minute without a finished turn,
+the agent fails. If too many processes in a row fail to start, no process is started for a while. These processes may
+belong to different agents. Therefore, the agents are probably not the cause.
 """
 
 from __future__ import annotations
@@ -18,29 +18,32 @@ WINDOW: Final = 60.0
 FIRST_DELAY: Final = 0.1
 MAX_DELAY: Final = 5.0
 JITTER: Final = 0.5
-"""By this part of it a pause is longer or shorter, by chance: those that ended together do not come back together."""
+"""Fraction by which a delay varies at random. Processes that ended together then do not restart together."""
 MAX_FAILED_STARTS: Final = 12
-"""So many starts in a row that failed are enough."""
+"""Number of failed starts in a row after which no process is started."""
 
 
 def count_recent(times: Sequence[float], now: float) -> int:
-    """Return how many of `times` count at `now`."""
+    """Return how many of `times` are in the time window that ends at `now`."""
     return sum(now - WINDOW < at <= now for at in times)
 
 
-def restart_delay(crashes: Sequence[float], now: float, most: int) -> float | None:
-    """Return how many seconds to wait before the next process of an agent whose processes ended at `crashes`, and one
-    now; None when it has had `most` others in the last minute."""
-    before = count_recent(crashes, now)
-    return None if before >= most else min(MAX_DELAY, FIRST_DELAY * 2.0**before)
+def restart_delay(crashes: Sequence[float], now: float, max_restarts: int) -> float | None:
+    """Return the delay in seconds before the restart of an agent that crashes now.
+
+    `crashes` are the times of the agent's earlier crashes. Return None if there are at least `max_restarts` crashes
+    within the window.
+    """
+    crash_count = count_recent(crashes, now)
+    return None if crash_count >= max_restarts else min(MAX_DELAY, FIRST_DELAY * 2.0**crash_count)
 
 
-def check_starts(failed: Sequence[float], now: float) -> None:
-    """Raise LaunchError while the starts that `failed`, in a row, are too many to try another."""
-    if (number := count_recent(failed, now)) >= MAX_FAILED_STARTS:
-        wait = WINDOW - (now - sorted(failed)[-MAX_FAILED_STARTS])
+def check_starts(failed_starts: Sequence[float], now: float) -> None:
+    """Raise LaunchError if too many recent starts failed in a row. `failed_starts` are the times of failed starts."""
+    if (number := count_recent(failed_starts, now)) >= MAX_FAILED_STARTS:
+        wait = WINDOW - (now - sorted(failed_starts)[-MAX_FAILED_STARTS])
         raise LaunchError(
-            f"{number} processes in a row ended within {WINDOW:g} s before they were up: no other is started for "
-            f"{max(1.0, wait):.0f} s. `orch show` of an agent that failed says why, and `orch doctor` what this "
-            "machine lacks"
+            f"{number} processes in a row ended within {WINDOW:g} s before they were ready; no process is started for "
+            f"{max(1.0, wait):.0f} s. Run `orch show` for a failed agent to see the reason, and `orch doctor` to "
+            "check this machine"
         )

@@ -1,4 +1,4 @@
-"""Every profile but the seed's keeps a conversation bounded, whatever the sizes of its prompts, results and replies."""
+"""Every profile except the seed profile bounds the conversation for prompts, results and replies of any size."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from orch.api.archiver import Archiver
 from orch.archival.adapters import format_named
 from orch.archival.conversation_items import ConversationItem, ItemReader
 from orch.archival.fold import RangeArchiver
-from orch.archival.plan.economics import Prices
 from orch.archival.plan.plan import ConversationView, next_era
-from orch.archival.plan.rollup import RecordMerge, RecordSize, preferred_merge
+from orch.archival.plan.rollup import RecordMerge, RecordSize, possible_merges
 from orch.archival.store.catalog import ArchiveCatalog, ArchiveRecord, StoredMessage
-from orch.config.archival_profiles import Rules, rules_of
+from orch.config.archival_profiles import ArchivalRules, archival_rules
 from orch_protocol.agent.config import ArchivalConfig, Profile, TriggerConfig
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, user
-from orch_protocol.services.archiving import SummarizeArchive
+from orch_protocol.services.archives.archiving import SummarizeArchive
+from orch_worker.backends.prices import Prices
 from orch_worker.conversation.stubs import holder_of, holders_in
 from orch_worker.conversation.tokens import TokenEstimator
 from orch_worker.conversation.turns import is_prompt
@@ -35,29 +35,29 @@ ESTIMATOR = TokenEstimator()
 
 
 class MemoryShelf(ArchiveCatalog):
-    """Archives in memory."""
+    """A catalog of archives in memory."""
 
     def __init__(self) -> None:
         super().__init__(Path("memory"))
         self._messages: dict[str, list[StoredMessage]] = {}
 
     def store(
-        self, record: ArchiveRecord, part: Sequence[ConversationItem], said: Sequence[Message], summarise: bool
+        self, record: ArchiveRecord, part: Sequence[ConversationItem], text: Sequence[Message], summarize: bool
     ) -> ArchiveRecord:
         """Store `part` under `record`."""
-        del said, summarise
+        del text, summarize
         full = msgspec.structs.replace(record, id=new_id(), number=len(self.records) + 1, count=len(part))
         self._messages[full.id] = [StoredMessage(piece.message) for piece in part]
-        self.keep(full)
+        self.put(full)
         return full
 
     def messages(self, id: str) -> list[StoredMessage]:
-        """Return what was stored as `id`."""
+        """Return the messages stored as `id`."""
         return self._messages[id]
 
 
 def sized(chance: random.Random, largest: int) -> str:
-    """Return a text of 1 to `largest` tokens, small ones as likely as large ones."""
+    """Return a text of 1 to `largest` tokens. Small and large sizes are equally likely."""
     return "word" * int(largest ** chance.random())
 
 
@@ -72,7 +72,7 @@ def turn(chance: random.Random, name: str, calls: int, largest: int) -> Iterator
 
 
 def counted(messages: Sequence[Message]) -> int:
-    """Return the tokens of `messages` without the current turn's prompt and its last step."""
+    """Return the number of tokens of `messages` without the current turn's prompt and its last step."""
     total = ESTIMATOR.messages(messages)
     if messages[-1].role == "assistant" and holders_in(messages[-1]):
         return total
@@ -86,52 +86,52 @@ def counted(messages: Sequence[Message]) -> int:
     )
 
 
-def assert_bounded(rules: Rules, before: int, folded: bool, live: Sequence[Message]) -> None:
-    """Check what a fold left of a conversation of `before` tokens."""
-    if folded or before > rules.high:
-        assert counted(live) <= rules.low + rules.rollup
+def assert_bounded(rules: ArchivalRules, before: int, folded: bool, live: Sequence[Message]) -> None:
+    """Check the size of a conversation that had `before` tokens before the fold."""
+    if folded or before > rules.high_tokens:
+        assert counted(live) <= rules.low_tokens + rules.rollup_tokens
     else:
-        assert ESTIMATOR.messages(live) <= rules.high
+        assert ESTIMATOR.messages(live) <= rules.high_tokens
 
 
 def reachable(shelf: ArchiveCatalog, live: Sequence[Message]) -> set[str]:
-    """Return the archives that the records in `live` lead to."""
+    """Return the archives that can be reached from the records in `live`."""
     found = {id for message in live for id in shelf.holders(message)}
-    return found | {record.id for id in found for record in shelf.below(shelf.records[id])}
+    return found | {record.id for id in found for record in shelf.descendants(shelf.records[id])}
 
 
 @pytest.mark.parametrize("profile", BOUNDED)
 @pytest.mark.parametrize("shape", CALLS)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(seed=st.integers(0, 1 << 32), largest=st.sampled_from([20, 800, 8_000, 100_000]), summaries=st.booleans())
 def test_live_conversation_stays_within_low_water_and_record_budget(
     shape: str, profile: Profile, seed: int, largest: int, summaries: bool
 ) -> None:
-    """After each fold, without the current turn's prompt and its last step; and every message can be had again."""
-    chance, rules, shelf = random.Random(seed), rules_of(ArchivalConfig(profile=profile)), MemoryShelf()
+    """The current prompt and the last step do not count, and every archived message can be recalled."""
+    chance, rules, shelf = random.Random(seed), archival_rules(ArchivalConfig(profile=profile)), MemoryShelf()
     pieces = ItemReader(format_named("orch"), shelf, ESTIMATOR)
     folding = RangeArchiver(pieces, rules, shelf.store)
     live: list[ConversationItem] = []
-    said: list[Message] = []
-    fewest, most = CALLS[shape]
+    collected: list[Message] = []
+    fewest, limit = CALLS[shape]
     for number in range(1 if fewest else 40):
-        for message in turn(chance, str(number), chance.randint(fewest, most), largest):
-            said.append(message)
-            live.append(pieces.piece(message))
+        for message in turn(chance, str(number), chance.randint(fewest, limit), largest):
+            collected.append(message)
+            live.append(pieces.make_item(message))
             before = sum(piece.tokens for piece in live)
             was = live
-            live, folded = folding.fold_all(live, TriggerConfig(), Prices(), None, beside=0, summaries=summaries)
+            live, folded = folding.fold_all(live, TriggerConfig(), Prices(), None, other_tokens=0, summaries=summaries)
             assert_bounded(rules, before, bool(folded), [piece.message for piece in live])
             assert folded or live == was
-            pieces.keep(live)
+            pieces.cache(live)
     raws = [piece.message for piece in live]
-    assert pieces.unfold(raws) == said
+    assert pieces.unfold(raws) == collected
     assert reachable(shelf, raws) == set(shelf.records)
 
 
 @pytest.mark.parametrize("words", [12, 600])
 def test_many_turns_without_tools_stay_bounded_and_searchable(tmp_path: Path, words: int) -> None:
-    """Through the archiver: short turns and long prompts, 200 of them."""
+    """A conversation of 200 turns stays small for short and for long prompts. Unfolding restores every message."""
     with Archiver(tmp_path, "openai", "balanced") as archiver:
         live: list[dict[str, str]] = []
         whole: list[dict[str, str]] = []
@@ -151,7 +151,7 @@ def test_many_turns_without_tools_stay_bounded_and_searchable(tmp_path: Path, wo
 
 
 def test_merged_phases_are_read_and_searched(tmp_path: Path) -> None:
-    """The records of one endless turn merge; each phase is still an archive that is found and read by entry."""
+    """The phases of one endless turn merge. A search finds an entry of each phase, and the entry can be read."""
     config = ArchivalConfig(profile="economy", high_tokens=2_000, low_tokens=500, rollup_tokens=600)
     with Archiver(tmp_path, "anthropic", config=config) as archiver:
         whole: list[dict[str, object]] = [{"role": "user", "content": "Read it all"}]
@@ -173,7 +173,7 @@ def test_merged_phases_are_read_and_searched(tmp_path: Path) -> None:
 
 
 def test_agent_with_long_prompts_stays_bounded(tmp_path: Path, no_disk: None) -> None:
-    """Through the engine that serves running agents: nothing is lost, and both sides agree on what is shown."""
+    """The conversation never exceeds the high water, and a search finds the first prompts."""
     del no_disk
     config = ArchivalConfig(enabled=True, profile="economy", high_tokens=4_000, low_tokens=1_500, rollup_tokens=800)
     life = Life(tmp_path, config)
@@ -188,11 +188,11 @@ def test_agent_with_long_prompts_stays_bounded(tmp_path: Path, no_disk: None) ->
     life.close()
 
 
-# What a model's summary leaves of the receipt.
+# Changes, failures and jobs in records with a model's summary.
 
 
 def working_turn(number: int) -> list[Message]:
-    """Return a turn that writes a file, fails a test run and leaves a job running."""
+    """Return a turn that writes a file, runs a failing test and leaves a job running."""
     inputs = (
         ("write_file", {"path": f"src/file{number}.py"}, "written"),
         ("bash", {"command": f"pytest tests/{number}"}, "exit code 1"),
@@ -210,7 +210,7 @@ KEPT = ("src/file0.py", "pytest tests/0 (exit 1)", "job left running: serve 0 &"
 
 
 def test_summary_of_a_loop_keeps_what_the_turn_changed(tmp_path: Path) -> None:
-    """The record names changed files, failed commands and jobs beside what the model says."""
+    """The record contains changed files, failed commands and running jobs in addition to the model's summary."""
     with Archiver(tmp_path, "orch", "seed", lambda _: '{"outcome": "All quiet."}') as archiver:
         record = str(archiver.fold(working_turn(0)))
     assert "Outcome: All quiet." in record
@@ -219,12 +219,12 @@ def test_summary_of_a_loop_keeps_what_the_turn_changed(tmp_path: Path) -> None:
 
 
 def test_summary_of_an_agent_keeps_what_the_turn_changed(life: Life) -> None:
-    """The engine puts them in front of the summary; what the summary names itself is not repeated."""
+    """The engine adds changes, failures and jobs to a summary. It does not repeat a file that the summary mentions."""
     life.turn(*working_turn(0)[1:-1])
     (holder,) = life.archive()
-    life.loop.run(life.archives.summarise(life.spec, SummarizeArchive(holder)))
+    life.loop.run(life.archives.summarize(life.spec, SummarizeArchive(holder)))
     answer = '{"outcome": "Wrote src/file0.py."}'
-    stub = life.loop.run(life.archives.summarise(life.spec, SummarizeArchive(holder, answer)))
+    stub = life.loop.run(life.archives.summarize(life.spec, SummarizeArchive(holder, answer)))
     assert isinstance(stub, str)
     assert stub.count("src/file0.py") == 1
     for kept in KEPT:
@@ -232,7 +232,7 @@ def test_summary_of_an_agent_keeps_what_the_turn_changed(life: Life) -> None:
 
 
 def test_merged_records_keep_the_latest_changes_failures_and_jobs(tmp_path: Path) -> None:
-    """However many summarized turns merge, the record of each merge names the latest that it stands for."""
+    """The record of an era contains the latest change, failure and job of its members."""
     config = ArchivalConfig(profile="economy", rollup_tokens=1_000)
     with Archiver(tmp_path, "orch", config=config, summarize=lambda _: '{"outcome": "All quiet."}') as archiver:
         live: list[Message] = []
@@ -247,15 +247,16 @@ def test_merged_records_keep_the_latest_changes_failures_and_jobs(tmp_path: Path
         assert "job left running" in era.record
 
 
-# Which records merge.
+# The choice of records that merge.
 
 
 def test_refused_merge_has_a_next_choice() -> None:
-    """Eras so small that merging them frees nothing do not keep later records from merging."""
+    """If a merge of small eras is refused because it frees nothing, later records can still merge."""
     messages = [message for number in range(40) for message in (user(f"q{number}"), assistant("a" * 400))]
-    sizes, rules = [15, 15] * 4 + [100, 100] * 36, rules_of(ArchivalConfig(profile="economy"))
+    sizes, rules = [15, 15] * 4 + [100, 100] * 36, archival_rules(ArchivalConfig(profile="economy"))
     levels = {place: int(place < 8) for place in range(1, 80, 2)}
-    assert preferred_merge([RecordSize(30, 1)] * 4 + [RecordSize(200)] * 36, rules.rollup) == RecordMerge(0, 4, 2)
+    merges = possible_merges([RecordSize(30, 1)] * 4 + [RecordSize(200)] * 36, rules.rollup_tokens)
+    assert next(merges) == RecordMerge(0, 4, 2)
     era = next_era(ConversationView(messages, sizes, sizes, levels, calls=40), rules, Prices())
     assert era is not None
     assert era.start == 8

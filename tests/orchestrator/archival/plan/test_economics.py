@@ -1,4 +1,4 @@
-"""By what prices it is reckoned whether archiving pays."""
+"""The prices by which the rules decide whether archiving pays."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from orch.archival.plan.economics import Prices, prices_for, prices_of
 from orch_protocol.agent.spec import BackendSpec
 from orch_worker.backends.models import Model, load
+from orch_worker.backends.prices import Prices, prices_for, prices_of
 from orch_worker.backends.registry import complete
 
 USUAL = Prices()
@@ -17,7 +17,7 @@ KEYS = {"ANTHROPIC_API_KEY", "MOONSHOT_API_KEY", "OPENAI_API_KEY"}
 
 
 def model(*, markers: bool = False, known: bool = True, **price: float) -> Model:
-    """Return a model at these prices."""
+    """Return a model with these prices."""
     prices = ({"input": 2.0, **price},)
     about = {"api": "chat", "base_url": "http://h", "context": 10, "prices": prices, "price_known": known}
     return prepared({**about, "flags": {"cache_markers": markers}})
@@ -28,20 +28,20 @@ def prepared(about: dict[str, Any]) -> Model:
     return msgspec.convert(about, Model)
 
 
-def test_prices_are_multiples_of_the_uncached_input() -> None:
-    """Each as far as the model has one of its own."""
+def test_prices_are_multiples_of_the_uncached_input_price() -> None:
+    """Prices of cached and output tokens are divided by the price of uncached input."""
     assert prices_of(model(output=10.0, cache_read=0.5, cache_write=3.0)) == Prices(0.25, 1.5, 1.0, 5.0)
 
 
-def test_what_has_no_price_of_its_own() -> None:
-    """Cached tokens cost what others do, unless something marks them: then they are cheaper, by how much is usual."""
+def test_missing_cache_prices_are_estimated() -> None:
+    """The default is the input price or, for a provider with cache markers, the usual ratio."""
     assert prices_of(model(output=6.0)) == Prices(1.0, 1.0, 1.0, 3.0)
     assert prices_of(model(output=6.0, markers=True)) == Prices(USUAL.read, USUAL.write, 1.0, 3.0)
     assert prices_of(model(cache_read=0.2)) == Prices(0.1, 1.0, 1.0, USUAL.output)
 
 
-def test_unknown_prices_are_the_usual_ones() -> None:
-    """Those of a free model too: what is read costs its time."""
+def test_unknown_prices_have_default_ratios() -> None:
+    """Free models have the default ratios, too, because each token read takes time."""
     assert prices_of(model(output=90.0, cache_read=1.0, known=False)) == USUAL
     assert prices_of(prepared({"api": "chat", "base_url": "http://h", "context": 10})) == USUAL
     assert prices_for(BackendSpec("extractive"), 5) == USUAL
@@ -56,8 +56,8 @@ def test_unknown_prices_are_the_usual_ones() -> None:
         ("openai:gpt-4", 0, Prices(1.0, 1.0, 1.0, 2.0)),
     ],
 )
-def test_prices_of_an_agents_model(name: str, tokens: int, prices: Prices) -> None:
-    """As its spec has them; long requests may have others."""
+def test_prices_come_from_the_spec_of_the_agent(name: str, tokens: int, prices: Prices) -> None:
+    """A request above a model's size threshold has the prices for long requests."""
     spec = complete(BackendSpec(*name.split(":")), load(), {}, KEYS)
     found = prices_for(spec, tokens)
     assert [found.read, found.write, found.fresh, found.output] == pytest.approx(

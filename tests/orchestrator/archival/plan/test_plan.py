@@ -1,20 +1,20 @@
-"""The rules by themselves: profiles, triggers, gate, turns, groups, roll-up, block. Data in, data out."""
+"""The archiving rules as pure functions: profiles, triggers, gate, turns, groups, roll-up, block of live subagents."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from message_shapes import SHAPES, Shape, work
 from orch.archival.adapters import format_named
-from orch.archival.plan.economics import Change, Prices, estimate_gain, expected_calls, summary_cost
+from orch.archival.plan.economics import Change, estimate_gain, expected_calls, summary_cost
 from orch.archival.plan.plan import ConversationView, next_era, next_phases, turns_to_archive
-from orch.archival.plan.rollup import FAN_OUT, RecordMerge, RecordSize, era_tokens, preferred_merge
+from orch.archival.plan.rollup import FAN_OUT, RecordMerge, RecordSize, era_tokens, possible_merges
 from orch.archival.plan.triggers import TurnFacts, evaluate_trigger
-from orch.config.archival_profiles import rules_of
+from orch.config.archival_profiles import archival_rules
 from orch_protocol.agent.config import ArchivalConfig, Profile, TriggerConfig
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import (
@@ -29,6 +29,7 @@ from orch_protocol.core.messages import (
     assistant,
     user,
 )
+from orch_worker.backends.prices import Prices
 from orch_worker.conversation.live_subagents import LiveSubagent, live_block
 from orch_worker.conversation.tokens import PLAIN, CharsPerToken, TokenEstimator
 from orch_worker.conversation.turns import groups_of, responses, turns_of
@@ -48,7 +49,7 @@ def result(*ids: str) -> Message:
 
 
 def view(messages: list[Message], sizes: list[int] | None = None, **more: Any) -> ConversationView:
-    """Return `messages` as the rules see them, `sizes` tokens each."""
+    """Return `messages` as input for the rules, with `sizes` tokens each."""
     sizes = sizes or [1000] * len(messages)
     return ConversationView(
         messages, sizes, sizes, more.pop("levels", {}), more.pop("calls", responses(messages)), **more
@@ -72,11 +73,10 @@ odd_messages = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(odd_messages, st.sampled_from(["seed", "economy", "balanced", "roomy"]), st.booleans())
-def test_rules_never_raise(messages: list[Message], profile: Profile, summaries: bool) -> None:
-    """However odd a conversation, the rules answer, and what they name lies inside it, in order."""
-    rules = rules_of(ArchivalConfig(profile=profile, high_tokens=5, low_tokens=1, rollup_tokens=3))
+def test_archival_rules_accept_any_conversation(messages: list[Message], profile: Profile, summaries: bool) -> None:
+    """The rules never raise, and each range is within the conversation."""
+    rules = archival_rules(ArchivalConfig(profile=profile, high_tokens=5, low_tokens=1, rollup_tokens=3))
     estimator = TokenEstimator(CharsPerToken(4, 4, 3, 2, 1))
     seen = view(messages, [estimator.message(message) for message in messages], summaries=summaries)
     found = turns_to_archive(seen, rules, TRIGGER, PRICES, estimator) + next_phases(seen, rules, PRICES)
@@ -96,17 +96,16 @@ def test_rules_never_raise(messages: list[Message], profile: Profile, summaries:
     ),
     st.builds(TriggerConfig, st.booleans(), *[st.integers(0, 9_000)] * 2, st.integers(0, 5)),
 )
-def test_trigger_always_gives_a_reason(facts: TurnFacts, trigger: TriggerConfig) -> None:
-    """Any facts get a verdict with a reason; at the cap, as a holder or unfinished it is always no."""
+def test_trigger_gives_a_reason_for_any_facts(facts: TurnFacts, trigger: TriggerConfig) -> None:
+    """Turns at the depth cap and unfinished turns are never archived."""
     verdict = evaluate_trigger(facts, trigger)
     assert verdict.reason
     assert not (verdict.archive and (facts.unfinished or facts.depth >= trigger.depth_cap))
-    assert not evaluate_trigger(TurnFacts(3, tool_calls=99, holder=True), trigger).archive
 
 
-@given(st.builds(Change, *[st.integers(-100, 10**7)] * 7), st.integers(-5, 10**6))
-def test_gate_never_raises(change: Change, calls: int) -> None:
-    """Any change has a gain, and pays exactly when it saves more than it costs."""
+@given(st.builds(Change, *[st.integers(-100, 10**7)] * 5), st.integers(-5, 10**6))
+def test_gate_accepts_any_change(change: Change, calls: int) -> None:
+    """Archiving pays exactly when the savings exceed the costs."""
     gain = estimate_gain(change, calls, PRICES)
     assert gain.pays == (gain.net > 0)
 
@@ -116,26 +115,24 @@ def test_gate_never_raises(change: Change, calls: int) -> None:
     [
         (Change(removed=5000, added=200), 8, True),
         (Change(removed=300, added=200), 8, False),
-        (Change(removed=5000, added=200, behind=100_000), 8, False),
-        (Change(removed=5000, added=200, behind=100_000), 500, True),
-        (Change(removed=2000, added=200, summary=220, context=9_000), 8, False),
-        (Change(removed=20_000, added=200, summary=220, context=30_000), 8, True),
+        (Change(removed=5000, added=200, invalidated=100_000), 8, False),
+        (Change(removed=5000, added=200, invalidated=100_000), 500, True),
         (Change(removed=1000, added=200, uncached=600), 8, True),
         (Change(removed=600, added=100, tail=77), 8, False),
     ],
 )
-def test_gate(change: Change, calls: int, pays: bool) -> None:
-    """What goes must be worth, over the calls to come, more than what is written anew, said, and carried along."""
+def test_gate_weighs_savings_against_rewriting_and_record(change: Change, calls: int, pays: bool) -> None:
+    """The savings over the expected calls must exceed the cost of the new cache entries and the record."""
     assert estimate_gain(change, calls, PRICES).pays is pays
 
 
-def test_as_many_calls_are_expected_as_there_were() -> None:
-    """At the beginning eight calls are expected, later as many as so far."""
+def test_expected_calls_equal_the_calls_so_far() -> None:
+    """The minimum is eight."""
     assert [expected_calls(so_far) for so_far in (0, 7, 8, 200)] == [8, 8, 8, 200]
 
 
-def test_summary_is_asked_for_where_it_is_cheapest() -> None:
-    """A long context is not read again for a short turn, nor a long turn beside a short context."""
+def test_summary_request_uses_the_cheaper_context() -> None:
+    """The cost of the input is the lower one of the uncached turn and the cached conversation."""
     assert summary_cost(1_000, 500_000, 100, PRICES) == 1_000 + 500
     assert summary_cost(50_000, 60_000, 100, PRICES) == 6_000 + 500
     assert summary_cost(50_000, 60_000, 0, PRICES) == 0
@@ -145,19 +142,25 @@ def test_summary_is_asked_for_where_it_is_cheapest() -> None:
     ("profile", "high", "low"),
     [("economy", 20_000, 8_000), ("balanced", 40_000, 15_000), ("roomy", 60_000, 20_000)],
 )
-def test_profiles(profile: Profile, high: int, low: int) -> None:
-    """A profile is its two waters, with phases and the gate; the seed's has neither."""
-    rules = rules_of(ArchivalConfig(profile=profile))
-    assert (rules.high, rules.low, rules.phase, rules.gate) == (high, low, True, True)
-    seed = rules_of(ArchivalConfig(profile="seed"))
-    assert (seed.phase, seed.gate, seed.rollup) == (False, False, 0)
+def test_profiles_define_water_levels_phases_and_gate(profile: Profile, high: int, low: int) -> None:
+    """The seed profile has no phases, no gate and no merging."""
+    rules = archival_rules(ArchivalConfig(profile=profile))
+    assert (rules.high_tokens, rules.low_tokens, rules.phase, rules.gate) == (high, low, True, True)
+    seed = archival_rules(ArchivalConfig(profile="seed"))
+    assert (seed.phase, seed.gate, seed.rollup_tokens) == (False, False, 0)
 
 
 def test_settings_override_the_profile() -> None:
-    """What is set counts before what the profile says; a high water alone brings the low one along."""
-    rules = rules_of(ArchivalConfig(phase=False, gate=False, high_tokens=100, low_tokens=90, rollup_tokens=7))
-    assert (rules.phase, rules.gate, rules.high, rules.low, rules.rollup) == (False, False, 100, 90, 7)
-    assert rules_of(ArchivalConfig(high_tokens=10)).low == 5
+    """A setting for the high water alone also determines the low water."""
+    rules = archival_rules(ArchivalConfig(phase=False, gate=False, high_tokens=100, low_tokens=90, rollup_tokens=7))
+    assert (rules.phase, rules.gate, rules.high_tokens, rules.low_tokens, rules.rollup_tokens) == (
+        False,
+        False,
+        100,
+        90,
+        7,
+    )
+    assert archival_rules(ArchivalConfig(high_tokens=10)).low_tokens == 5
 
 
 @pytest.mark.parametrize(
@@ -170,14 +173,14 @@ def test_settings_override_the_profile() -> None:
         ({"profile": "economy", "low_tokens": 30_000}, "which the profile 'economy' has 20000"),
     ],
 )
-def test_a_low_water_above_the_high_is_refused(given: dict[str, Any], words: str) -> None:
-    """Nothing could be done about it: the high one may be the profile's."""
+def test_low_water_above_high_water_is_refused(given: dict[str, Any], words: str) -> None:
+    """The check applies to a low water above the profile's high water, too."""
     with pytest.raises(ConfigError, match=words):
-        rules_of(ArchivalConfig(**given))
+        archival_rules(ArchivalConfig(**given))
 
 
 def test_turns_begin_with_prompts() -> None:
-    """A turn is from prompt to prompt; several in a row are one; results ask nothing; a head belongs to none."""
+    """Adjacent prompts begin one turn. Results and system messages begin none."""
     system = Message("system", (Text("be good"),))
     messages = [system, user("a"), user("b"), call("x"), result("x"), assistant("c"), user("d"), assistant("e")]
     assert [(turn.start, turn.body, turn.stop) for turn in turns_of(messages)] == [(1, 3, 6), (6, 7, 8)]
@@ -185,21 +188,21 @@ def test_turns_begin_with_prompts() -> None:
     assert turns_of([]) == turns_of([system]) == []
 
 
-def test_cuts_part_no_call_from_its_result() -> None:
-    """A group ends when all results are there and the model goes on; the last one is never cut off."""
+def test_phases_never_separate_a_call_from_its_result() -> None:
+    """A phase ends only where all calls have results. The last group of a turn stays."""
     messages = [user("q"), call("a", "b"), result("a"), result("b"), call("c"), result("c")]
     assert groups_of(messages, 1, len(messages)) == [4]
     assert groups_of([user("q"), call("a"), call("b"), result("a"), result("b"), call("c")], 1, 6) == [5]
 
 
-def test_parallel_items_are_one_response() -> None:
-    """Assistant messages in a row are one model call."""
+def test_adjacent_assistant_messages_are_one_response() -> None:
+    """Adjacent assistant messages count as one model call."""
     assert responses([user("q"), call("a"), call("b"), result("a"), result("b"), assistant("done")]) == 2
 
 
 def test_running_turn_is_never_archived() -> None:
-    """As long as results are the last word, the turn runs; the answer, or the next prompt, ends it."""
-    rules = rules_of(ArchivalConfig())
+    """A turn can be archived after its reply or after the next prompt."""
+    rules = archival_rules(ArchivalConfig())
     running = [user("q"), call("a"), result("a")]
     sizes = [100, 100, 9000]
     assert turns_to_archive(view(running, sizes), rules, TRIGGER, PRICES, TokenEstimator()) == []
@@ -209,9 +212,9 @@ def test_running_turn_is_never_archived() -> None:
     assert len(turns_to_archive(view(cut, [*sizes, 50, 10]), rules, TRIGGER, PRICES, TokenEstimator())) == 1
 
 
-def test_small_turns_wait_for_each_other() -> None:
-    """A turn too small to pay by itself goes along with later ones once they pay together."""
-    rules = rules_of(ArchivalConfig(block_entries=0))
+def test_small_turns_are_archived_together_once_it_pays() -> None:
+    """Turns that do not pay one at a time are archived together."""
+    rules = archival_rules(ArchivalConfig(block_entries=0))
     turn = [user("q"), call("a"), result("a"), assistant("done")]
     small = [50, 50, 480, 40]
     alone = turns_to_archive(view(turn, small, calls=2), rules, TRIGGER, PRICES, TokenEstimator())
@@ -219,9 +222,9 @@ def test_small_turns_wait_for_each_other() -> None:
     assert (len(alone), len(later)) == (0, 3) or len(alone) == 1
 
 
-def test_pressure_archives_what_would_not_pay() -> None:
-    """Past the high water finished turns go, whatever is behind them."""
-    rules = rules_of(ArchivalConfig(high_tokens=50_000))
+def test_pressure_archives_turns_that_would_not_pay() -> None:
+    """Above the high water, turns are archived even if the gate estimates no gain."""
+    rules = archival_rules(ArchivalConfig(high_tokens=50_000))
     messages = [user("q"), call("a"), result("a"), assistant("done"), user("now")]
     messages += [call("b"), result("b"), call("c"), result("c")]
     light = view(messages, [10, 10, 3000, 10, 10, 10, 40_000, 10, 10], calls=1)
@@ -230,9 +233,9 @@ def test_pressure_archives_what_would_not_pay() -> None:
     assert len(turns_to_archive(heavy, rules, TRIGGER, PRICES, TokenEstimator())) == 1
 
 
-def test_phases_go_down_to_the_low_water() -> None:
-    """Past the high water the oldest groups go, until what stays is about the low water; below it nothing does."""
-    rules = rules_of(ArchivalConfig(high_tokens=10_000, low_tokens=4_000, gate=False))
+def test_phases_reduce_the_turn_to_the_low_water() -> None:
+    """The oldest groups leave first, until the conversation is at the low water."""
+    rules = archival_rules(ArchivalConfig(high_tokens=10_000, low_tokens=4_000, gate=False))
     steps = [message for number in range(12) for message in (call(f"c{number}"), result(f"c{number}"))]
     messages = [user("q"), *steps]
     sizes = [100] + [100, 900] * 12
@@ -243,41 +246,41 @@ def test_phases_go_down_to_the_low_water() -> None:
 
 
 def test_depth_cap_bounds_every_profile() -> None:
-    """At the cap nothing is archived."""
+    """At the depth cap, no profile archives a turn."""
     for profile in ("seed", "economy"):
-        rules = rules_of(ArchivalConfig(profile=profile))  # type: ignore[arg-type]
+        rules = archival_rules(ArchivalConfig(profile=profile))  # type: ignore[arg-type]
         turn = view([user("q"), *[call("a"), result("a")] * 6, assistant("done")])
         assert turns_to_archive(turn, rules, TRIGGER, PRICES, TokenEstimator(), depth=2)
         assert turns_to_archive(turn, rules, TRIGGER, PRICES, TokenEstimator(), depth=3) == []
 
 
-# Roll-up.
+# Merging of records.
 
 
-def test_stubs_within_budget_stay() -> None:
-    """Nothing merges while stubs fit, without a budget, or when there is only one."""
+def test_records_within_budget_are_not_merged() -> None:
+    """No records merge without a budget, and a single record never merges."""
     stubs = [RecordSize(100)] * 10
-    assert preferred_merge(stubs, 1000) is None
-    assert preferred_merge(stubs, 0) is None
-    assert preferred_merge([RecordSize(5000)], 1000) is None
+    assert not list(possible_merges(stubs, 1000))
+    assert not list(possible_merges(stubs, 0))
+    assert not list(possible_merges([RecordSize(5000)], 1000))
 
 
-def test_oldest_stubs_merge_and_the_latest_stays() -> None:
-    """Past the budget the oldest merge until half of it is used; the latest is never among them."""
-    merge = preferred_merge([RecordSize(100)] * 11, 1000)
+def test_oldest_records_merge_until_half_the_budget() -> None:
+    """The latest record never merges."""
+    merge = next(possible_merges([RecordSize(100)] * 11, 1000))
     assert merge == RecordMerge(0, 6, 1)
-    huge = preferred_merge([RecordSize(100), RecordSize(100), RecordSize(100_000)], 1000)
+    huge = next(possible_merges([RecordSize(100), RecordSize(100), RecordSize(100_000)], 1000))
     assert huge == RecordMerge(0, 2, 1)
 
 
-def test_eras_merge_like_a_log() -> None:
-    """Any number of turns stays within the budget, at a depth that grows with its logarithm."""
+def test_eras_merge_logarithmically() -> None:
+    """After 10,000 turns, the records are within the budget and have at most 12 levels."""
     budget = 6_000
     stubs: list[RecordSize] = []
     spans = [0]
     for _ in range(10_000):
         stubs.append(RecordSize(400))
-        while merge := preferred_merge(stubs, budget):
+        while merge := next(possible_merges(stubs, budget), None):
             stubs[merge.start : merge.stop] = [RecordSize(min(25 + era_tokens(budget), 300), merge.level)]
         spans.append(sum(stub.tokens for stub in stubs))
     assert max(spans) <= budget
@@ -286,10 +289,10 @@ def test_eras_merge_like_a_log() -> None:
 
 
 @given(st.lists(st.builds(RecordSize, st.integers(1, 5000), st.integers(0, 4)), max_size=40), st.integers(0, 5000))
-def test_merging_always_ends(stubs: list[RecordSize], budget: int) -> None:
-    """Whatever the stubs, each merge takes at least two, and after at most as many merges as stubs it is over."""
+def test_merging_terminates(stubs: list[RecordSize], budget: int) -> None:
+    """Each merge takes at least two records and creates a higher level."""
     for _ in range(len(stubs) + 1):
-        merge = preferred_merge(stubs, budget)
+        merge = next(possible_merges(stubs, budget), None)
         if merge is None:
             break
         assert merge.stop - merge.start >= 2
@@ -299,11 +302,11 @@ def test_merging_always_ends(stubs: list[RecordSize], budget: int) -> None:
         pytest.fail("merging goes on")
 
 
-# Block.
+# The block of live subagents.
 
 
-def test_block_lists_the_latest_and_counts_the_rest() -> None:
-    """The latest are listed by id and task, on one line each; the others are counted and can be found."""
+def test_block_lists_the_latest_archives_and_counts_the_rest() -> None:
+    """Each archive has one line with its id and task."""
     live = [LiveSubagent(f"id{number}", f"Archive: task\n{number}") for number in range(6)]
     text = live_block(live, 2)
     assert text.startswith("# Live Subagents\n")
@@ -313,13 +316,13 @@ def test_block_lists_the_latest_and_counts_the_rest() -> None:
 
 
 def test_no_archives_no_block() -> None:
-    """Without archives, or without room, there is no block at all."""
+    """The block is empty without archives and with a limit of zero."""
     assert live_block([], 4) == live_block([LiveSubagent("a", "b")], 0) == ""
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_sizes_hardly_depend_on_the_shape(shape: Shape) -> None:
-    """The same conversation weighs the same in every shape."""
+def test_estimated_size_barely_depends_on_the_message_format(shape: Shape) -> None:
+    """The same conversation has the same estimated size in every message format."""
     read = format_named(shape.name).read
     sizes = [
         TokenEstimator(PLAIN).messages(map(read, work(shape, 1))),

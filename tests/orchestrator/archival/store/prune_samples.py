@@ -1,4 +1,4 @@
-"""What tests of pruning say of time and files."""
+"""Times and file contents for tests of deletion."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def file(life: Life) -> str:
 
 
 def later(life: Life) -> str:
-    """Return when the first archive was made, once that is over."""
+    """Wait until the clock has passed the creation time of the first archive. Return this creation time."""
     first = life.records()[0].timestamp
     while iso_time(time.time()) <= first:
         pass
@@ -26,7 +26,7 @@ def later(life: Life) -> str:
 
 
 def session(life: Life) -> dict[str, Any]:
-    """Return everything that a session is, but for what turns were answered."""
+    """Return the session's data that pruning must not change."""
     session = life.transcript.session
     return {
         "messages": session.messages,
@@ -34,7 +34,7 @@ def session(life: Life) -> dict[str, Any]:
         "leaf": session.leaf,
         "usage": session.usage,
         "turns": session.turns,
-        "asked": session.asked,
+        "asked": session.was_queried,
         "responses": session.responses,
         "interrupted": session.interrupted,
         "replies": {id: (reply.usage, reply.stop_reason, reply.archived_to) for id, reply in session.replies.items()},

@@ -1,4 +1,4 @@
-"""Ledgers of many agents: one piece of work at a time with each, as many kept as are needed, none for ever."""
+"""The pool of catalogs: one job per folder at a time, a limited number of catalogs, and eviction of idle ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from virtual_clock import passed, virtual
 
 
 class Threads:
-    """Threads that do what they were given when they are told to."""
+    """A fake thread pool that runs a job when the test calls `do`."""
 
     def __init__(self) -> None:
         self.given: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
@@ -29,7 +29,7 @@ class Threads:
         return future
 
     async def do(self) -> None:
-        """Do the oldest thing that was given, and let everybody take note."""
+        """Run the oldest job, and let the waiting tasks continue."""
         work, future = self.given.pop(0)
         if not future.cancelled():
             future.set_result(work())
@@ -38,13 +38,12 @@ class Threads:
 
 
 def path(_: OpenArchives) -> str:
-    """Return something."""
-    return str(_.ledger.path)
+    return str(_.archives.path)
 
 
 @virtual
-async def test_work_is_done_with_the_shelves_of_the_folder() -> None:
-    """And its result is the caller's, its error too."""
+async def test_work_runs_with_the_catalog_of_the_folder() -> None:
+    """The caller receives the results and errors of its function."""
     stacks = ArchivePool(at_once)
     assert await stacks.work(Path("/a"), path) == "/a/session.jsonl"
 
@@ -57,8 +56,8 @@ async def test_work_is_done_with_the_shelves_of_the_folder() -> None:
 
 
 @virtual
-async def test_one_at_a_time_though_the_caller_gave_up() -> None:
-    """A thread cannot be stopped: who comes next waits for it, else two would read one ledger at once."""
+async def test_work_in_one_folder_is_serialized() -> None:
+    """A later job waits even for the thread of a cancelled job."""
     threads = Threads()
     stacks = ArchivePool(threads)
     first = asyncio.ensure_future(stacks.work(Path("/a"), path))
@@ -67,7 +66,7 @@ async def test_one_at_a_time_though_the_caller_gave_up() -> None:
     second = asyncio.ensure_future(stacks.work(Path("/a"), path))
     await passed(1)
     assert first.cancelled()
-    assert len(threads.given) == 1  # the first one's
+    assert len(threads.given) == 1  # only the first job
     await threads.do()
     assert len(threads.given) == 1
     await threads.do()
@@ -76,8 +75,8 @@ async def test_one_at_a_time_though_the_caller_gave_up() -> None:
 
 
 @virtual
-async def test_other_folders_do_not_wait() -> None:
-    """Each has its own turn."""
+async def test_work_in_different_folders_is_concurrent() -> None:
+    """A job does not wait for jobs in other folders."""
     threads = Threads()
     stacks = ArchivePool(threads)
     both = [asyncio.ensure_future(stacks.work(Path(name), path)) for name in ("/a", "/b")]
@@ -90,9 +89,9 @@ async def test_other_folders_do_not_wait() -> None:
 
 
 @virtual
-async def test_what_nobody_asks_for_is_given_up() -> None:
-    """After a while, or when there are too many: those first that were not used for longest."""
-    stacks = ArchivePool(at_once, most=3, seconds=600)
+async def test_idle_catalogs_are_evicted() -> None:
+    """Catalogs are evicted after a delay or above a limit, the least recently used first."""
+    stacks = ArchivePool(at_once, limit=3, seconds=600)
     for name in "abcd":
         await stacks.work(Path("/", name), path)
         await passed(1)
@@ -105,22 +104,22 @@ async def test_what_nobody_asks_for_is_given_up() -> None:
 
 
 @virtual
-async def test_what_is_given_up_is_forgotten_and_read_again(tmp_path: Path) -> None:
-    """Nothing of it stays in memory, and whoever asks again finds it as it was."""
+async def test_evicted_catalog_is_read_again(tmp_path: Path) -> None:
+    """The catalog has the same content again."""
     stacks = ArchivePool(at_once, seconds=10)
     seen: list[OpenArchives] = []
 
-    def use(shelves: OpenArchives) -> int:
-        seen.append(shelves)
-        shelves.catch_up()
-        shelves.search.search("x", 1)
-        return len(shelves.ledger.view.items)
+    def use(opened: OpenArchives) -> int:
+        seen.append(opened)
+        opened.catch_up()
+        opened.search.search("x", 1)
+        return len(opened.archives.view.items)
 
     transcript = Transcript.open(tmp_path, agent="a", cwd="/")
     transcript.message(user("x"), "q")
     assert await stacks.work(tmp_path, use) == 1
     await passed(30)
-    assert seen[0].ledger.view.items == []
+    assert seen[0].archives.view.items == []
     assert seen[0].search._index is None
     assert await stacks.work(tmp_path, use) == 1
     await stacks.close()
@@ -128,23 +127,23 @@ async def test_what_is_given_up_is_forgotten_and_read_again(tmp_path: Path) -> N
 
 
 @virtual
-async def test_what_is_at_work_is_not_given_up() -> None:
-    """However long it takes and however many there are."""
+async def test_catalog_in_use_is_not_evicted() -> None:
+    """Neither the time nor the limit evicts a catalog while a job uses it."""
     threads = Threads()
-    stacks = ArchivePool(threads, most=0, seconds=10)
+    stacks = ArchivePool(threads, limit=0, seconds=10)
     working = asyncio.ensure_future(stacks.work(Path("/a"), path))
     await passed(100)
     assert len(threads.given) == 1
     await threads.do()
     assert await working
-    await threads.do()  # it is closed
+    await threads.do()  # the catalog is closed
     assert stacks.folders() == []
     await stacks.close()
 
 
 @virtual
-async def test_closed_in_the_middle() -> None:
-    """What is under way is waited for, but not for ever; then nothing more is begun, and it says why."""
+async def test_close_waits_for_work_up_to_a_limit() -> None:
+    """The pool refuses later requests with the reason."""
     threads = Threads()
     stacks = ArchivePool(threads)
     working = asyncio.ensure_future(stacks.work(Path("/a"), path))

@@ -1,4 +1,4 @@
-"""Archives of a conversation that goes back: of each branch what it said, and nothing of another one."""
+"""Archives of sessions with branches: which archives and messages each branch shows."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def life(tmp_path: Path) -> Iterator[Life]:
 
 
 def last(life: Life) -> str:
-    """Return the last entry."""
+    """Return the id of the last entry."""
     return life.transcript.session.leaf or ""
 
 
 def stubs(life: Life) -> list[str]:
-    """Return the holders whose stubs the conversation shows."""
+    """Return the holders of the records in the conversation."""
     return [holder for message in life.transcript.session.messages for holder in holders_in(message)]
 
 
-def test_what_was_archived_before_the_branch_point_stays_a_stub(life: Life) -> None:
-    """And what was archived behind it is there again, word for word; its holder still has it too."""
+def test_archives_before_the_branch_point_stay_archived(life: Life) -> None:
+    """Turns after the branch point have no record on the new branch, but their archives can still be read."""
     life.turn(*steps(2, "one"))
     (early,) = life.archive()
     life.turn(*steps(2, "two"), answer="the second")
@@ -54,14 +54,14 @@ def test_what_was_archived_before_the_branch_point_stays_a_stub(life: Life) -> N
     life.go(point)
     life.check()
     assert stubs(life) == [early]
-    said = life.transcript.session.messages
-    assert [text_of(message) for message in said[-6:]] == ["ask 2", "", "", "", "", "the second"]
+    messages = life.transcript.session.messages
+    assert [text_of(message) for message in messages[-6:]] == ["ask 2", "", "", "", "", "the second"]
     assert [len(life.read(holder)) for holder in late] == [6, 6]
     assert life.read(late[0])[-1] == assistant("the second")
 
 
-def test_going_back_to_a_branch_shows_its_stubs(life: Life) -> None:
-    """As they were when it was left."""
+def test_returning_to_a_branch_restores_its_records(life: Life) -> None:
+    """Each branch shows the records of its own archives."""
     life.turn(*steps(1, "one"))
     life.archive()
     point = last(life)
@@ -77,8 +77,8 @@ def test_going_back_to_a_branch_shows_its_stubs(life: Life) -> None:
     life.check()
 
 
-def test_a_turn_that_was_gone_back_into_is_archived_without_its_dead_end(life: Life) -> None:
-    """The lines of a dead end stand between those of the turn, and are not the holder's."""
+def test_reopened_turn_is_archived_without_its_abandoned_branch(life: Life) -> None:
+    """Entries of an abandoned branch between the turn's entries are not part of its archive."""
     life.begin("look")
     life.say(call("a"), result("a"))
     point = last(life)
@@ -94,8 +94,8 @@ def test_a_turn_that_was_gone_back_into_is_archived_without_its_dead_end(life: L
     life.check()
 
 
-def test_an_era_has_nothing_of_a_dead_end_between_its_turns(tmp_path: Path) -> None:
-    """Nor of an archive that was made there."""
+def test_era_excludes_entries_of_abandoned_branches(tmp_path: Path) -> None:
+    """An era contains neither messages nor archives of abandoned branches."""
     life = Life(tmp_path / "agent", PROFILES["tight"])
     for number in range(12):
         life.turn(*steps(2, f"t{number}", 40))
@@ -113,7 +113,7 @@ def test_an_era_has_nothing_of_a_dead_end_between_its_turns(tmp_path: Path) -> N
 
 
 def test_archives_of_all_branches_are_found(life: Life) -> None:
-    """Whichever branch the conversation is on, also by a root that comes later."""
+    """A search finds archives of every branch, also after the root has restarted."""
     point = last(life) or None
     life.turn(*steps(1, "left", 30), asked="the copper valve")
     (left,) = life.archive()
@@ -126,8 +126,8 @@ def test_archives_of_all_branches_are_found(life: Life) -> None:
         life.forget()
 
 
-def test_what_a_program_said_and_what_came_of_a_branch_is_archived_too(life: Life) -> None:
-    """As any message: nothing that the model was shown is lost."""
+def test_custom_messages_and_branch_summaries_are_archived(life: Life) -> None:
+    """Custom messages and branch summaries are read, searched and deleted like other messages."""
     life.begin("look")
     life.say(call("a"), result("a"))
     point = last(life)
@@ -148,8 +148,8 @@ def test_what_a_program_said_and_what_came_of_a_branch_is_archived_too(life: Lif
     life.check()
 
 
-def test_a_message_that_another_branch_shows_is_not_deleted_while_it_is_shown(life: Life) -> None:
-    """Deleting an archive of the branch that was left takes nothing from the conversation that goes on."""
+def test_message_shown_on_another_branch_is_not_deleted(life: Life) -> None:
+    """Deleting an archive of the abandoned branch does not change the current conversation."""
     life.turn(*steps(1), answer="kept here")
     point = last(life)
     life.archive()
@@ -160,8 +160,8 @@ def test_a_message_that_another_branch_shows_is_not_deleted_while_it_is_shown(li
     assert text_of(before[-1]) == "kept here"
 
 
-def test_a_move_that_is_read_as_it_is_made(life: Life) -> None:
-    """A ledger that follows the file line by line knows the branches as one that reads all of it."""
+def test_incremental_reader_knows_branches(life: Life) -> None:
+    """Reading the file while it grows results in the same view as reading it once."""
     following = SessionArchives(life.folder)
     points: list[str | None] = [None]
     for number in range(8):
@@ -180,8 +180,8 @@ def test_a_move_that_is_read_as_it_is_made(life: Life) -> None:
 
 
 @pytest.mark.parametrize("lost", [b'"type":"checkout"', b'"text":"answer 1"'])
-def test_a_damaged_line_beside_a_branch(life: Life, lost: bytes) -> None:
-    """Both sides still agree on what is left: what followed a lost move follows what stands before it in the file."""
+def test_damaged_line_next_to_a_branch_is_handled_alike(life: Life, lost: bytes) -> None:
+    """Root and worker agree. Without the checkout entry, later entries follow the previous line."""
     life.turn(*steps(1, "one"))
     point = last(life)
     life.turn(*steps(1, "two"))
@@ -195,8 +195,8 @@ def test_a_damaged_line_beside_a_branch(life: Life, lost: bytes) -> None:
     assert text_of(life.transcript.session.messages[-1]) == "answer 3"
 
 
-def test_a_summary_on_another_branch_says_what_was_deleted_beside_it(life: Life) -> None:
-    """Its stub is no archive that could still be asked."""
+def test_summary_on_another_branch_names_the_deleted_archive(life: Life) -> None:
+    """After a checkout, the compaction summary of the other branch shows the archive as deleted."""
     life.turn(*steps(2), asked="the copper valve")
     [holder] = life.archive()
     life.turn(*steps(1))
@@ -211,8 +211,10 @@ def test_a_summary_on_another_branch_says_what_was_deleted_beside_it(life: Life)
 
 
 def phases(life: Life) -> tuple[str, dict[str, str]]:
-    """Live through a turn in phases, and go away from it. Return when the first was made, and for the first two
-    phases what stood behind each."""
+    """Run a turn in phases, and leave its branch.
+
+    Return the creation time of the first phase, and the last entry of each phase by holder.
+    """
     life.begin("what of it?")
     ends: dict[str, str] = {}
     early = ""
@@ -226,22 +228,22 @@ def phases(life: Life) -> tuple[str, dict[str, str]]:
     return early, ends
 
 
-def test_what_a_phase_was_asked_stays_on_another_branch_when_the_phase_goes(tmp_path: Path) -> None:
-    """It is a message that nobody archived. Of the phase it is said that it is deleted."""
+def test_prompt_of_a_deleted_phase_stays_on_another_branch(tmp_path: Path) -> None:
+    """The prompt is still shown on the other branch, followed by the deleted phase's record."""
     life = Life(tmp_path / "agent", PROFILES["tight"])
     early, ends = phases(life)
     (first, between), (second, behind) = list(ends.items())[:2]
     life.prune(early)
     gone, there = Text(stub_text("phase", first, MARK)), life.ledger().records[second]
-    for place, said in ((between, [gone]), (behind, [gone, Text(stub_text("phase", second, there.record))])):
+    for place, text in ((between, [gone]), (behind, [gone, Text(stub_text("phase", second, there.record))])):
         life.go(place)
-        assert life.transcript.session.messages[0].content == (Text("what of it?"), *said)
+        assert life.transcript.session.messages[0].content == (Text("what of it?"), *text)
     life.check()
     life.close()
 
 
-def test_no_other_archive_tells_what_was_deleted(tmp_path: Path) -> None:
-    """As the next phase of the same turn does, whose stub stands beside it."""
+def test_no_other_archive_contains_deleted_content(tmp_path: Path) -> None:
+    """Pruning a phase removes its text from the session file and keeps the text of the next phase."""
     life = Life(tmp_path / "agent", PROFILES["tight"])
     early, _ = phases(life)
     life.prune(early)
@@ -250,18 +252,18 @@ def test_no_other_archive_tells_what_was_deleted(tmp_path: Path) -> None:
     life.close()
 
 
-def test_tree_and_audit_say_which_archives_are_deleted(life: Life) -> None:
-    """Where else they say what one is about."""
+def test_tree_and_audit_show_deleted_archives(life: Life) -> None:
+    """The tree and the audit show the deletion date instead of the archive's task."""
     life.turn(*steps(1), asked="the copper valve")
     [holder] = life.archive()
 
-    def said() -> list[str]:
+    def shown_rows() -> list[str]:
         rows = read_session_index(life.folder).rows()
         return [
             *(row.head.removeprefix(f"{holder}: ") for row in rows if row.type == "archive"),
             *(row.text for row in audit(life.transcript.path) if row.what == "archive"),
         ]
 
-    assert said() == ["the copper valve"] * 2
+    assert shown_rows() == ["the copper valve"] * 2
     life.prune(LATER)
-    assert said() == [MARK, f"deleted on {DELETED}"]
+    assert shown_rows() == [MARK, f"deleted on {DELETED}"]

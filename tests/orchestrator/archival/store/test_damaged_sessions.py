@@ -1,4 +1,4 @@
-"""A thousand spoilt session files with branches and archives: nobody falls over, and all readers see the same."""
+"""A thousand damaged session files with branches and archives: every reader accepts them and shows the same."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from orch_protocol.core.errors import ForeignFileError
 from orch_protocol.core.messages import text_of, user
 from orch_worker.session.log.append_log import AppendLog
 from orch_worker.session.session_index import read_session_index
-from orch_worker.session.transcript import Transcript, read_last_turn, read_session
+from orch_worker.session.session_reader import read_last_turn, read_session
+from orch_worker.session.transcript import Transcript
 
 FILES = 1000
 Lines = list[bytes]
@@ -28,7 +29,7 @@ def _no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def sessions(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
-    """Files of agents that went back and forth, with turns, phases and eras archived."""
+    """Files of agents that changed branches, with archived turns, phases and eras."""
     made = []
     for number, profile in enumerate((EAGER, PROFILES["tight"], PROFILES["phases"])):
         life = Life(tmp_path_factory.mktemp("life") / "agent", profile)
@@ -48,12 +49,12 @@ def sessions(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
 
 
 def cut(data: bytes, dice: random.Random) -> bytes:
-    """Cut the file off somewhere."""
+    """Truncate the file at a random byte."""
     return data[: dice.randrange(len(data))]
 
 
 def flip(data: bytes, dice: random.Random) -> bytes:
-    """Change a bit, or some."""
+    """Flip one or more bits."""
     spoilt = bytearray(data)
     for _ in range(dice.choice([1, 1, 3, 20])):
         spoilt[dice.randrange(len(spoilt))] ^= 1 << dice.randrange(8)
@@ -61,7 +62,7 @@ def flip(data: bytes, dice: random.Random) -> bytes:
 
 
 def whole_lines(change: Callable[[Lines, random.Random], None]) -> Callable[[bytes, random.Random], bytes]:
-    """Return what does `change` to the lines behind the first."""
+    """Return a function that applies `change` to the lines after the first."""
 
     def changed(data: bytes, dice: random.Random) -> bytes:
         first, *lines = data.splitlines(keepends=True)
@@ -72,18 +73,17 @@ def whole_lines(change: Callable[[Lines, random.Random], None]) -> Callable[[byt
 
 
 def double(lines: Lines, dice: random.Random) -> None:
-    """Repeat a line, here or elsewhere."""
+    """Insert a copy of one line at a random place."""
     lines.insert(dice.randrange(len(lines)), dice.choice(lines))
 
 
 def lose(lines: Lines, dice: random.Random) -> None:
-    """Leave lines out."""
+    """Delete lines."""
     for _ in range(dice.choice([1, 1, 2, 5])):
         del lines[dice.randrange(len(lines))]
 
 
 def swap(lines: Lines, dice: random.Random) -> None:
-    """Exchange two lines."""
     one, other = dice.randrange(len(lines)), dice.randrange(len(lines))
     lines[one], lines[other] = lines[other], lines[one]
 
@@ -103,7 +103,7 @@ MUTATIONS: list[Callable[[bytes, random.Random], bytes]] = [
 
 
 def before(data: bytes, spoilt: bytes) -> set[str]:
-    """Return the ids of the entries before the first difference, of writes that are there whole."""
+    """Return the ids of the entries in complete appends before the first difference."""
     same = next((at for at, (one, other) in enumerate(zip(data, spoilt, strict=False)) if one != other), len(spoilt))
     found, waiting = set[str](), set[str]()
     for line in data[: data.rfind(b"\n", 0, same) + 1].splitlines()[1:]:
@@ -115,8 +115,9 @@ def before(data: bytes, spoilt: bytes) -> set[str]:
     return found
 
 
-def test_a_thousand_spoilt_files(sessions: list[bytes], tmp_path: Path) -> None:
-    """Each is refused as another program's, or read: by all alike, up to the damage whole, and the agent goes on."""
+def test_thousand_damaged_session_files(sessions: list[bytes], tmp_path: Path) -> None:
+    """Each file is refused as foreign, or all readers show the same, keep the entries before the damage, and can
+    append."""
     dice, refused = random.Random(7), 0
     folder = tmp_path / "agent"
     folder.mkdir(mode=0o700)

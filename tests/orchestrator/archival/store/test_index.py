@@ -1,4 +1,4 @@
-"""The index of words is derived: whatever becomes of it, what is looked for is found."""
+"""The word index is derived data: search works after the index is lost or damaged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orch.archival.store.search import Search
 
 @pytest.fixture
 def life(tmp_path: Path) -> Iterator[Life]:
-    """An agent that has archived what it was told of a valve."""
+    """An agent with an archive about a copper valve."""
     life = Life(tmp_path / "agent")
     life.turn(*steps(2), asked="the copper valve leaks")
     life.archive()
@@ -31,8 +31,8 @@ def found(life: Life, query: str = "copper valve") -> list[str]:
     return [hit.id for hit in hits]
 
 
-def test_it_is_left_as_it_was(life: Life) -> None:
-    """What was indexed once is not indexed again."""
+def test_indexed_archives_are_not_indexed_again(life: Life) -> None:
+    """A reopened index has no missing archives."""
     assert found(life) == list(life.ledger().records)
     index = Index(life.folder)
     assert list(index.missing(life.ledger().order)) == []
@@ -40,15 +40,15 @@ def test_it_is_left_as_it_was(life: Life) -> None:
     index.close()
 
 
-def test_it_cannot_be_written(life: Life) -> None:
-    """Then what stands in an archive letter by letter is found all the same."""
+def test_unwritable_index_falls_back_to_exact_search(life: Life) -> None:
+    """The search finds the query only as an exact phrase."""
     (life.folder / NAME).mkdir()
     assert found(life) == list(life.ledger().records)
     assert found(life, "valve copper") == []
 
 
-def test_the_disk_is_full(life: Life) -> None:
-    """An index that could not be finished is none; the next one is whole."""
+def test_unfinished_index_on_a_full_disk_is_rebuilt(life: Life) -> None:
+    """The next search rebuilds the index and finds the archive."""
     index = Index(life.folder)
     assert index._database is not None
     index._database.execute("PRAGMA max_page_count = 8")
@@ -59,15 +59,15 @@ def test_the_disk_is_full(life: Life) -> None:
     assert found(life) == list(life.ledger().records)
 
 
-def test_it_is_damaged(life: Life) -> None:
-    """It is made anew."""
+def test_damaged_index_is_rebuilt(life: Life) -> None:
+    """The rebuilt index finds the same archives."""
     found(life)
     (life.folder / NAME).write_bytes(b"\0" * 8192)
     assert found(life, "valve copper") == list(life.ledger().records)
 
 
-def test_its_process_was_killed_as_it_was_written(life: Life) -> None:
-    """What was half written is taken back when it is opened, and made up for."""
+def test_index_of_a_killed_process_is_rolled_back_and_completed(life: Life) -> None:
+    """SQLite rolls back the unfinished transaction when the index is opened again."""
     found(life)
     database = sqlite3.connect(life.folder / NAME, isolation_level=None)
     database.execute("PRAGMA cache_spill = 1")
@@ -84,8 +84,8 @@ def test_its_process_was_killed_as_it_was_written(life: Life) -> None:
     assert found(life, "valve copper") == list(life.ledger().records)
 
 
-def test_the_journal_of_one_that_is_gone_is_not_the_next_ones(life: Life) -> None:
-    """It goes with it."""
+def test_leftover_journal_of_a_deleted_index_is_removed(life: Life) -> None:
+    """A journal file next to an invalid index does not disturb the rebuilt index."""
     (life.folder / NAME).write_bytes(b"no database at all" * 100)
     journal = life.folder / f"{NAME}-journal"
     journal.write_bytes(b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7" + b"\0" * 1000)

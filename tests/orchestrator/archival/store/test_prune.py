@@ -1,8 +1,9 @@
-"""What is deleted is gone from the file, and everything else is what it was."""
+"""Pruning deletes archived content from the session file and keeps everything else."""
 
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import msgspec
@@ -18,9 +19,9 @@ from orch_protocol.core.messages import Usage, assistant, text_of, user
 from orch_protocol.core.taint import TaintLabel, taint_label
 from orch_protocol.hooks.stages import ACTED, HookAction, HookActions
 from orch_protocol.session.entries import Custom, PhaseEntry
-from orch_worker.context.compaction_summary import CompactionDigest, details_of, on_record
-from orch_worker.session.log.append_log import load
+from orch_worker.context.compaction_summary import CompactionDigest, details_of, recorded_digest
 from orch_worker.session.log.lock import FolderLock
+from orch_worker.session.log.log_reader import load
 from orch_worker.session.plan import new_tasks
 from orch_worker.session.transcript import Transcript
 from orchestrator.archival.store.prune_samples import EVER, MARK, NEVER, file, later, session
@@ -29,8 +30,8 @@ pytestmark = pytest.mark.usefixtures("no_disk")
 
 
 @pytest.mark.parametrize("data", ["text", None, [1], {"steps": "no steps"}, {"steps": [{"type": "unheard of"}]}])
-def test_what_others_kept_under_a_name_of_ours_stays(life: Life, data: object) -> None:
-    """As in a session that came from elsewhere: it keeps nobody from deleting what is to go."""
+def test_foreign_entries_with_our_type_names_survive_pruning(life: Life, data: object) -> None:
+    """Pruning leaves an imported entry unchanged if its type name is that of an orch entry."""
     life.transcript.custom("workspace", data)
     life.turn(*steps(2, "needle", 30), answer="so it is")
     life.archive()
@@ -40,8 +41,8 @@ def test_what_others_kept_under_a_name_of_ours_stays(life: Life, data: object) -
     life.check()
 
 
-def test_messages_are_gone_and_the_conversation_is_not(life: Life) -> None:
-    """Prompt, record and answer stay as the conversation shows them; calls, results and the reply's text are gone."""
+def test_pruning_deletes_messages_and_keeps_the_conversation(life: Life) -> None:
+    """Prompt and record stay in the conversation. Calls, results and the reply's text are deleted."""
     life.turn(*steps(2, "needle", 30), asked="what of it?", answer="so it is, at length " * 10)
     [holder] = life.archive()
     before = session(life)
@@ -61,8 +62,8 @@ def test_messages_are_gone_and_the_conversation_is_not(life: Life) -> None:
     life.check()
 
 
-def test_a_summary_goes_with_the_archive_that_stands_for_it(life: Life) -> None:
-    """As long as the conversation shows it, it stays; what it was made of may be deleted before."""
+def test_compaction_summary_is_deleted_with_its_archive(life: Life) -> None:
+    """The summary stays in the file while the conversation shows it."""
     life.turn(*steps(2, "needle", 30))
     life.archive()
     life.turn(*steps(3, "thorn", 30), stop="error")
@@ -81,8 +82,8 @@ def test_a_summary_goes_with_the_archive_that_stands_for_it(life: Life) -> None:
     assert "word1 word1" not in file(life)
 
 
-def test_a_summary_that_is_shown_no_more_is_gone_with_its_archive(long: Life) -> None:
-    """It tells of what was deleted, so it is deleted too."""
+def test_hidden_summary_is_deleted_with_its_archives(long: Life) -> None:
+    """A summary inside an era contains deleted content, so pruning replaces its text."""
     for number in range(3):
         long.turn(*steps(2, f"n{number}", 30))
     long.compact(4)
@@ -98,8 +99,8 @@ def test_a_summary_that_is_shown_no_more_is_gone_with_its_archive(long: Life) ->
     long.check()
 
 
-def test_what_a_summary_is_shown_with_stays_when_its_archives_go(life: Life) -> None:
-    """What they were about, beside their ids; and that goes too, once it is shown no more."""
+def test_archive_descriptions_in_a_summary_stay_while_it_is_shown(life: Life) -> None:
+    """The description next to each archive's id is deleted once the conversation no longer shows the summary."""
     life.turn(*steps(2, "needle", 30), asked="the copper valve", answer="it sticks")
     [holder] = life.archive()
     life.turn(*steps(1))
@@ -121,8 +122,8 @@ def test_what_a_summary_is_shown_with_stays_when_its_archives_go(life: Life) -> 
     life.check()
 
 
-def test_the_task_that_a_deleted_summary_knew_is_still_known(long: Life) -> None:
-    """The next summary is told it, and nothing else of what was deleted."""
+def test_task_of_a_deleted_summary_is_kept(long: Life) -> None:
+    """The next summary receives the task and no other part of the deleted summary."""
     long.turn(*steps(2, "needle", 30))
     known = details_of(CompactionDigest(task="Mend the pump", question="a thorn?"), "a thorn")
     kept = long.transcript.session.view.items[1].first
@@ -133,12 +134,12 @@ def test_the_task_that_a_deleted_summary_knew_is_still_known(long: Life) -> None
     long.prune(EVER)
     assert "a thorn?" not in file(long)
     assert '"summary":"a thorn"' not in file(long)
-    assert on_record(long.transcript.session.compacted) == CompactionDigest(task="Mend the pump")
+    assert recorded_digest(long.transcript.session.compacted) == CompactionDigest(task="Mend the pump")
     long.check()
 
 
-def test_what_was_deleted_says_so(life: Life) -> None:
-    """However it is asked for."""
+def test_deleted_archive_is_reported_as_deleted(life: Life) -> None:
+    """Reading, asking and describing a deleted archive raise ArchiveDeletedError with the time."""
     life.turn(*steps(1))
     [holder] = life.archive()
     life.prune(EVER)
@@ -148,12 +149,12 @@ def test_what_was_deleted_says_so(life: Life) -> None:
         lambda: life.loop.run(life.archives.source(life.spec, holder)),
         lambda: life.loop.run(life.archives.record(life.spec, holder)),
     ):
-        with pytest.raises(ArchiveDeletedError, match=rf"{holder} held was deleted on 2026-11-21 \(at 10:20:30 UTC"):
+        with pytest.raises(ArchiveDeletedError, match=rf"{holder} was deleted on 2026-11-21 \(at 10:20:30 UTC"):
             asked()
 
 
-def test_search_finds_it_no_more(life: Life, tmp_path: Path) -> None:
-    """Not by its words, not by the prompt that the conversation still shows; others are found where they are."""
+def test_search_does_not_find_deleted_content(life: Life, tmp_path: Path) -> None:
+    """Search finds neither deleted words nor the prompt of a deleted turn, and the index contains neither."""
     life.turn(*steps(1, "needle"), asked="what of apples?")
     life.archive()
     first = later(life)
@@ -175,8 +176,8 @@ def test_search_finds_it_no_more(life: Life, tmp_path: Path) -> None:
     assert found("thorn0.txt") == [other]
 
 
-def test_an_era_keeps_what_is_younger(long: Life) -> None:
-    """Of what it holds, the messages of deleted members say so; the others are what they were, under their numbers."""
+def test_era_keeps_younger_members(long: Life) -> None:
+    """Messages of deleted members are replaced by a marker. Other messages keep their numbers."""
     for number in range(12):
         long.turn(*steps(2, f"t{number}.", 60), asked=f"ask {number}")
         long.archive()
@@ -198,20 +199,21 @@ def test_an_era_keeps_what_is_younger(long: Life) -> None:
     long.check()
 
 
-def test_members_go_with_what_they_are_in(long: Life) -> None:
-    """Though a clock that was set back says that they are younger."""
+def test_members_are_deleted_with_their_era(long: Life) -> None:
+    """The members are deleted even if a wrong clock dates them later."""
     for number in range(12):
         long.turn(*steps(2, f"t{number}.", 60), asked=f"ask {number}")
         long.archive()
     ledger = long.ledger()
     era = next(record for record in ledger.records.values() if record.kind == "era")
     for record in ledger.records.values():
-        ledger.keep(msgspec.structs.replace(record, timestamp="2000" if record is era else "2030"))
+        ledger.put(msgspec.structs.replace(record, timestamp="2000" if record is era else "2030"))
     assert {record.id for record in entries_to_delete(ledger, "2001").records} >= {era.id, *era.members}
 
 
-def test_a_prompt_goes_when_it_is_shown_no_more(long: Life) -> None:
-    """It stays as long as the conversation shows it; once its turn is part of an era, the next time takes it."""
+def test_prompt_is_deleted_once_it_is_hidden(long: Life) -> None:
+    """The prompt of a deleted turn stays while it is shown. After its turn joins an era, the next pruning deletes
+    it."""
     long.turn(*steps(3, "t", 60), asked="what of it?" + " please" * 12 + " my secret")
     long.archive()
     long.prune(EVER)
@@ -225,11 +227,12 @@ def test_a_prompt_goes_when_it_is_shown_no_more(long: Life) -> None:
     long.check()
 
 
-def test_a_summary_goes_when_it_is_shown_no_more(long: Life) -> None:
-    """What a model said of a turn is in the record of the era by then, or nowhere."""
+def test_summary_is_deleted_once_it_is_hidden(long: Life) -> None:
+    """The summary of a deleted turn stays while it is shown. After its turn joins an era, the next pruning deletes
+    it."""
     long.turn(*steps(3, "t", 60))
     [holder] = long.archive()
-    long.summarise(holder, "it was about my secret")
+    long.summarize(holder, "it was about my secret")
     long.prune(EVER)
     assert "my secret" in "".join(map(text_of, long.transcript.session.messages))
     for number in range(12):
@@ -240,8 +243,8 @@ def test_a_summary_goes_when_it_is_shown_no_more(long: Life) -> None:
     long.check()
 
 
-def test_what_was_one_write_still_is(long: Life) -> None:
-    """Archives that were put on record together are there together, or not at all, for whoever reads on."""
+def test_atomic_appends_stay_atomic(long: Life) -> None:
+    """Pruning keeps the marks that join the lines of one append."""
     for number in range(12):
         long.turn(*steps(2, f"t{number}.", 60))
         long.archive()
@@ -251,8 +254,8 @@ def test_what_was_one_write_still_is(long: Life) -> None:
     assert ['"m":1,"c":' in line for line in file(long).splitlines()] == before
 
 
-def test_a_phase_goes_and_its_turn_goes_on(long: Life) -> None:
-    """Its prompt is what the turn is about, and is there when the turn itself is archived."""
+def test_phase_is_deleted_while_its_turn_continues(long: Life) -> None:
+    """The prompt stays, and the later archive of the turn contains markers for the phase's messages."""
     long.begin("what of it?")
     for step in range(4):
         long.say(*steps(1, f"s{step}", 60))
@@ -272,25 +275,25 @@ def test_a_phase_goes_and_its_turn_goes_on(long: Life) -> None:
     long.check()
 
 
-def test_what_brought_a_mark_goes_and_the_mark_stays(life: Life) -> None:
-    """Of a deleted turn nobody reads which page it was; that there was one binds what the agent may do, as before."""
+def test_taint_survives_the_deletion_of_its_origin(life: Life) -> None:
+    """Pruning deletes the origin of the taint from the file and keeps the label."""
     life.begin("what now?")
     life.say(*steps(1, "s", 60))
-    life.transcript.marks((taint_label("untrusted", "fetch_url https://needle.example"),), f"q{life.queries}")
+    life.transcript.record_taint_labels((taint_label("untrusted", "fetch_url https://needle.example"),))
     life.say(*steps(1, "t", 60), assistant("so it is"))
     life.end()
     life.archive()
     life.prune(EVER)
     assert "needle" not in file(life)
-    assert life.transcript.session.marks == (TaintLabel("untrusted"),)
+    assert life.transcript.session.taint_labels == (TaintLabel("untrusted"),)
 
 
-def test_what_was_said_beside_a_turn_goes_with_it(life: Life) -> None:
-    """Of what an assessment or a reflection said nothing is left, nor why a hook failed; what it took stays counted."""
+def test_side_requests_are_deleted_with_their_turn(life: Life) -> None:
+    """Assessments, reflections and hook errors are deleted. Their usage stays."""
     life.begin("what now?")
     for phase in ("assess", "reflect"):
         life.transcript.phase(
-            turn=f"q{life.queries}", phase=phase, by="model", note="needle", did=("note",), usage=Usage(5, 1)
+            turn=f"q{life.queries}", phase=phase, by="model", note="needle", actions=("note",), usage=Usage(5, 1)
         )
         life.say(*steps(1, phase, 60))
     acts = (HookAction("guard", "tool_call", ("block",)), HookAction("odd", "tool_result", error="failed: needle"))
@@ -302,32 +305,33 @@ def test_what_was_said_beside_a_turn_goes_with_it(life: Life) -> None:
     life.prune(EVER)
     assert "needle" not in file(life)
     left = [entry for entry in life.transcript.session.entries if isinstance(entry, PhaseEntry)]
-    assert [(entry.note, entry.deleted, entry.did) for entry in left] == [("", DELETED, ("note",))] * 2
+    assert [(entry.note, entry.deleted, entry.actions) for entry in left] == [("", DELETED, ("note",))] * 2
     assert used.input_tokens == 10
     [kept] = [entry.data for entry in life.transcript.session.entries if isinstance(entry, Custom)]
     assert [(each["hook"], each.get("error")) for each in kept["acts"]] == [("guard", None), ("odd", "deleted")]
 
 
-def test_tasks_of_long_ago_go_and_those_in_force_stay(life: Life) -> None:
-    """What a deleted turn meant to do goes with it, but for the list that the agent still goes by."""
+def test_old_tasks_are_deleted_and_current_ones_kept(life: Life) -> None:
+    """Pruning deletes the task lists of archived turns, except for the current list."""
     for name in ("first", "second"):
         life.begin("what now?")
         life.say(*steps(1))
-        life.transcript.tasks(new_tasks([f"{name} needle"]), f"q{life.queries}")
+        life.transcript.tasks(new_tasks([f"{name} needle"]))
         life.say(assistant("so"))
         life.end()
         life.archive()
     life.prune(EVER)
     assert "first needle" not in file(life)
     assert life.transcript.session.tasks == new_tasks(["second needle"])
-    life.transcript.tasks(new_tasks(["third"]), "")
+    life.transcript.turn = ""
+    life.transcript.tasks(new_tasks(["third"]))
     life.prune(EVER)
     assert life.transcript.session.tasks == new_tasks(["third"])
     life.check()
 
 
-def test_twice_is_once(life: Life) -> None:
-    """A second time there is nothing to do, and not a byte changes."""
+def test_pruning_twice_changes_nothing(life: Life) -> None:
+    """The second pruning finds no content to delete and does not rewrite the file."""
     life.turn(*steps(1))
     life.archive()
     life.prune(EVER)
@@ -336,8 +340,8 @@ def test_twice_is_once(life: Life) -> None:
     assert life.transcript.path.stat().st_ino == before.st_ino
 
 
-def test_nothing_old_enough(life: Life) -> None:
-    """Nothing is written."""
+def test_pruning_without_old_archives_writes_nothing(life: Life) -> None:
+    """The file is unchanged, and the result is empty."""
     life.turn(*steps(1))
     life.archive()
     before = file(life)
@@ -346,44 +350,45 @@ def test_nothing_old_enough(life: Life) -> None:
     assert file(life) == before
 
 
-def test_the_holders_own_session_goes_too(life: Life, tmp_path: Path) -> None:
-    """What it was asked, and what it said, in quotations; its size is part of what is told."""
+def test_holder_session_is_deleted_with_its_archive(life: Life, tmp_path: Path) -> None:
+    """The reported size includes the holder's session."""
     life.turn(*steps(1))
     [holder] = life.archive()
     own = tmp_path / deletion.HOLDERS / holder
     asked = Transcript.open(own, agent=holder, cwd="/")
     asked.message(user("needle?"))
     asked.close()
-    _, beside = life.loop.run(life.archives.doomed(life.spec, EVER))
-    assert beside >= len("needle?")
-    assert life.prune(EVER).bytes == beside
+    _, beside = life.loop.run(life.archives.content_to_delete(life.spec, EVER))
+    assert beside == sum(path.stat().st_size for path in own.iterdir()) >= len("needle?")
+    life.prune(EVER)
     assert not own.exists()
 
 
-def test_a_holder_at_work_is_left_alone(life: Life, tmp_path: Path) -> None:
-    """Whoever has its folder is told of; the next time it goes."""
+def test_working_holder_is_skipped_and_reported(life: Life, tmp_path: Path) -> None:
+    """The next pruning deletes the holder's session."""
     life.turn(*steps(1))
     [holder] = life.archive()
     lock = FolderLock.acquire(tmp_path / deletion.HOLDERS / holder)
     life.transcript.close()
+    life.loop.run(life.archives.delete(life.spec, EVER, DELETED))
     with pytest.raises(LockedError):
-        life.loop.run(life.archives.delete(life.spec, EVER, DELETED))
+        life.loop.run(life.archives.finish_deletion(life.spec, rewritten=True))
     lock.release()
     life.restart()
     life.prune(EVER)
     assert not (tmp_path / deletion.HOLDERS / holder).exists()
 
 
-def test_an_agent_with_a_process_is_left_alone(life: Life) -> None:
-    """Its file is its own."""
+def test_agent_with_a_process_is_skipped(life: Life) -> None:
+    """The process writes its session file, so pruning refuses with LockedError."""
     life.turn(*steps(1))
     life.archive()
     with pytest.raises(LockedError, match="is in use by process"):
         life.loop.run(life.archives.delete(life.spec, EVER, DELETED))
 
 
-def test_long_results_go_with_the_messages_that_name_them(life: Life, tmp_path: Path) -> None:
-    """What was stashed under a handle that only they name; others stay."""
+def test_stored_results_are_deleted_with_their_messages(life: Life, tmp_path: Path) -> None:
+    """Pruning keeps a stored result if another message mentions its handle."""
     stash = tmp_path / "stash"
     stash.mkdir()
     for number in (1, 2):
@@ -395,20 +400,20 @@ def test_long_results_go_with_the_messages_that_name_them(life: Life, tmp_path: 
     assert [file.read_text() for file in stash.iterdir()] == ["needle 2"]
 
 
-def test_bytes_that_were_cut_off_go_when_they_are_as_old(life: Life, tmp_path: Path) -> None:
-    """They may be of the same turns."""
+def test_torn_tails_of_the_same_age_are_deleted(life: Life, tmp_path: Path) -> None:
+    """Torn tails that are not newer than the deleted archives may contain deleted messages."""
     life.turn(*steps(1))
     life.archive()
     old, young = tmp_path / "session.jsonl.torn-1", tmp_path / "session.jsonl.torn-2"
-    for torn, at in ((old, 1.0), (young, 4e9)):
+    for torn, at in ((old, 1.0), (young, time.time() + 60)):
         torn.write_text("x")
         os.utime(torn, (at, at))
     life.prune("2030-01-01T00:00:00.000Z")
     assert (old.exists(), young.exists()) == (False, True)
 
 
-def test_the_new_file_is_sound(life: Life) -> None:
-    """Its chain of checksums holds from the first line to the last, and it goes on there."""
+def test_pruned_file_has_a_valid_checksum_chain(life: Life) -> None:
+    """The log accepts appends after pruning and reads without a report of damage."""
     life.turn(*steps(2))
     life.archive()
     life.prune(EVER)

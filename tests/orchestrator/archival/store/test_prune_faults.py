@@ -1,4 +1,4 @@
-"""What pruning does where lines are damaged, and when the disk fails on its way."""
+"""Pruning of files with damaged lines, and pruning while the disk fails."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orch.archival.store import prune
 from orch_protocol.core.errors import DamagedError, StoreError
 from orch_protocol.core.messages import user
 from orch_worker.session.log import atomic_rewrite
-from orch_worker.session.log.append_log import load
+from orch_worker.session.log.log_reader import load
 from orchestrator.archival.store.prune_samples import EVER, file, later
 
 pytestmark = pytest.mark.usefixtures("no_disk")
@@ -23,8 +23,8 @@ def _without_stub(collapse: Any) -> Any:
 
 
 @pytest.mark.parametrize("was", [b"word0", b'{"type":"message","id":"'])
-def test_what_a_damaged_line_holds_goes_too(long: Life, was: bytes) -> None:
-    """It may be any of it. The line stays, as damaged as it was: others keep their numbers where it was theirs too."""
+def test_damaged_line_is_blanked(long: Life, was: bytes) -> None:
+    """The damaged line may contain deleted content. It stays damaged, and the entry numbers stay valid."""
     for number in range(12):
         long.turn(*steps(1, f"t{number}.", 60))
         long.archive()
@@ -48,8 +48,8 @@ def test_what_a_damaged_line_holds_goes_too(long: Life, was: bytes) -> None:
     assert not long.prune(first.timestamp).going.due
 
 
-def test_damage_that_is_nobodys_stays(life: Life) -> None:
-    """It is kept and told of as before, and the lines behind it are read as before."""
+def test_unrelated_damage_is_kept_and_reported(life: Life) -> None:
+    """Damaged lines outside the deleted archives stay in the file, and later entries are read as before."""
     life.turn(*steps(1, "needle"))
     life.archive()
     life.begin("what of it?")
@@ -66,8 +66,8 @@ def test_damage_that_is_nobodys_stays(life: Life) -> None:
     assert life.read(other) == held
 
 
-def test_a_damaged_archive_stays_damaged(life: Life) -> None:
-    """What was not what had been archived does not become it because others are deleted."""
+def test_damaged_archive_stays_damaged_after_pruning_others(life: Life) -> None:
+    """Pruning does not recompute the hash of a damaged archive."""
     life.turn(*steps(1, "needle"))
     life.archive()
     first = later(life)
@@ -86,8 +86,8 @@ def test_a_damaged_archive_stays_damaged(life: Life) -> None:
 
 
 @pytest.mark.parametrize("fault", ["open", "write", "fsync", "replace", "check"])
-def test_a_fault_on_the_way_leaves_everything(life: Life, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    """A full disk, or a defect that would have changed the conversation: not a byte of the old file is touched."""
+def test_failure_during_pruning_keeps_the_old_file(life: Life, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    """The file stays unchanged when an operation of the disk fails or the new file does not pass its check."""
     life.turn(*steps(1))
     [holder] = life.archive()
     before = file(life)
@@ -97,10 +97,10 @@ def test_a_fault_on_the_way_leaves_everything(life: Life, monkeypatch: pytest.Mo
         raise OSError(28, "No space left on device")
 
     if fault == "check":
-        monkeypatch.setattr(prune._Copy, "_forgotten", lambda _self, collapse, *_: _without_stub(collapse))
+        monkeypatch.setattr(prune._FileCopy, "_remove_content", lambda _self, collapse, *_: _without_stub(collapse))
     else:
         monkeypatch.setattr(atomic_rewrite.os, fault, fail)
-    with pytest.raises(StoreError, match="would not be the same" if fault == "check" else "disk full"):
+    with pytest.raises(StoreError, match="would not contain the same" if fault == "check" else "disk full"):
         life.loop.run(life.archives.delete(life.spec, EVER, DELETED))
     monkeypatch.undo()
     assert file(life) == before

@@ -1,4 +1,4 @@
-"""Search: what can be found, how it is told, and what happens without an index."""
+"""Search in archives: results, ranking, the tools for the model, and searches without an index."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ HAYSTACK = (
 
 @pytest.fixture(params=SHAPES, ids=lambda shape: shape.name)
 def shape(request: pytest.FixtureRequest) -> Shape:
-    """Each message shape in turn."""
+    """Each message format in turn."""
     given_shape: Shape = request.param
     return given_shape
 
 
 @pytest.fixture
 def archiver(tmp_path: Path, shape: Shape) -> Iterator[Archiver]:
-    """An archiver with ten dull turns and one that has it all."""
+    """An archiver with ten ordinary turns and one turn that contains every needle."""
     with Archiver(tmp_path / "archive", shape.name, "seed") as made:
         made.fold([message for number in range(10) for message in work(shape, number, steps=6)])
         made.fold(telling(shape))
@@ -62,7 +62,7 @@ def archiver(tmp_path: Path, shape: Shape) -> Iterator[Archiver]:
 
 
 def telling(shape: Shape) -> list[dict[str, Any]]:
-    """Return a turn whose third message has everything in it."""
+    """Return a turn whose third message is the haystack."""
     turn = [shape.user("Look around"), shape.calls(("c0", "bash", {"command": "ls"})), *shape.results(("c0", HAYSTACK))]
     for number in range(1, 6):
         input = {"command": "grep -rn 'open(' src/ | head -3", "secret_key_name": True}
@@ -71,8 +71,8 @@ def telling(shape: Shape) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("what", NEEDLES)
-def test_everything_is_found(archiver: Archiver, what: str) -> None:
-    """Whatever it is, the first hit holds it, and reading that very entry shows it."""
+def test_every_archived_text_is_found(archiver: Archiver, what: str) -> None:
+    """The first hit contains the text, and so does the entry that the hit names."""
     needle = NEEDLES[what]
     hit = archiver.search(needle)[0]
     assert hit.exact
@@ -81,15 +81,15 @@ def test_everything_is_found(archiver: Archiver, what: str) -> None:
     assert json.dumps(needle, ensure_ascii=False)[1:-1] in json.dumps(found, ensure_ascii=False).replace("\\\\", "\\")
 
 
-def test_search_is_fresh(shape: Shape, archiver: Archiver) -> None:
-    """What was archived a moment ago is found."""
+def test_new_archive_is_searchable_at_once(shape: Shape, archiver: Archiver) -> None:
+    """A search finds an archive directly after the fold that created it."""
     assert archiver.search("needle_77_1 ")[:1] == []
     archiver.fold(work(shape, 77, steps=6))
     assert archiver.search("needle_77_1")[0].task == "Look into module 77"
 
 
-def test_what_was_found_comes_before_what_was_asked(shape: Shape, archiver: Archiver) -> None:
-    """An archive shows several of its places, its prompt last; but every archive shows one first."""
+def test_results_rank_before_the_prompt_that_asked(shape: Shape, archiver: Archiver) -> None:
+    """The first hits come from different archives, and hits in results precede hits in prompts."""
     for number in (1, 2):
         call = shape.calls((f"c{number}", "grep", {"pattern": "valve_9"}))
         results = shape.results((f"c{number}", f"src/{number}.py: valve_9 = open()\n" + "words, more; " * 4000))
@@ -102,8 +102,8 @@ def test_what_was_found_comes_before_what_was_asked(shape: Shape, archiver: Arch
     assert len(archiver.search("valve_9", 2)) == 2
 
 
-def test_the_place_that_holds_most_of_a_question_is_shown(shape: Shape, archiver: Archiver) -> None:
-    """Not the prompt that asked the same, and not another turn's that says less of it."""
+def test_passage_with_most_query_terms_is_shown(shape: Shape, archiver: Archiver) -> None:
+    """The passage comes from the result and not from the prompt."""
     for number in range(6):
         call = shape.calls((f"c{number}", "read_file", {"path": "log"}))
         results = shape.results((f"c{number}", f"item {number}: valve V000{number} pressure 1.{number}1 bar\n" * 1200))
@@ -114,16 +114,16 @@ def test_the_place_that_holds_most_of_a_question_is_shown(shape: Shape, archiver
         assert "How is" not in hit.text
 
 
-def test_exact_case_comes_before_any_other(archiver: Archiver) -> None:
-    """Letter by letter is exact; in another case it is similar, and still found."""
+def test_exact_case_ranks_first(archiver: Archiver) -> None:
+    """Matches in another case rank as similar."""
     assert archiver.search("handle_pump")[0].exact
     similar = archiver.search("HANDLE_PUMP")[0]
     assert not similar.exact
     assert "handle_pump" in similar.text
 
 
-def test_words_apart_are_found(archiver: Archiver) -> None:
-    """Words that stand nowhere in a row are found where all of them are, else where any is."""
+def test_separated_words_are_found(archiver: Archiver) -> None:
+    """Entries with all words rank first. Otherwise entries with any of the words match."""
     both = archiver.search("valve 90210 stuck")
     assert not both[0].exact
     assert both[0].task == "Look around"
@@ -134,20 +134,20 @@ def test_words_apart_are_found(archiver: Archiver) -> None:
 @pytest.mark.parametrize(
     "query", ["", "  ", "\n", '"', "*", "AND", "NEAR(", "a OR", "-", "x" * 100_000, "\ud800", "\x00"]
 )
-def test_odd_queries_are_answered(archiver: Archiver, query: str) -> None:
-    """No query is an error, whatever language the index speaks."""
+def test_any_query_is_answered(archiver: Archiver, query: str) -> None:
+    """The query syntax of the index has no effect."""
     assert isinstance(archiver.search(query), list)
 
 
 def test_hits_are_limited(archiver: Archiver) -> None:
-    """As many hits as asked for, one an archive; none for a limit of none."""
+    """A search returns at most the requested number of hits. A limit of zero returns none."""
     assert len(archiver.search("read_file", 3)) == 3
     assert len({hit.id for hit in archiver.search("read_file", 50)}) == 10
     assert archiver.search("read_file", 0) == []
 
 
-def test_index_is_derived(tmp_path: Path, shape: Shape, archiver: Archiver) -> None:
-    """Removed, spoilt, or of another folder, the index is made anew and finds the same."""
+def test_index_is_rebuilt_when_missing_damaged_or_foreign(tmp_path: Path, shape: Shape, archiver: Archiver) -> None:
+    """A search after each kind of damage finds the same hits."""
     before = archiver.search("overflow42")
     archiver.close()
     path = tmp_path / "archive" / "index.sqlite"
@@ -165,8 +165,8 @@ def test_index_is_derived(tmp_path: Path, shape: Shape, archiver: Archiver) -> N
             assert again.search("overflow42") == before
 
 
-def test_index_made_anew_is_the_same(tmp_path: Path, shape: Shape, archiver: Archiver) -> None:
-    """Built turn by turn or all at once, the index answers alike."""
+def test_rebuilt_index_answers_like_an_incremental_one(tmp_path: Path, shape: Shape, archiver: Archiver) -> None:
+    """An index built in one pass returns the same hits as an index built turn by turn."""
     queries = ["needle_3_1", "read_file", "valve 7", "世界", "module"]
     grown = [archiver.search(query) for query in queries]
     archiver.close()
@@ -175,8 +175,10 @@ def test_index_made_anew_is_the_same(tmp_path: Path, shape: Shape, archiver: Arc
         assert [again.search(query) for query in queries] == grown
 
 
-def test_without_an_index_reading_finds_it(tmp_path: Path, shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the database cannot be had, everything exact is found all the same."""
+def test_search_without_sqlite_finds_exact_matches(
+    tmp_path: Path, shape: Shape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the full-text module of SQLite, a search still finds every exact match."""
 
     def missing(*_: object, **__: object) -> sqlite3.Connection:
         raise sqlite3.OperationalError("no such module: fts5")
@@ -188,8 +190,8 @@ def test_without_an_index_reading_finds_it(tmp_path: Path, shape: Shape, monkeyp
             assert archiver.search(needle)[0].exact
 
 
-def test_hits_in_phases_and_eras_can_be_read(tmp_path: Path, shape: Shape) -> None:
-    """Wherever a thing went, turn, phase or era, its hit leads to the very message."""
+def test_hits_in_phases_and_eras_point_to_the_message(tmp_path: Path, shape: Shape) -> None:
+    """The entry of each hit contains the text in archives of turns, phases and eras."""
     config = ArchivalConfig(profile="economy", high_tokens=3000, low_tokens=800, rollup_tokens=900)
     with Archiver(tmp_path, shape.name, config=config) as archiver:
         live: list[dict[str, Any]] = []
@@ -209,10 +211,10 @@ def test_hits_in_phases_and_eras_can_be_read(tmp_path: Path, shape: Shape) -> No
             assert needle.strip() in json.dumps(archiver.read_archive(hit.id, hit.entry, hit.entry))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
-def test_any_piece_of_a_text_is_found(data: st.DataObject) -> None:
-    """Any piece of what was archived, cut anywhere, is found exactly."""
+def test_any_substring_is_found_exactly(data: st.DataObject) -> None:
+    """Any substring of an archived result is an exact match."""
     from tempfile import TemporaryDirectory
 
     shape = SHAPES[0]
@@ -227,8 +229,8 @@ def test_any_piece_of_a_text_is_found(data: st.DataObject) -> None:
             assert archiver.search(piece)[0].exact
 
 
-def test_passages_are_short_and_hold_the_query() -> None:
-    """A passage is a few lines around the place; a long query is in it whole."""
+def test_passages_are_short_and_contain_the_query() -> None:
+    """A passage has a few lines around the match. It contains a long query completely."""
     text = "before\n" * 500 + "the needle is here" + "\nafter" * 500
     found = passage(text, "needle is")
     assert found is not None
@@ -241,13 +243,13 @@ def test_passages_are_short_and_hold_the_query() -> None:
     assert passage(text, "zebra") is None
 
 
-def test_tools_for_the_model(archiver: Archiver) -> None:
-    """Both tools are defined in the caller's shape and answer in text; what goes wrong is said in it."""
+def test_archive_tools_for_the_model(archiver: Archiver) -> None:
+    """The tools `search_archive` and `read_archive` have the caller's message format and return text."""
     names = [tool.get("name") or tool["function"]["name"] for tool in archiver.tools()]
     assert names == ["search_archive", "read_archive"]
-    said = archiver.call("search_archive", {"query": "overflow42"})
-    assert "(Look around):" in said
-    id, _, entry = said.split()[:3]
+    found = archiver.call("search_archive", {"query": "overflow42"})
+    assert "(Look around):" in found
+    id, _, entry = found.split()[:3]
     assert "handle_pump_overflow42" in archiver.call(
         "read_archive", {"id": id, "first": int(entry), "last": int(entry)}
     )
@@ -259,20 +261,20 @@ def test_tools_for_the_model(archiver: Archiver) -> None:
         assert archiver.call(name, input).startswith("Error: ")
 
 
-def test_answers_to_the_model_are_bounded(tmp_path: Path, shape: Shape) -> None:
-    """Many hits and long entries are cut, with word of how to get the rest."""
+def test_tool_answers_are_bounded(tmp_path: Path, shape: Shape) -> None:
+    """A truncated answer says how to get the rest."""
     with Archiver(tmp_path, shape.name, "seed") as archiver:
         archiver.fold([message for n in range(60) for message in work(shape, n, steps=6, size=3000)])
         hits = archiver.call("search_archive", {"query": "words, more", "limit": 50})
         assert len(hits) < 6_000
-        assert "more: ask for something more particular" in hits
+        assert "more: use a more specific query" in hits
         read = archiver.call("read_archive", {"id": archiver.archives()[0].id})
         assert len(read) < 14_000
         assert "[more: read_archive with first=" in read
 
 
-def test_damaged_archives_are_passed_over(tmp_path: Path, shape: Shape, archiver: Archiver) -> None:
-    """One archive that cannot be read any more hides no other, with or without an index."""
+def test_unreadable_archive_hides_no_other(tmp_path: Path, shape: Shape, archiver: Archiver) -> None:
+    """Search reports the damaged archive and finds the others, with and without an index."""
     archiver.close()
     path = tmp_path / "archive" / "archive-000001.jsonl"
     path.write_bytes(path.read_bytes().replace(b"needle_3_1 ", b"noodle_3_1 "))
@@ -285,8 +287,8 @@ def test_damaged_archives_are_passed_over(tmp_path: Path, shape: Shape, archiver
         (tmp_path / "archive" / "index.sqlite").unlink()
 
 
-def test_lost_file_is_an_error_that_names_it(tmp_path: Path, archiver: Archiver) -> None:
-    """When somebody removes the archives under it, a search says so, and the model is told in words."""
+def test_missing_archive_file_is_named(tmp_path: Path, archiver: Archiver) -> None:
+    """The error and the text for the model contain the file's name."""
     (tmp_path / "archive" / "archive-000001.jsonl").unlink()
     with pytest.raises(StoreError, match="archive-000001"):
         archiver.search("overflow42")

@@ -1,4 +1,4 @@
-"""The archives of a running agent, read from its file: as it grows, when it is damaged, when it is another one."""
+"""The archives in the session file of a running agent: growth, damage and replacement of the file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from orch_protocol.core.messages import Message, assistant, text_of, user
 from orch_protocol.session.entries import CompactionEntry
 from orch_worker.context.holder_query import archived_text as shown_of
 from orch_worker.session.log.append_log import AppendLog
-from orch_worker.session.transcript import read_session
+from orch_worker.session.log.log_reader import LogCursor
+from orch_worker.session.session_reader import read_session
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,7 @@ def life(tmp_path: Path) -> Iterator[Life]:
 
 
 def lived(folder: Path) -> Life:
-    """Return an agent with phases, turns and eras behind it, and a turn that is not archived."""
+    """Return an agent with archived phases, turns and eras, and one turn that is not archived."""
     life = Life(folder, PROFILES["tight"])
     for number in range(7):
         life.work(number, 2, 40)
@@ -44,10 +45,10 @@ def lived(folder: Path) -> Life:
 
 
 class TestGrowing:
-    """Reading goes on where it ended."""
+    """A reader continues where it stopped."""
 
-    def test_what_is_new_is_told_once(self, life: Life) -> None:
-        """Each archive is returned by the reading that found it."""
+    def test_each_new_archive_is_returned_once(self, life: Life) -> None:
+        """`catch_up` returns an archive only at the first call after its creation."""
         ledger = SessionArchives(life.folder)
         assert ledger.catch_up() == []
         life.turn(*steps(1))
@@ -55,18 +56,28 @@ class TestGrowing:
         assert [record.id for record in ledger.catch_up()] == [holder]
         assert ledger.catch_up() == []
 
-    def test_there_is_no_file_yet(self, tmp_path: Path) -> None:
-        """Then there is nothing to know."""
+    def test_conversation_without_branches_is_read_once(self, life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The header is not an entry of the tree, so the first entry after it does not look like a branch."""
+        life.turn(*steps(1))
+        (holder,) = life.archive()
+        reads = []
+        read = LogCursor.read
+        monkeypatch.setattr(LogCursor, "read", lambda self, file: reads.append(1) or read(self, file))
+        assert [record.id for record in SessionArchives(life.folder).catch_up()] == [holder]
+        assert len(reads) == 1
+
+    def test_missing_file_has_no_archives(self, tmp_path: Path) -> None:
+        """`catch_up` returns an empty list if the file does not exist."""
         assert SessionArchives(tmp_path / "nobody").catch_up() == []
 
-    def test_a_file_that_cannot_be_read_says_so(self, tmp_path: Path) -> None:
-        """With its path."""
+    def test_unreadable_file_is_named_with_the_reason(self, tmp_path: Path) -> None:
+        """The StoreError contains the path."""
         (tmp_path / "session.jsonl").mkdir()
         with pytest.raises(StoreError, match=r"session\.jsonl"):
             SessionArchives(tmp_path).catch_up()
 
-    def test_an_append_counts_when_all_of_it_is_there(self, tmp_path: Path) -> None:
-        """At every byte of two archives in one append there are either none of them or both, for both sides."""
+    def test_append_counts_when_complete(self, tmp_path: Path) -> None:
+        """In a file cut at any byte, root and worker count both archives of an append or none."""
         life = Life(tmp_path / "agent", EAGER)
         life.begin("one")
         life.say(*steps(1, "a"), assistant("a"))
@@ -89,10 +100,10 @@ class TestGrowing:
 
 
 class TestAnotherFile:
-    """The file is not the one that was seen."""
+    """The session file is not the file that the reader has read."""
 
-    def test_a_shorter_one(self, life: Life) -> None:
-        """What is there counts, and nothing else."""
+    def test_shorter_file_replaces_what_was_read(self, life: Life) -> None:
+        """After the file shrinks, only the archives in the file count."""
         kept, _ = life.turn(*steps(1)) and life.archive()[0], (life.folder / "session.jsonl").read_bytes()
         earlier = (life.folder / "session.jsonl").read_bytes()
         life.turn(*steps(1))
@@ -103,8 +114,8 @@ class TestAnotherFile:
         ledger.catch_up()
         assert list(ledger.records) == [kept]
 
-    def test_one_that_has_grown_past_where_it_was_read(self, life: Life) -> None:
-        """Its length says nothing; what stands where reading ended does. The search is about the new one too."""
+    def test_replaced_and_longer_file_is_detected(self, life: Life) -> None:
+        """The bytes at the last position differ, and the index is rebuilt for the new file."""
         life.turn(*steps(1, "old", 30), asked="first")
         life.archive()
         earlier = (life.folder / "session.jsonl").read_bytes()
@@ -120,8 +131,8 @@ class TestAnotherFile:
         assert [hit.id for hit in life.search("iron pump")] == [new]
         assert life.search("copper valve")[:1] == [] or not life.search("copper valve")[0].exact
 
-    def test_the_index_was_of_another_one(self, life: Life) -> None:
-        """A root that comes later finds an index on the disk that does not fit the archives: it is made anew."""
+    def test_index_of_another_file_is_rebuilt(self, life: Life) -> None:
+        """A new root finds an index that does not match the session file, and rebuilds it."""
         life.turn(*steps(1, "old", 30), asked="first")
         life.archive()
         earlier = (life.folder / "session.jsonl").read_bytes()
@@ -136,8 +147,8 @@ class TestAnotherFile:
         (new,) = life.archive()
         assert [hit.id for hit in life.search("pump iron")] == [new]
 
-    def test_none_any_more(self, life: Life) -> None:
-        """Then nothing is known."""
+    def test_removed_file_has_no_archives(self, life: Life) -> None:
+        """After the file is removed, the reader has no archives."""
         life.turn(*steps(1))
         life.archive()
         ledger = life.ledger()
@@ -147,7 +158,7 @@ class TestAnotherFile:
 
 
 def agree(folder: Path) -> SessionArchives:
-    """Hold that the agent's process and its root see the same in the file. Return what the root sees."""
+    """Check that root and worker show the same conversation. Return the root's archives."""
     ledger = SessionArchives(folder)
     ledger.catch_up()
     shown = [(item.message, item.first, item.last) for item in read_session(folder).view.items]
@@ -171,17 +182,17 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 
 class TestDamage:
-    """One line of the file is not what was written."""
+    """One line of the file is damaged or lost."""
 
     @pytest.mark.parametrize("damage", DAMAGES)
-    def test_it_costs_what_stood_on_it_and_no_more(self, damage: str, tmp_path: Path) -> None:
-        """Wherever it is: both sides agree, the others are read as before, this one says which, life goes on."""
+    def test_damage_costs_only_dependent_archives(self, damage: str, tmp_path: Path) -> None:
+        """Every other archive can be read, root and worker agree, and the agent continues."""
         life = lived(tmp_path / "agent")
         whole = {record.id: life.read(record.id) for record in life.records()}
         spans = {record.id: record.spans for record in life.records()}
         life.close()
         lines = (life.folder / "session.jsonl").read_bytes().splitlines(keepends=True)
-        offset = len(lines[0])  # without its head it is no file of ours; its last line is a torn tail
+        offset = len(lines[0])  # without the header, the file is foreign; the last line would be a torn tail
         for number, line in enumerate(lines[1:-1], 1):
             folder = tmp_path / f"{number}"
             folder.mkdir()
@@ -200,8 +211,8 @@ class TestDamage:
             shutil.rmtree(folder)
             offset += len(line)
 
-    def test_of_an_archive_what_is_not_damaged_is_read(self, life: Life) -> None:
-        """By entry; the one that is says so with its number and where it is. Its holder is shown the others."""
+    def test_undamaged_entries_of_an_archive_are_readable(self, life: Life) -> None:
+        """The error contains the number and position of the damaged entry. The holder receives all other entries."""
         life.turn(*steps(2), answer="green")
         (holder,) = life.archive()
         whole = life.read(holder)
@@ -210,13 +221,13 @@ class TestDamage:
             life.read(holder)
         assert life.read(holder, 1, 2) == whole[:2]
         assert life.read(holder, 4) == whole[3:]
-        told = [text_of(message) for message in shown_of(life.source(holder), 0)]
-        assert told[2] == "[entry 3]\n(This entry is damaged on the disk and cannot be read.)"
-        assert told[5] == "[entry 6]\ngreen"
+        text = [text_of(message) for message in shown_of(life.source(holder), 0)]
+        assert text[2] == "[entry 3]\n(This entry is damaged on the disk and cannot be read.)"
+        assert text[5] == "[entry 6]\ngreen"
         assert [hit.entry for hit in life.search("word1")] == [5]
 
-    def test_what_was_damaged_before_is_not_archived(self, life: Life) -> None:
-        """Nobody was shown it: an archive holds what was there."""
+    def test_entries_damaged_before_archiving_are_not_part_of_the_archive(self, life: Life) -> None:
+        """The agent never read the damaged entry, so the archive contains only the other entries."""
         life.begin("one")
         life.say(*steps(2), assistant("first"), assistant("then"))
         life.end()
@@ -228,8 +239,8 @@ class TestDamage:
         assert len(life.read(holder)) == life.records()[0].count == 6
         agree(life.folder)
 
-    def test_what_stands_in_place_of_another_is_not_believed(self, life: Life) -> None:
-        """Lines that are whole, and yet not those that were archived."""
+    def test_replaced_lines_are_detected(self, life: Life) -> None:
+        """The lines of another session are valid, but their hash differs from that of the archived messages."""
         life.turn(*steps(1), asked="one")
         (holder,) = life.archive()
         ledger = life.ledger()
@@ -243,7 +254,7 @@ class TestDamage:
 
 
 def read_or_told(ledger: SessionArchives, id: str, whole: list[Message]) -> None:
-    """Hold that the archive is read as it was, or is said to be damaged."""
+    """Check that the archive is read unchanged or reported as damaged."""
     found = None
     with contextlib.suppress(DamagedError):
         found = ledger.read(id)
@@ -255,7 +266,7 @@ def read_or_told(ledger: SessionArchives, id: str, whole: list[Message]) -> None
 
 
 def goes_on(folder: Path) -> None:
-    """Hold that the agent in `folder` answers, archives and is read."""
+    """Check that the agent in `folder` answers, archives and can be read."""
     life = Life(folder, PROFILES["eager"])
     life.turn(*steps(2, "more"))
     made = life.archive()
@@ -265,8 +276,8 @@ def goes_on(folder: Path) -> None:
     life.close()
 
 
-def test_an_archive_of_another_version_is_one(life: Life) -> None:
-    """What is on record of it may be anything: what left the conversation is known, searched and read all the same."""
+def test_archive_entry_of_another_version_still_counts(life: Life) -> None:
+    """The archive replaces its entries in the conversation, and its messages can be searched and read."""
     life.turn(*steps(1), asked="the copper valve")
     (collapse,) = life.plan().collapses
     life.transcript.archive([msgspec.structs.replace(collapse, record={"version": 2})])
@@ -278,8 +289,8 @@ def test_an_archive_of_another_version_is_one(life: Life) -> None:
     agree(life.folder)
 
 
-def test_what_a_compaction_stands_for_can_be_archived_whole(life: Life) -> None:
-    """Root and agent show the same after a compaction, and an archive of the summary holds all it stands for."""
+def test_archive_of_a_compaction_contains_everything_it_replaced(life: Life) -> None:
+    """Root and worker show the same after a compaction, and its summary covers four messages."""
     life.turn(*steps(1), asked="old")
     life.turn(*steps(1), asked="new")
     kept = next(entry.id for entry in life.entries() if text_of(entry.message) == "new")
@@ -292,11 +303,11 @@ def test_what_a_compaction_stands_for_can_be_archived_whole(life: Life) -> None:
     assert list(ledger.view) == list(life.transcript.session.view)
     assert "so far" in text_of(next(iter(ledger.view)))
     cover = ledger.view.items[0].note
-    assert (cover.messages, cover.own) == (4, False)
+    assert (cover.messages, cover.contains_message) == (4, False)
 
 
-def test_what_was_compacted_in_a_turn_is_found_once_a_phase_of_it_goes(tmp_path: Path) -> None:
-    """Who reads the phase is shown it, so search finds it there: with the phase that came first, and in no other."""
+def test_text_compacted_within_a_turn_is_found_in_its_first_phase(tmp_path: Path) -> None:
+    """A search finds the text in the phase that contains the summary and in no other archive."""
     life = Life(tmp_path, PROFILES["phases"])
     life.begin("ask")
     life.say(*steps(2, "early", 8))

@@ -1,4 +1,4 @@
-"""The folder of archives: durable, whole or not there, readable after anything."""
+"""The archive store: appends are durable and complete, and readable after damage."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILE = "archive-000001.jsonl"
 
 
 def record(**changes: Any) -> ArchiveRecord:
-    """Return what is known of an archive before it is one."""
+    """Return a record without id and number."""
     given = ArchiveRecord(
         id="",
         number=0,
@@ -27,7 +27,7 @@ def record(**changes: Any) -> ArchiveRecord:
         task="t",
         count=0,
         prompts=1,
-        stands=2,
+        replaced_messages=2,
         calls=1,
         turns=1,
         tokens=10,
@@ -46,10 +46,10 @@ def turn(text: str) -> list[StoredMessage]:
 
 
 def test_archives_survive_a_restart(tmp_path: Path) -> None:
-    """Ids, order, records, summaries and messages are the same when the folder is opened again."""
+    """The records, their order, the summary and the messages are the same after a restart."""
     archive = ArchiveStore.open(tmp_path)
     first, second = archive.add(record(), turn("a")), archive.add(record(), turn("b"))
-    archive.summarise(second.id, "summary")
+    archive.summarize(second.id, "summary")
     before = archive.records
     archive.close()
     again = ArchiveStore.open(tmp_path)
@@ -61,8 +61,8 @@ def test_archives_survive_a_restart(tmp_path: Path) -> None:
     again.close()
 
 
-def test_archive_is_on_the_disk_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each archive is one write and one sync; when the sync fails there is no archive."""
+def test_archive_is_synced_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An archive needs one write and one sync. After a failed sync, the archive does not count."""
     archive = ArchiveStore.open(tmp_path)
     archive.add(record(), turn("a"))
     synced: list[int] = []
@@ -82,7 +82,7 @@ def test_archive_is_on_the_disk_before_it_counts(tmp_path: Path, monkeypatch: py
 
 
 def test_full_disk_archives_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the write fails, nothing was archived, the file is what it was, and the next one works."""
+    """The file is unchanged, and the next attempt succeeds."""
     archive = ArchiveStore.open(tmp_path)
     archive.add(record(), turn("a"))
     size = (tmp_path / FILE).stat().st_size
@@ -102,8 +102,8 @@ def test_full_disk_archives_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("kept", [0.2, 0.5, 0.9])
-def test_torn_archive_is_none(tmp_path: Path, kept: float) -> None:
-    """Of an archive whose write was cut off nothing counts; those before it do, and it is said."""
+def test_torn_archive_does_not_count(tmp_path: Path, kept: float) -> None:
+    """The store reports the unfinished write, and earlier archives count."""
     archive = ArchiveStore.open(tmp_path)
     first = archive.add(record(), turn("a"))
     size = (tmp_path / FILE).stat().st_size
@@ -120,8 +120,8 @@ def test_torn_archive_is_none(tmp_path: Path, kept: float) -> None:
     assert len(ArchiveStore.open(tmp_path).records) == 2
 
 
-def test_damage_is_named_and_stays_where_it_is(tmp_path: Path) -> None:
-    """A flipped bit is reported at the opening, makes its own archive unreadable, and hides no other."""
+def test_damage_is_reported_and_hides_no_other_archive(tmp_path: Path) -> None:
+    """Reading the damaged archive raises DamagedError, and the other archive can be read."""
     archive = ArchiveStore.open(tmp_path)
     first, second = archive.add(record(), turn("first")), archive.add(record(), turn("second"))
     archive.close()
@@ -135,8 +135,8 @@ def test_damage_is_named_and_stays_where_it_is(tmp_path: Path) -> None:
     again.close()
 
 
-def test_lost_file_is_named(tmp_path: Path) -> None:
-    """An archive whose file somebody removed is an error that says which."""
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    """If a file was removed, the StoreError contains its name."""
     archive = ArchiveStore.open(tmp_path)
     id = archive.add(record(), turn("a")).id
     (tmp_path / FILE).unlink()
@@ -144,12 +144,12 @@ def test_lost_file_is_named(tmp_path: Path) -> None:
         archive.messages(id)
 
 
-def test_files_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that has grown large is followed by the next, and all are read again."""
+def test_large_file_is_continued_in_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above the size limit, the store starts another file. A restart reads all files."""
     monkeypatch.setattr(module, "SEGMENT_BYTES", 1500)
     archive = ArchiveStore.open(tmp_path)
     ids = [archive.add(record(), turn(str(number))).id for number in range(12)]
-    archive.summarise(ids[0], "late")
+    archive.summarize(ids[0], "late")
     archive.close()
     assert len(list(tmp_path.glob("archive-*.jsonl"))) > 2
     again = ArchiveStore.open(tmp_path)
@@ -159,8 +159,8 @@ def test_files_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     again.close()
 
 
-def test_same_messages_are_the_same_archive(tmp_path: Path) -> None:
-    """Archived again, also after a restart, messages keep their id; as another kind they are another archive."""
+def test_same_messages_have_the_same_archive_id(tmp_path: Path) -> None:
+    """The id is the same after a restart. Another kind of archive has another id."""
     archive = ArchiveStore.open(tmp_path)
     first = archive.add(record(), turn("a"))
     assert archive.add(record(), turn("a")) == first
@@ -173,7 +173,7 @@ def test_same_messages_are_the_same_archive(tmp_path: Path) -> None:
 
 
 def test_lone_surrogates_are_replaced(tmp_path: Path) -> None:
-    """What no file can carry becomes a replacement character, and the archive can be read."""
+    """The stored message contains a replacement character, because UTF-8 cannot encode a lone surrogate."""
     archive = ArchiveStore.open(tmp_path)
     id = archive.add(record(), [StoredMessage(user("a\ud800b"))]).id
     assert archive.messages(id)[0].message == user("a\ufffdb")
@@ -183,8 +183,8 @@ def test_lone_surrogates_are_replaced(tmp_path: Path) -> None:
     again.close()
 
 
-def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
-    """A file of that name that is none of ours is refused and not touched; the folder is given up."""
+def test_foreign_file_is_refused_untouched(tmp_path: Path) -> None:
+    """The refused file keeps its content, and the store releases the lock of the folder."""
     (tmp_path / FILE).write_text("my diary\n")
     with pytest.raises(ForeignFileError):
         ArchiveStore.open(tmp_path)
@@ -194,7 +194,7 @@ def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_folder_has_one_owner(tmp_path: Path) -> None:
-    """While it is open, nobody else gets it."""
+    """A second store of the same folder raises LockedError."""
     archive = ArchiveStore.open(tmp_path)
     with pytest.raises(LockedError):
         ArchiveStore.open(tmp_path)
@@ -202,8 +202,8 @@ def test_folder_has_one_owner(tmp_path: Path) -> None:
     archive.close()
 
 
-def test_unknown_records_are_passed_over(tmp_path: Path) -> None:
-    """A record of a shape this version does not know is reported and hides no other."""
+def test_unknown_record_types_are_reported_and_skipped(tmp_path: Path) -> None:
+    """A record of an unknown type is reported and does not affect other records."""
     archive = ArchiveStore.open(tmp_path)
     first = archive.add(record(), turn("a"))
     log = archive._log
@@ -217,8 +217,8 @@ def test_unknown_records_are_passed_over(tmp_path: Path) -> None:
     again.close()
 
 
-def test_stubs_are_known_by_role(tmp_path: Path) -> None:
-    """A turn's stub is an assistant's, a phase's a user's; an id that is not in the folder is no stub."""
+def test_records_are_recognized_by_role_and_id(tmp_path: Path) -> None:
+    """The record of a turn is an assistant message, and the record of a phase is a user message."""
     archive = ArchiveStore.open(tmp_path)
     turn_id = archive.add(record(), turn("a")).id
     phase_id = archive.add(record(kind="phase"), turn("b")).id

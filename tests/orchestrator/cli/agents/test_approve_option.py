@@ -1,4 +1,4 @@
-"""`--approve`: what is asked at a terminal, denied without one, or let through and said; and what is listed later."""
+"""`--approve`: questions at a terminal, denials without a terminal, automatic consent, and stored permissions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUESTION: dict[str, Any] = {"id": "q7", "kind": "question", "tool": "bash", "lin
 
 @pytest.fixture
 def desk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
-    """A fake daemon that has a question while it is asked."""
+    """A fake daemon that sends a question during a request."""
     made = opened(monkeypatch, tmp_path)
     monkeypatch.delenv("ORCH_APPROVE")
     made.events = [QUESTION]
@@ -37,7 +37,7 @@ def desk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
 
 
 def terminal(monkeypatch: pytest.MonkeyPatch, typed: str) -> list[str]:
-    """Let a user type `typed` in reply to each question on the controlling terminal; return the list of questions."""
+    """Answer each question on the controlling terminal with `typed`. Return the list of questions."""
     asked: list[str] = []
 
     def ask(question: str, seconds: float) -> str:
@@ -51,7 +51,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch, typed: str) -> list[str]:
 
 
 def answers(desk: Desk) -> list[dict[str, Any]]:
-    """Return what was answered."""
+    """Return the parameters of all answers."""
     return [params for method, params in desk.asked if method == "answer"]
 
 
@@ -66,35 +66,35 @@ def answers(desk: Desk) -> list[dict[str, Any]]:
         ("", False, "once"),
     ],
 )
-def test_a_person_is_asked(
+def test_approval_is_asked_at_the_terminal(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, verb: list[str], typed: str, allow: bool, scope: str
 ) -> None:
-    """Each question is shown on the terminal and its answer sent; everything but a clear yes is a no."""
+    """Only `y`, `s` and `p` allow the call. An empty line or the end of input denies the call."""
     questions = terminal(monkeypatch, typed)
     assert run(verb) == 0
     assert answers(desk) == [{"id": "q7", "allow": allow, "scope": scope}]
     (asked,) = [params for method, params in desk.asked if method == "query"]
     assert asked["approve"] is True
-    (said,) = questions
-    assert "wants: rm x\\x1b[2K" in said
-    assert "Allow it?" in said
+    (found,) = questions
+    assert "wants: rm x\\x1b[2K" in found
+    assert "Allow it?" in found
 
 
 @pytest.mark.parametrize(("typed", "allow"), [("y\n", True), ("s\n", False), ("p\n", False), ("", False)])
-def test_a_plan_is_shown_as_one(desk: Desk, monkeypatch: pytest.MonkeyPatch, typed: str, allow: bool) -> None:
-    """A person sees the plan line by line and says yes to it or not: there is no yes to plans to come."""
+def test_plan_is_shown_and_approved_once(desk: Desk, monkeypatch: pytest.MonkeyPatch, typed: str, allow: bool) -> None:
+    """A plan is approved with `y` only, because there is no approval for later plans."""
     desk.events = [QUESTION | {"tool": "exit_plan_mode", "lines": ["agent: n", "plan:", "| # Do", "| it"]}]
     questions = terminal(monkeypatch, typed)
     assert run(["run", "go", "--plan"]) == 0
     assert answers(desk) == [{"id": "q7", "allow": allow, "scope": "once"}]
     (spawned,) = [params for method, params in desk.asked if method == "spawn"]
     assert spawned["plan"] is True
-    (said,) = questions
-    assert "  plan:\n  | # Do\n  | it\nApprove this plan? [y] yes, anything else: no" in said
+    (found,) = questions
+    assert "  plan:\n  | # Do\n  | it\nApprove this plan? [y] yes, anything else: no" in found
 
 
-def test_who_spawns_and_asks_is_asked_too(desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    """With --query, at a terminal or by --approve; without a question there is nothing to answer."""
+def test_spawn_with_query_asks_for_approval(desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    """`spawn --query` asks at the terminal, or answers as `--approve` says."""
     terminal(monkeypatch, "s\n")
     assert run(["spawn", "look", "--query", "go"]) == 0
     assert answers(desk) == [{"id": "q7", "allow": True, "scope": "session"}]
@@ -109,8 +109,8 @@ def test_who_spawns_and_asks_is_asked_too(desk: Desk, monkeypatch: pytest.Monkey
     assert desk.asked[0][1]["policy"]["channel"] == "cli"
 
 
-def test_nobody_can_be_asked_without_a_terminal(desk: Desk, capsys: Captured) -> None:
-    """That is said before an agent is made, and before a command is executed."""
+def test_approve_ask_without_a_terminal_is_refused(desk: Desk, capsys: Captured) -> None:
+    """`--approve ask` without a terminal fails before an agent or a command starts."""
     for argv in (["spawn", "look", "--query", "go"], ["execute", "1", "/review"]):
         assert run([*argv, "--approve", "ask"]) == 2
         assert desk.asked == []
@@ -118,15 +118,15 @@ def test_nobody_can_be_asked_without_a_terminal(desk: Desk, capsys: Captured) ->
 
 
 @pytest.mark.parametrize("argv", [["spawn", "go"], ["run", "go"], ["run", "go", "--approve", "auto"]], ids=" ".join)
-def test_agents_of_the_command_line_have_its_policy_without_a_terminal(desk: Desk, argv: list[str]) -> None:
-    """Redirected streams do not turn approvals off."""
+def test_redirected_command_keeps_the_policy_of_the_command_line(desk: Desk, argv: list[str]) -> None:
+    """The agent has the channel `cli`, so redirected streams do not turn approvals off."""
     assert run([*argv, "--tools", "bash"]) == 0
     (spawned,) = [params for method, params in desk.asked if method == "spawn"]
     assert spawned["policy"]["channel"] == "cli"
 
 
-def test_at_a_terminal_an_agent_works_by_its_rules(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody is there to be asked."""
+def test_agent_spawned_at_a_terminal_asks_by_its_rules(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that is spawned at a terminal gets the channel `cli`."""
     terminal(monkeypatch, "")
     assert run(["spawn", "go", "--tools", "bash"]) == 0
     (spawned,) = [params for method, params in desk.asked if method == "spawn"]
@@ -134,54 +134,54 @@ def test_at_a_terminal_an_agent_works_by_its_rules(desk: Desk, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("extra", [[], ["--approve", "deny"]])
-def test_without_a_terminal_it_is_denied(desk: Desk, extra: list[str]) -> None:
-    """Where nobody is, the root is not told that anybody is: it denies at once."""
+def test_call_without_a_terminal_is_denied_at_once(desk: Desk, extra: list[str]) -> None:
+    """The request does not offer to answer questions, so the root denies the call at once."""
     desk.events = []
     assert run(["query", "n", "go", *extra]) == 0
     ((method, params),) = desk.asked
     assert (method, "approve" in params) == ("query", False)
 
 
-def test_what_is_let_through_is_said(desk: Desk, capsys: Captured) -> None:
-    """With auto everything is allowed, once, and stderr tells what; stdout is the answer alone."""
+def test_approve_auto_allows_and_reports_each_call(desk: Desk, capsys: Captured) -> None:
+    """The report of an allowed call is on stderr; stdout contains the answer only."""
     assert run(["query", "n", "go", "--approve", "auto"]) == 0
     assert answers(desk) == [{"id": "q7", "allow": True, "scope": "once"}]
     out, err = capsys.readouterr()
     assert out == "42\n"
-    assert err == "orch: let through: agent: n (abc, depth 2); wants: rm x\\x1b[2K\n"
+    assert err == "orch: allowed: agent: n (abc, depth 2); wants: rm x\\x1b[2K\n"
 
 
-def test_questions_do_not_show_among_the_events_of_a_stream(desk: Desk, capsys: Captured) -> None:
-    """A streamed turn has its own events as data, and its questions are answered beside them."""
+def test_questions_are_not_part_of_the_json_stream(desk: Desk, capsys: Captured) -> None:
+    """A question is answered but not printed among the JSON events."""
     desk.events = [QUESTION, {"n": 1, "kind": "text", "text": "4"}]
     assert run(["query", "n", "go", "--stream", "--json", "--approve", "auto"]) == 0
     kinds = [json.loads(line).get("kind") for line in capsys.readouterr().out.splitlines()]
     assert kinds == ["text", None]
 
 
-def test_an_answer_that_came_too_late_is_said(desk: Desk, capsys: Captured) -> None:
-    """When the question was settled meanwhile, that is what is told."""
-    desk.answers["answer"] = json.loads(json.dumps({"taken": False, "note": "nobody answered in time"}))
+def test_late_answer_is_reported(desk: Desk, capsys: Captured) -> None:
+    """If the question is already settled, the command reports that the answer had no effect."""
+    desk.answers["answer"] = json.loads(json.dumps({"taken": False, "note": "no answer in time"}))
     run(["query", "n", "go", "--approve", "auto"])
-    assert capsys.readouterr().err == "orch: that did not count: nobody answered in time\n"
+    assert capsys.readouterr().err == "orch: the answer had no effect: no answer in time\n"
 
 
-def test_a_conversation_that_stays_here_is_said_to(
+def test_local_only_conversation_is_reported_to_people(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    """A person is told that the conversation is for local models by now; a script's stderr stays empty."""
+    """The notice appears at a terminal, and not on the stderr of a script."""
     desk.events = []
     desk.answers["query"] = REPLY | {"local": True}
     assert run(["query", "n", "go", "--approve", "deny"]) == 0
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert run(["query", "n", "go", "--stream"]) == 0
-    assert capsys.readouterr().err.endswith("orch: this conversation is for local models alone by now\n")
+    assert capsys.readouterr().err.endswith("orch: this conversation is now restricted to local models\n")
 
 
 @pytest.mark.parametrize("verb", [["query", "n", "go"], ["run", "go"]], ids=lambda verb: verb[0])
-def test_asking_needs_a_terminal(desk: Desk, capsys: Captured, verb: list[str]) -> None:
-    """Who wants to be asked where nobody can be is told so, before anything is done."""
+def test_approve_ask_needs_a_terminal(desk: Desk, capsys: Captured, verb: list[str]) -> None:
+    """Without a terminal, `--approve ask` is refused before a request is sent."""
     assert run([*verb, "--approve", "ask"]) == 2
     assert desk.asked == []
     assert "needs a terminal" in capsys.readouterr().err
@@ -202,17 +202,17 @@ def test_asking_needs_a_terminal(desk: Desk, capsys: Captured, verb: list[str]) 
         ("auto", "deny", False, "background", "auto", ""),
         ("ask", "auto", False, "foreground", "ask", ""),
         ("ask", None, False, "background", "ask", "not in the foreground"),
-        (None, None, True, "foreground", "deny", "with --json nobody is asked"),
-        (None, "ask", True, "foreground", "deny", "with --json nobody is asked"),
+        (None, None, True, "foreground", "deny", "--json does not ask"),
+        (None, "ask", True, "foreground", "deny", "--json does not ask"),
         (None, None, True, "none", "deny", "no terminal"),
         ("ask", None, True, "foreground", "ask", ""),
         ("auto", None, True, "none", "auto", ""),
     ],
 )
-def test_approval_mode_comes_from_flag_then_variable_then_terminal(
+def test_approval_mode_comes_from_flag_variable_or_terminal(
     flag: str | None, variable: str | None, json: bool, reach: Any, mode: str, notice: str
 ) -> None:
-    """A notice says why nobody can be asked, unless the user chose an answer."""
+    """The flag comes first, then the variable, then the terminal. A notice says why no user can be asked."""
     chosen = choose_approval(flag, variable, json=json, reach=reach)
     assert chosen.mode == mode
     assert notice in chosen.notice
@@ -220,8 +220,10 @@ def test_approval_mode_comes_from_flag_then_variable_then_terminal(
     assert chosen.chose_deny is (mode == "deny" and not notice)
 
 
-def test_unknown_approval_mode_is_refused(desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    """Before an agent is started; the error names the variable and its values."""
+def test_unknown_approval_mode_is_refused_before_the_agent_starts(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """The error names the variable and its valid values."""
     monkeypatch.setenv("ORCH_APPROVE", "yes")
     assert run(["run", "go"]) == 2
     assert desk.asked == []
@@ -230,11 +232,11 @@ def test_unknown_approval_mode_is_refused(desk: Desk, monkeypatch: pytest.Monkey
 
 
 def test_variable_allows_calls(desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    """ORCH_APPROVE=auto is the same as --approve auto."""
+    """ORCH_APPROVE=auto has the same effect as `--approve auto`."""
     monkeypatch.setenv("ORCH_APPROVE", "auto")
     assert run(["query", "n", "go"]) == 0
     assert [each["allow"] for each in answers(desk)] == [True]
-    assert "let through" in capsys.readouterr().err
+    assert "allowed" in capsys.readouterr().err
 
 
 DENIED = {
@@ -246,7 +248,7 @@ DENIED = {
 
 @pytest.mark.parametrize("argv", DENIED.values(), ids=DENIED)
 def test_denied_calls_without_a_terminal_exit_with_1(desk: Desk, capsys: Captured, argv: list[str]) -> None:
-    """The answer is printed all the same. One line before the request says what will happen, one after it what did."""
+    """The answer is printed. One line before the request announces the denials, and one line after it counts them."""
     desk.events = []
     desk.answers["query"] = REPLY | {"denied": 2}
     assert run(argv) == 1
@@ -254,19 +256,19 @@ def test_denied_calls_without_a_terminal_exit_with_1(desk: Desk, capsys: Capture
     assert out.endswith("42\n")
     before, after = [line for line in err.splitlines() if "approval" in line]
     assert before.startswith("orch: there is no terminal to ask on: calls that need approval will be denied.")
-    assert after.startswith("orch: 2 calls that needed approval were denied because nobody could be asked.")
+    assert after.startswith("orch: 2 calls that needed approval were denied because no user could be asked.")
     for way in ("--approve auto", "ORCH_APPROVE", "[policy.permissions]"):
         assert way in before
         assert way in after
     assert run([*argv, "--json"]) == 1
     out, err = capsys.readouterr()
-    told = json.loads(out)
-    assert told.get("reply", told)["denied"] == 2
+    data = json.loads(out)
+    assert data.get("reply", data)["denied"] == 2
     assert "no terminal" in json.loads(err.splitlines()[-1])["notice"]
 
 
 def test_denied_calls_are_reported_by_collect(desk: Desk, capsys: Captured) -> None:
-    """A query that nobody waited for had nobody to ask."""
+    """`collect` exits with 1 if calls of a submitted query were denied."""
     desk.answers["collect"] = REPLY | {"denied": 1}
     assert run(["collect", "n"]) == 1
     out, err = capsys.readouterr()
@@ -276,7 +278,7 @@ def test_denied_calls_are_reported_by_collect(desk: Desk, capsys: Captured) -> N
 
 @pytest.mark.parametrize("denied", [0, 1])
 def test_denied_calls_are_no_failure_where_the_user_chose_deny(desk: Desk, capsys: Captured, denied: int) -> None:
-    """Nothing is said of approval then."""
+    """With `--approve deny` the exit code is 0, and no notice about approvals is printed."""
     desk.events = []
     desk.answers["query"] = REPLY | {"denied": denied}
     assert run(["query", "n", "go", "--approve", "deny"]) == 0
@@ -284,13 +286,13 @@ def test_denied_calls_are_no_failure_where_the_user_chose_deny(desk: Desk, capsy
 
 
 def test_limit_reached_beats_denied_calls(desk: Desk) -> None:
-    """The exit code of a limit stays 5."""
+    """A turn that reached a limit exits with 5, also if calls were denied."""
     desk.answers["query"] = REPLY | {"denied": 1, "stop_reason": "budget"}
     assert run(["query", "n", "go"]) == 5
 
 
-def test_question_in_the_background_is_answered_as_unasked(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command that left the foreground after it started denies the call, and says that nobody was asked."""
+def test_question_in_the_background_is_denied(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that is not in the foreground denies the call and reports that no user could be asked."""
 
     def ask(_question: str, _seconds: float) -> str:
         raise controlling_terminal.NoTerminalError
@@ -303,14 +305,14 @@ def test_question_in_the_background_is_answered_as_unasked(desk: Desk, monkeypat
 
 
 def permission(**changes: Any) -> dict[str, Any]:
-    """Return a permission as a daemon tells of it."""
+    """Return a permission as the daemon returns it."""
     row = Permission("id1", "session", "bash", "rm x\x1b[2K", True, "/w", 0.0, None, "abc")
     builtins: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(row, **changes))
     return builtins
 
 
-def test_permissions_of_sessions_are_those_of_a_daemon_that_runs(desk: Desk, tmp_path: Path, capsys: Captured) -> None:
-    """A daemon is asked for what holds here, and to take it back; it is not started for that."""
+def test_session_permissions_are_listed_and_revoked_in_the_daemon(desk: Desk, tmp_path: Path, capsys: Captured) -> None:
+    """`--revoke` revokes one permission by its id, or all permissions for the folder."""
     desk.answers["permissions"] = [
         permission(),
         permission(id="id2", expires_at=60.0),
@@ -321,7 +323,7 @@ def test_permissions_of_sessions_are_those_of_a_daemon_that_runs(desk: Desk, tmp
     assert capsys.readouterr().out == (
         "id1  bash: rm x\\x1b[2K, for agent abc, while the daemon runs\n"
         "id2  bash: rm x\\x1b[2K, for agent abc, until 1970-01-01 00:01 UTC\n"
-        "id3  bash: rm x\\x1b[2K, for ever\n"
+        "id3  bash: rm x\\x1b[2K, without a time limit\n"
     )
     assert run(["config", "permissions", "--revoke", "id1"]) == 0
     assert capsys.readouterr().out.startswith("revoked: id1  bash")
@@ -334,8 +336,10 @@ def test_permissions_of_sessions_are_those_of_a_daemon_that_runs(desk: Desk, tmp
     ]
 
 
-def test_without_a_daemon_permissions_are_those_of_projects(desk: Desk, tmp_path: Path, capsys: Captured) -> None:
-    """What was approved for a project is listed with its end, and can be taken back, one or all; never another's."""
+def test_project_permissions_are_listed_and_revoked_without_a_daemon(
+    desk: Desk, tmp_path: Path, capsys: Captured
+) -> None:
+    """Permissions are listed with their expiry, and one or all permissions of this project are revoked."""
     desk.answers["permissions"] = desk.answers["revoke"] = CommandError(NOT_RUNNING, "no daemon is running", 3)
     here, there = str((tmp_path / "project").resolve()), str(tmp_path.resolve())
     grants, now = GrantStore(tmp_path / "home"), time.time()

@@ -1,4 +1,4 @@
-"""`--progress` and `--dry-run`: what becomes of each call, on stderr, and never among what is data."""
+"""`--progress` and `--dry-run`: events of tool calls on stderr and in the JSON stream."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LINE = "n: would need approval: bash rm x\\x1b[2K (so)\n"
 
 @pytest.fixture
 def desk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
-    """A fake daemon that tells of a call while it is asked."""
+    """A fake daemon that sends the event of a call during a request."""
     made = opened(monkeypatch, tmp_path)
     made.events = [EVENT, {"n": 1, "kind": "text", "text": "4"}]
     return made
@@ -47,8 +47,8 @@ def asked(desk: Desk, method: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("verb", [["query", "n", "go"], ["run", "go"]], ids=lambda verb: verb[0])
 @pytest.mark.parametrize("extra", [[], ["--stream"], ["--json"]], ids=["plain", "stream", "json"])
-def test_calls_are_told_on_stderr(desk: Desk, capsys: Captured, verb: list[str], extra: list[str]) -> None:
-    """Each event is a line on stderr in which nothing is but what is seen; stdout is what it is without."""
+def test_progress_writes_calls_to_stderr(desk: Desk, capsys: Captured, verb: list[str], extra: list[str]) -> None:
+    """Each event is one escaped line on stderr; stdout does not contain the event."""
     if not extra:
         desk.events = [EVENT]
     assert run([*verb, "--progress", *extra]) == 0
@@ -58,8 +58,8 @@ def test_calls_are_told_on_stderr(desk: Desk, capsys: Captured, verb: list[str],
     assert "would need approval" not in out
 
 
-def test_a_stream_of_data_holds_the_calls_too(desk: Desk, capsys: Captured) -> None:
-    """With `--stream --json` the events of calls are lines of data among the others."""
+def test_json_stream_includes_call_events(desk: Desk, capsys: Captured) -> None:
+    """With `--stream --json --progress`, the event of a call is a line of stdout like the other events."""
     assert len(desk.events) == 2
     assert run(["query", "n", "go", "--stream", "--json", "--progress"]) == 0
     out, err = capsys.readouterr()
@@ -67,8 +67,8 @@ def test_a_stream_of_data_holds_the_calls_too(desk: Desk, capsys: Captured) -> N
     assert err == ""
 
 
-def test_nobody_is_told_unasked(desk: Desk) -> None:
-    """Without the flag the root tells nobody."""
+def test_call_events_are_not_sent_without_the_flag(desk: Desk) -> None:
+    """Without `--progress`, the query does not request events of calls."""
     desk.events = []
     assert run(["run", "go"]) == 0
     assert "progress" not in asked(desk, "query")
@@ -76,8 +76,8 @@ def test_nobody_is_told_unasked(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("how", ["flag", "variable"])
-def test_a_dry_run_is_told_of(desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """Asked for or configured, no tool is to run, and what would become of each call is told."""
+def test_dry_run_reports_verdicts(desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """A dry run is started by the flag or by the configuration, and prints the verdict on each call."""
     if how == "variable":
         monkeypatch.setenv("ORCH_POLICY__DRY_RUN", "true")
     desk.events = [EVENT]

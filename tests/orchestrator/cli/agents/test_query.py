@@ -1,4 +1,4 @@
-"""What agents are asked and told from the command line: streams, status lines, one-shot runs, steering."""
+"""Queries from the command line: streams, status lines, one-shot runs, steering and cancelling."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from orch.cli import run
-from orch.cli.agents.send import quoted
+from orch.cli.agents.send import format_quote
 from orch.client.failure import CommandError
+from orch_protocol.core.messages import Image
 from orchestrator.daemon_double import REPLY, ROW, Desk, opened
+from pictures import png
 
 Captured = pytest.CaptureFixture[str]
 
@@ -25,7 +28,7 @@ def desk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
 
 
 def events(*told: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the events, numbered."""
+    """Return the events with numbers."""
     return [{"n": number} | event for number, event in enumerate(told, 1)]
 
 
@@ -42,15 +45,15 @@ def reply(whole: str, steps: int, **changes: Any) -> dict[str, Any]:
 
 
 class TestSteer:
-    """Saying something to an agent that works."""
+    """Messages to an agent during its turn."""
 
-    def test_what_waits_and_what_is_taken_back(self, desk: Desk, capsys: Captured) -> None:
-        """A line each; modes are set first; with nothing there it is said so."""
+    def test_queued_messages_are_listed_and_retracted(self, desk: Desk, capsys: Captured) -> None:
+        """`queue` prints one line for each message. It sets the modes before it lists the queue."""
         waiting = [{"id": "s1", "text": "be\nbrief", "follow_up": True, "at": "2026-11-21T09:00:00.000Z"}]
         shown = {"id": "abc", "waiting": waiting, "steering": "all", "follow_up": "all"}
         desk.answers |= {"queue": shown, "clear_queue": shown, "set_queue": shown}
         assert run(["queue", "n", "--follow-up", "all"]) == 0
-        assert capsys.readouterr().out.splitlines()[1].split()[:3] == ["s1", "at", "its"]
+        assert capsys.readouterr().out.splitlines()[1].split()[:3] == ["s1", "after", "the"]
         assert desk.asked == [
             ("set_queue", {"ref": "n", "steering": None, "follow_up": "all"}),
             ("queue", {"ref": "n"}),
@@ -60,19 +63,19 @@ class TestSteer:
         desk.answers["clear_queue"] = shown | {"waiting": []}
         assert run(["queue", "n", "--clear-all"]) == 0
         assert desk.asked[-1] == ("clear_queue", {"ref": "n", "ids": None})
-        assert "nothing waits" in capsys.readouterr().err
+        assert "the queue is empty" in capsys.readouterr().err
         assert run(["queue", "n", "--clear-all", "--clear", "s1"]) == 2
 
-    def test_the_id_of_what_was_said(self, desk: Desk, capsys: Captured) -> None:
-        """Steering is told by its id; as JSON with the agent's."""
+    def test_steer_prints_the_message_id(self, desk: Desk, capsys: Captured) -> None:
+        """With --json the agent's id is printed, too."""
         assert run(["steer", "n", "be brief"]) == 0
         assert desk.asked == [("steer", {"ref": "n", "text": "be brief"})]
         assert capsys.readouterr().out == "s1\n"
         run(["steer", "n", "be brief", "--json"])
         assert json.loads(capsys.readouterr().out) == {"id": "abc", "steer_id": "s1", "query_id": None}
 
-    def test_a_follow_up_that_became_a_query(self, desk: Desk, capsys: Captured) -> None:
-        """An agent that does not work is asked; the query's id is printed."""
+    def test_follow_up_to_an_idle_agent_becomes_a_query(self, desk: Desk, capsys: Captured) -> None:
+        """The id of the query is printed."""
         desk.answers["steer"] = {"id": "abc", "steer_id": None, "query_id": "q2"}
         assert run(["steer", "n", "and now?", "--follow-up"]) == 0
         assert desk.asked[0][1]["follow_up"] is True
@@ -80,29 +83,29 @@ class TestSteer:
 
 
 class TestCancel:
-    """Ending what an agent does."""
+    """Cancelling the turn of an agent."""
 
     @pytest.mark.parametrize(("extra", "hard"), [([], False), (["--hard"], True)])
-    def test_the_id_of_the_agent(self, desk: Desk, capsys: Captured, extra: list[str], hard: bool) -> None:
-        """The agent is named; as JSON it is the row that `orch list` has."""
+    def test_cancel_prints_the_agent(self, desk: Desk, capsys: Captured, extra: list[str], hard: bool) -> None:
+        """`cancel` prints the agent's id; with --json, the agent's row."""
         assert run(["cancel", "n", *extra]) == 0
         assert desk.asked == [("cancel", {"ref": "n", "hard": hard})]
         assert capsys.readouterr() == ("abc\n", "")
         run(["cancel", "n", "--json"])
         assert json.loads(capsys.readouterr().out)["pending"] == "why?"
 
-    def test_an_agent_that_does_nothing(self, desk: Desk, capsys: Captured) -> None:
-        """There is nothing to end, which is said."""
+    def test_cancel_of_an_idle_agent_says_so(self, desk: Desk, capsys: Captured) -> None:
+        """Cancelling an idle agent exits with 0 and prints a notice on stderr."""
         desk.answers["cancel"] = ROW
         assert run(["cancel", "n"]) == 0
-        assert capsys.readouterr().err == "orch: agent n was not at work\n"
+        assert capsys.readouterr().err == "orch: agent n had no running turn\n"
 
 
 class TestStream:
-    """A turn shown as it happens."""
+    """`query --stream`: a turn that is printed while it runs."""
 
-    def test_text_is_data_and_the_rest_is_for_people(self, desk: Desk, capsys: Captured) -> None:
-        """Text goes to stdout in the pieces it came in; calls, results and steering are a line each on stderr."""
+    def test_stream_writes_text_to_stdout_and_events_to_stderr(self, desk: Desk, capsys: Captured) -> None:
+        """Each call, result and steering message is one line on stderr; a task list has one line for each task."""
         desk.events = events(
             text("Let me "),
             text("look."),
@@ -132,10 +135,10 @@ class TestStream:
             "continued: [go on]",
         ]
 
-    def test_a_terminal_gets_no_control_characters(
+    def test_streamed_text_is_escaped_on_a_terminal_only(
         self, desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Text of a model is made safe for a terminal, and left alone for anything else."""
+        """Control characters in text of the model are escaped for a terminal and unchanged for other outputs."""
         desk.events = events(text("\x1b[31mred"), message("\x1b[31mred", 1))
         desk.answers["query"] = reply("\x1b[31mred", 1)
         run(["query", "n", "?", "--stream"])
@@ -145,16 +148,16 @@ class TestStream:
         assert capsys.readouterr().out == "\\x1b[31mred\n"
 
     @pytest.mark.parametrize("streams", [True, False])
-    def test_a_terminal_shows_markdown_and_a_pipe_gets_it_as_it_came(
+    def test_markdown_is_rendered_on_a_terminal_only(
         self, desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch, streams: bool
     ) -> None:
-        """A line is shown once it is complete, and a table at its end; who wants no colour gets it as it came."""
-        said = "# Pumps\n\n**Two** are\x1b[2J `red`.\n\n| a | b |\n|---|--:|\n| 日本 | 3 |"
-        desk.events = events(text(said[:20]), text(said[20:]), message(said, 1)) if streams else []
-        desk.answers["query"] = reply(said, 1)
+        """Markdown stays as text without a terminal, with NO_COLOR, and without Unicode support."""
+        expected = "# Pumps\n\n**Two** are\x1b[2J `red`.\n\n| a | b |\n|---|--:|\n| 日本 | 3 |"
+        desk.events = events(text(expected[:20]), text(expected[20:]), message(expected, 1)) if streams else []
+        desk.answers["query"] = reply(expected, 1)
         argv = ["query", "n", "?", *(["--stream"] if streams else [])]
         run(argv)
-        assert capsys.readouterr().out == f"{said}\n"
+        assert capsys.readouterr().out == f"{expected}\n"
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
         monkeypatch.setenv("TERM", "xterm")
         run(argv)
@@ -171,16 +174,15 @@ class TestStream:
         ]
         monkeypatch.setenv("NO_COLOR", "1")
         run(argv)
-        assert capsys.readouterr().out == said.replace("\x1b", "\\x1b") + "\n"
+        assert capsys.readouterr().out == expected.replace("\x1b", "\\x1b") + "\n"
         monkeypatch.delenv("NO_COLOR")
-        monkeypatch.setattr(
-            "orch.render.terminal.supports_unicode", lambda _: False
-        )  # as where the locale is not of UTF-8
+        # A locale whose encoding is not UTF-8.
+        monkeypatch.setattr("orch.render.terminal.supports_unicode", lambda _: False)
         run(argv)
-        assert capsys.readouterr().out == said.replace("\x1b", "\\x1b") + "\n"
+        assert capsys.readouterr().out == expected.replace("\x1b", "\\x1b") + "\n"
 
-    def test_text_of_a_failed_request_is_void(self, desk: Desk, capsys: Captured) -> None:
-        """A retry says so, and the text begins anew on a line of its own."""
+    def test_text_of_a_failed_attempt_is_marked_void(self, desk: Desk, capsys: Captured) -> None:
+        """stderr says that the text so far is discarded. The next attempt starts on a new line."""
         desk.events = events(
             text("It sa"),
             {"kind": "retry", "text": "overloaded, in 2 s"},
@@ -193,26 +195,26 @@ class TestStream:
         out, err = capsys.readouterr()
         assert out == "It sa\nIt says\n"
         assert err.splitlines() == [
-            "the request is made again; its text so far is void: overloaded, in 2 s",
-            "the request is made again: overloaded, in 4 s",
+            "the request is repeated; the text so far is discarded: overloaded, in 2 s",
+            "the request is repeated: overloaded, in 4 s",
         ]
 
     @pytest.mark.parametrize(
-        ("told", "out", "err"),
+        ("expected", "out", "err"),
         [
             (events(text("ab"), message("abcd", 1)), "abcd\n", ""),
-            (events(text("ab"), text("d"), message("abcd", 1)), "abd\nabcd\n", "lost on the way; here"),
+            (events(text("ab"), text("d"), message("abcd", 1)), "abd\nabcd\n", "were lost; complete text"),
             (events(text("ab")), "abcd\n", ""),
             ([], "abcd\n", ""),
-            ([{"n": 3} | message("abcd", 1)], "abcd\n", "lost on the way: 2"),
+            ([{"n": 3} | message("abcd", 1)], "abcd\n", "lost events: 2"),
         ],
         ids=["the end", "the middle", "the message", "everything", "numbers"],
     )
-    def test_what_is_lost_on_its_way_is_made_up_for(
-        self, desk: Desk, capsys: Captured, told: list[dict[str, Any]], out: str, err: str
+    def test_lost_stream_events_are_made_up_from_the_reply(
+        self, desk: Desk, capsys: Captured, expected: list[dict[str, Any]], out: str, err: str
     ) -> None:
-        """Pieces, messages, all events: stdout ends with the whole answer."""
-        desk.events = told
+        """stdout ends with the complete answer. Lost events that matter are reported on stderr."""
+        desk.events = expected
         desk.answers["query"] = reply("abcd", 1)
         assert run(["query", "n", "?", "--stream"]) == 0
         captured = capsys.readouterr()
@@ -220,38 +222,37 @@ class TestStream:
         assert err in captured.err
         assert bool(err) == bool(captured.err)
 
-    def test_a_turn_that_ends_early_says_why(self, desk: Desk, capsys: Captured) -> None:
-        """What was said stays; the stop reason is for people."""
+    def test_early_end_of_a_turn_states_the_stop_reason(self, desk: Desk, capsys: Captured) -> None:
+        """The stop reason is on stderr, and the streamed text stays on stdout."""
         desk.events = events(text("one"), message("one", 1), text("tw"))
         desk.answers["query"] = reply("one\n\n[The turn was cancelled.]", 1, stop_reason="cancelled")
         assert run(["query", "n", "?", "--stream"]) == 1
         assert capsys.readouterr() == ("one\ntw\n", "the turn ended early: cancelled\n")
 
-    def test_an_error_in_the_middle_ends_the_line(self, desk: Desk, capsys: Captured) -> None:
-        """The exit code is that of a query without --stream."""
+    def test_error_in_mid_stream_ends_the_line(self, desk: Desk, capsys: Captured) -> None:
+        """The streamed line ends with a line break, and the exit code is the one of the error."""
         desk.events = events(text("one"))
         desk.answers["query"] = CommandError("AgentDiedError", "it died")
         assert run(["query", "n", "?", "--stream"]) == 1
         assert capsys.readouterr() == ("one\n", "orch: it died\n")
 
-    def test_as_json_each_event_is_a_line(self, desk: Desk, capsys: Captured) -> None:
-        """The reply comes last, with the keys it always has."""
+    def test_json_stream_has_one_event_per_line(self, desk: Desk, capsys: Captured) -> None:
+        """The events are followed by the reply."""
         desk.events = events(text("a"), message("a", 1))
         assert run(["query", "n", "?", "--stream", "--json"]) == 0
-        *told, last = map(json.loads, capsys.readouterr().out.splitlines())
-        assert told == desk.events
+        *data, last = map(json.loads, capsys.readouterr().out.splitlines())
+        assert data == desk.events
         keys = ["id", "query_id", "text", "stop_reason", "usage", "tool_calls", "files_changed", "warning", "denied"]
         assert list(last) == keys
 
-    def test_who_does_not_wait_sees_nothing(self, desk: Desk, capsys: Captured) -> None:
-        """--stream and --no-wait exclude each other."""
+    def test_stream_and_no_wait_exclude_each_other(self, desk: Desk, capsys: Captured) -> None:
         assert run(["query", "n", "?", "--stream", "--no-wait"]) == 2
         assert "not allowed with" in capsys.readouterr().err
         assert desk.asked == []
 
 
 class TestRun:
-    """An agent for one question."""
+    """`orch run`: an agent for one question."""
 
     @pytest.mark.parametrize(
         ("stop", "code"),
@@ -260,23 +261,22 @@ class TestRun:
     @pytest.mark.parametrize(
         "how", [["run", "t"], ["run", "t", "--json"], ["run", "t", "--json-events"], ["collect", "n"]]
     )
-    def test_an_answer_that_was_cut_short_is_no_success(
+    def test_truncated_answer_has_a_failure_exit_code(
         self, desk: Desk, capsys: Captured, how: list[str], stop: str, code: int
     ) -> None:
-        """What there is of it is printed, and a script that goes by the exit code does not take it for all."""
+        """A limit exits with 5, an aborted turn with 1. The incomplete answer is printed."""
         desk.answers["query"] = desk.answers["collect"] = reply("so far", 1, stop_reason=stop)
         assert run(how) == code
         assert "so far" in capsys.readouterr().out
 
-    def test_who_says_nothing_is_told_of(self, desk: Desk, capsys: Captured) -> None:
-        """No output is nothing that anybody would look for."""
+    def test_empty_answer_is_reported(self, desk: Desk, capsys: Captured) -> None:
         desk.answers["query"] = reply(" ", 1)
         assert run(["query", "n", "?"]) == 0
-        assert "said nothing" in capsys.readouterr().err
+        assert "returned an empty answer" in capsys.readouterr().err
 
     @pytest.mark.parametrize(("extra", "prompt"), [([], "t"), (["why?"], "why?")])
-    def test_it_is_asked_and_ended(self, desk: Desk, capsys: Captured, extra: list[str], prompt: str) -> None:
-        """The prompt, or the task itself; then nothing of it runs on."""
+    def test_run_asks_and_ends_its_agent(self, desk: Desk, capsys: Captured, extra: list[str], prompt: str) -> None:
+        """`run` asks the prompt, or the task if there is no prompt, and then ends the agent."""
         assert run(["run", "t", *extra, "--model", "a:b", "--name", "one"]) == 0
         assert [method for method, _ in desk.asked] == ["spawn", "query", "kill"]
         assert (desk.asked[0][1]["model"], desk.asked[0][1]["name"]) == ("a:b", "one")
@@ -284,14 +284,44 @@ class TestRun:
         assert desk.asked[2][1] == {"refs": ["abc"]}
         assert capsys.readouterr() == ("42\n", "")
 
-    def test_it_can_be_kept(self, desk: Desk, capsys: Captured) -> None:
-        """With --keep the agent stays, and its id is told."""
+    @pytest.mark.parametrize(
+        "arguments", [["query", "abc", "Which?"], ["run", "t", "Which?"], ["spawn", "t", "--query", "Which?"]]
+    )
+    def test_images_of_a_prompt_are_sent(self, desk: Desk, tmp_path: Path, arguments: list[str]) -> None:
+        """Images are sent in the order of the options, and the prompt ends with a text for each image."""
+        files = [tmp_path / "a.png", tmp_path / "b.png"]
+        for width, file in enumerate(files, 1):
+            file.write_bytes(png(width, 1))
+        assert run([*arguments, "--image", str(files[0]), "--image", str(files[1])]) == 0
+        params = next(params for method, params in desk.asked if method == "query")
+        assert params["prompt"] == "Which?\n\n[image: a.png, 1x1]\n\n[image: b.png, 2x1]"
+        assert msgspec.convert(params["images"], list[Image]) == [Image.open(file) for file in files]
+
+    @pytest.mark.parametrize(
+        ("arguments", "error"),
+        [
+            (["query", "abc", "Which?"], "--image: cannot read the image"),
+            (["run", "t", "--resume", "abc"], "--image: cannot read the image"),
+            (["spawn", "t", "--query"], "--image: cannot read the image"),
+            (["spawn", "t"], "--image belongs to a prompt: add --query"),
+        ],
+    )
+    def test_image_that_cannot_be_sent_starts_nothing(
+        self, desk: Desk, capsys: Captured, arguments: list[str], error: str
+    ) -> None:
+        """No agent is started, and no query is sent."""
+        assert run([*arguments, "--image", "nowhere.png"]) == 2
+        assert error in capsys.readouterr().err
+        assert desk.asked == []
+
+    def test_keep_leaves_the_agent_and_prints_its_id(self, desk: Desk, capsys: Captured) -> None:
+        """With --keep the agent is not ended, and a line on stderr states its id."""
         assert run(["run", "t", "--model", "a:b", "--keep"]) == 0
         assert [method for method, _ in desk.asked] == ["spawn", "query"]
-        assert capsys.readouterr() == ("42\n", "orch: agent abc is kept\n")
+        assert capsys.readouterr() == ("42\n", "orch: agent abc was not ended (--keep)\n")
 
-    def test_the_reply_as_json(self, desk: Desk, capsys: Captured) -> None:
-        """The same keys as a query's, and with --stream the events before it."""
+    def test_run_json_has_the_keys_of_a_query(self, desk: Desk, capsys: Captured) -> None:
+        """With --json the reply is one object; with --stream its events precede the reply."""
         assert run(["run", "t", "--model", "a:b", "--json", "--keep"]) == 0
         out, err = capsys.readouterr()
         assert (json.loads(out)["text"], err) == ("42", "")
@@ -299,15 +329,15 @@ class TestRun:
         run(["run", "t", "--model", "a:b", "--json", "--stream"])
         assert len(capsys.readouterr().out.splitlines()) == 2
 
-    def test_a_failure_ends_it_too(self, desk: Desk, capsys: Captured) -> None:
-        """The exit code is the query's."""
+    def test_failed_run_ends_the_agent(self, desk: Desk, capsys: Captured) -> None:
+        """The agent is ended, and the exit code is the one of the query."""
         desk.answers["query"] = CommandError("RateLimitError", "too many", 5)
         assert run(["run", "t", "--model", "a:b"]) == 5
         assert desk.asked[-1] == ("kill", {"refs": ["abc"]})
         assert capsys.readouterr() == ("", "orch: too many\n")
 
-    def test_an_end_that_fails_takes_no_answers_place(self, desk: Desk, capsys: Captured) -> None:
-        """The answer is there, or the error that came first, and that the agent was not ended."""
+    def test_failed_kill_does_not_hide_the_answer(self, desk: Desk, capsys: Captured) -> None:
+        """The answer is printed, or the error of the query. A failure to end the agent is a line on stderr."""
         desk.answers["kill"] = CommandError("DaemonGone", "the daemon is gone")
         assert run(["run", "t", "--model", "a:b"]) == 0
         assert capsys.readouterr() == ("42\n", "orch: agent abc was not ended: the daemon is gone\n")
@@ -315,8 +345,8 @@ class TestRun:
         assert run(["run", "t", "--model", "a:b"]) == 5
         assert capsys.readouterr().err.splitlines()[-1] == "orch: too many"
 
-    def test_ctrl_c_ends_it(self, desk: Desk, capsys: Captured) -> None:
-        """Unless it is to be kept: then it works on, and how to get at its answer is said."""
+    def test_ctrl_c_ends_the_agent_of_a_run(self, desk: Desk, capsys: Captured) -> None:
+        """With --keep the agent continues, and the message says how to collect the answer."""
         desk.answers["query"] = KeyboardInterrupt()
         assert run(["run", "t", "--model", "a:b"]) == 130
         assert desk.asked[-1] == ("kill", {"refs": ["abc"]})
@@ -325,16 +355,16 @@ class TestRun:
         assert desk.asked[-1][0] == "query"
         assert "orch collect abc" in capsys.readouterr().err
 
-    def test_ctrl_c_before_its_id_is_known(self, desk: Desk) -> None:
-        """The same request names the same agent, and it is ended."""
+    def test_ctrl_c_before_the_id_is_known_ends_the_agent(self, desk: Desk) -> None:
+        """The spawn request is repeated with the same request id, which returns the id of the agent."""
         desk.answers["spawn"] = [KeyboardInterrupt(), desk.answers["spawn"]]
         desk.in_turn = {"spawn"}
         assert run(["run", "t", "--model", "a:b"]) == 130
         assert [method for method, _ in desk.asked] == ["spawn", "spawn", "kill"]
         assert desk.asked[0][1]["request_id"] == desk.asked[1][1]["request_id"]
 
-    def test_an_ended_agent_is_asked_again_and_ended_again(self, desk: Desk, capsys: Captured) -> None:
-        """By its id, with the task as the prompt; one that lives is asked, and lives on."""
+    def test_run_again_resumes_an_ended_agent(self, desk: Desk, capsys: Captured) -> None:
+        """`run --resume` resumes an ended agent and ends it again afterwards; a live agent is not ended."""
         desk.answers["state"] = ROW | {"status": "killed"}
         assert run(["run", "and now?", "--resume", "abc", "--max-cost", "2"]) == 0
         assert [method for method, _ in desk.asked] == ["state", "resume", "query", "kill"]
@@ -345,34 +375,34 @@ class TestRun:
         desk.answers["state"] = ROW
         assert run(["run", "and now?", "--resume", "abc"]) == 0
         assert [method for method, _ in desk.asked] == ["state", "query"]
-        assert capsys.readouterr().err == "orch: agent abc is kept\n"
+        assert capsys.readouterr().err == "orch: agent abc was not ended (--keep)\n"
 
     @pytest.mark.parametrize(
-        ("extra", "told"),
+        ("extra", "expected"),
         [
             (["why?"], "PROMPT"),
             (["--model", "a:b"], "--model"),
             (["--dry-run", "--preset", "x"], "--preset, --dry-run"),
         ],
     )
-    def test_who_is_asked_again_stays_what_it_is(
-        self, desk: Desk, capsys: Captured, extra: list[str], told: str
+    def test_run_again_refuses_options_of_a_new_agent(
+        self, desk: Desk, capsys: Captured, extra: list[str], expected: str
     ) -> None:
-        """What would make another agent of it is refused by name."""
+        """The error names the options that have no effect on an existing agent."""
         assert run(["run", "t", *extra, "--resume", "abc"]) == 2
-        assert f"leave out {told}." in capsys.readouterr().err
+        assert f"leave out {expected}." in capsys.readouterr().err
         assert desk.asked == []
 
-    def test_everything_as_json_lines(self, desk: Desk, capsys: Captured) -> None:
-        """The agent first, the reply last, each with a kind, so that it can be asked again by its id."""
+    def test_run_json_lines_begin_with_the_agent(self, desk: Desk, capsys: Captured) -> None:
+        """The agent is the first line, the reply is the last line, and each line has a kind."""
         desk.events = events(text("4"), text("2"))
         assert run(["run", "t", "--model", "a:b", "--json-events"]) == 0
         lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert [line["kind"] for line in lines] == ["agent", "text", "text", "reply"]
         assert (lines[0]["id"], lines[-1]["text"]) == ("abc", "42")
 
-    def test_a_failure_is_a_json_line_too(self, desk: Desk, capsys: Captured) -> None:
-        """The last one, and an object on standard error as with every command."""
+    def test_failed_run_json_ends_with_an_error_line(self, desk: Desk, capsys: Captured) -> None:
+        """The error is also printed as an object on stderr."""
         desk.answers["query"] = CommandError("RateLimitError", "too many", 5)
         assert run(["run", "t", "--model", "a:b", "--json-events"]) == 5
         out, err = capsys.readouterr()
@@ -382,36 +412,36 @@ class TestRun:
 
 
 class TestSend:
-    """A piece of a file goes to an agent."""
+    """`orch send`: text of a file that is sent to an agent."""
 
     @pytest.mark.parametrize(("work", "extra", "later"), [(None, [], True), ("q", [], False), ("q", ["--later"], True)])
-    def test_who_works_hears_it_and_who_idles_is_asked(
+    def test_send_steers_a_busy_agent_and_asks_an_idle_one(
         self, desk: Desk, capsys: Captured, work: str | None, extra: list[str], later: bool
     ) -> None:
-        """Whatever the agent does just now, the text reaches it."""
+        """The text steers a busy agent; for an idle agent, or with --later, it is a follow-up."""
         desk.answers["state"] = ROW | {"pending": work}
         assert run(["send", "n", "x = 1", *extra]) == 0
         assert desk.asked[-1] == ("steer", {"ref": "abc", "text": "x = 1", "follow_up": later})
         assert capsys.readouterr().out == "s1\n"
 
-    def test_where_it_is_from_and_what_is_asked_of_it(self) -> None:
-        """The question, the place, and the text as it is, in a fence that nothing in it closes."""
-        assert quoted("a\n", "src/pump.py:1-2", "Why?") == "Why?\n\nFrom src/pump.py:1-2:\n\n```py\na\n```"
-        assert quoted("```\nb\n```", "notes", "") == "From notes:\n\n````\n```\nb\n```\n````"
+    def test_sent_selection_has_question_place_and_fenced_text(self) -> None:
+        """The text is unchanged, and the fence is longer than any fence in the text."""
+        assert format_quote("a\n", "src/pump.py:1-2", "Why?") == "Why?\n\nFrom src/pump.py:1-2:\n\n```py\na\n```"
+        assert format_quote("```\nb\n```", "notes", "") == "From notes:\n\n````\n```\nb\n```\n````"
 
-    def test_nothing_is_not_sent(self, desk: Desk, capsys: Captured) -> None:
-        """An empty selection is told."""
+    def test_empty_selection_is_refused(self, desk: Desk, capsys: Captured) -> None:
+        """A text without visible characters is a usage error, and no request is sent."""
         assert run(["send", "n", " \n"]) == 2
-        assert "nothing to send" in capsys.readouterr().err
+        assert "the text to send is empty" in capsys.readouterr().err
         assert desk.asked == []
 
 
 class TestStatusLine:
-    """Who works on what, while somebody waits at a terminal."""
+    """The status line at a terminal: which agents work, and on what."""
 
     @pytest.fixture(autouse=True)
     def _at_work(self, desk: Desk) -> None:
-        """An agent and its child at work, beside another that is none of its business."""
+        """A busy agent with a busy and an idle child, and an unrelated busy agent."""
         busy = ROW | {"pending": "why?", "activity": "tool: bash", "last_activity": "2999-01-01T00:00:00Z"}
         desk.silences = 2
         desk.answers["list"] = [
@@ -422,10 +452,10 @@ class TestStatusLine:
         ]
 
     @pytest.mark.parametrize("argv", [["query", "n", "?"], ["collect", "n"], ["run", "t", "--model", "a:b"]])
-    def test_it_is_updated_in_place_and_goes(
+    def test_status_line_is_updated_in_place_and_removed(
         self, desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch, argv: list[str]
     ) -> None:
-        """The agent and those below it that work; nothing is left of it."""
+        """The line shows the agent and its busy subagents, and is erased before the answer is printed."""
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
         assert run(argv) == 0
         shown = "\rn: tool: bash, 0s; kid: starting, 0s\x1b[K"
@@ -435,26 +465,26 @@ class TestStatusLine:
     @pytest.mark.parametrize(
         ("terminal", "extra"), [(False, []), (True, ["--json"]), (True, ["--stream"])], ids=["no tty", "json", "stream"]
     )
-    def test_where_it_does_not_belong(
+    def test_status_line_needs_a_terminal_without_json_or_stream(
         self, desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch, terminal: bool, extra: list[str]
     ) -> None:
-        """Without a terminal, as JSON and beside a stream there is no line, and nobody is asked for it."""
+        """Without a terminal, and with --json or --stream, no status is printed or requested."""
         monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
         desk.answers["query"] = REPLY | {"steps": 1}
         assert run(["query", "n", "?", *extra]) == 0
         assert capsys.readouterr().err == ""
         assert [method for method, _ in desk.asked] == ["query"]
 
-    def test_it_fails_in_silence(self, desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Whoever waits hears of trouble from the answer alone."""
+    def test_status_line_failure_is_silent(self, desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The answer is printed without an error, and the status is not requested again."""
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
         desk.answers["list"] = CommandError("DaemonGone", "gone")
         assert run(["query", "n", "?"]) == 0
         assert capsys.readouterr() == ("42\n", "")
         assert [method for method, _ in desk.asked].count("list") == 1
 
-    def test_it_fits_the_terminal(self, desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A narrow terminal gets the head of the line, so that it stays one."""
+    def test_status_line_fits_the_terminal(self, desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The line is cut at the width of the terminal."""
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
         monkeypatch.setattr("orch.cli.agents.query._width", lambda: 8)
         desk.silences = 1

@@ -1,4 +1,4 @@
-"""`orch memory`: notes by hand."""
+"""`orch memory`: add, list, show and forget notes."""
 
 from __future__ import annotations
 
@@ -19,37 +19,36 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path / "here")
 
 
-def told(capsys: Captured, *argv: str) -> str:
-    """Run it and return what it printed."""
+def printed(capsys: Captured, *argv: str) -> str:
+    """Run `orch memory` and return its stdout."""
     assert run(["memory", *argv]) == 0
     return capsys.readouterr().out.strip()
 
 
-def test_what_is_added_is_listed_shown_and_forgotten(capsys: Captured, tmp_path: Path) -> None:
-    """By id, in this folder alone unless another is named."""
-    id = told(capsys, "add", "Tea at five.")
-    other = told(capsys, "add", "The pump hums.")
-    assert told(capsys, "list").splitlines()[1].split() == [id, *told(capsys, "list").splitlines()[1].split()[1:]]
-    assert told(capsys, "list", "--about", "which pump?").splitlines()[1].startswith(other)
-    assert "a person" in told(capsys, "show", id)
-    assert told(capsys, "show", id).endswith("Tea at five.")
-    [row] = json.loads(told(capsys, "show", id, "--json"))
+def test_notes_are_added_listed_and_forgotten(capsys: Captured, tmp_path: Path) -> None:
+    """Notes have ids, and belong to the current folder unless --cwd names another folder."""
+    id = printed(capsys, "add", "Tea at five.")
+    other = printed(capsys, "add", "The pump hums.")
+    assert printed(capsys, "list").splitlines()[1].split() == [id, *printed(capsys, "list").splitlines()[1].split()[1:]]
+    assert printed(capsys, "list", "--about", "which pump?").splitlines()[1].startswith(other)
+    assert "a person" in printed(capsys, "show", id)
+    assert printed(capsys, "show", id).endswith("Tea at five.")
+    [row] = json.loads(printed(capsys, "show", id, "--json"))
     assert (row["id"], row["text"], row["source"]) == (id, "Tea at five.", "user")
-    assert told(capsys, "list", "--cwd", str(tmp_path)) == ""
-    assert told(capsys, "forget", id) == id
-    assert json.loads(told(capsys, "list", "--json"))[0]["id"] == other
+    assert printed(capsys, "list", "--cwd", str(tmp_path)) == ""
+    assert printed(capsys, "forget", id) == id
+    assert json.loads(printed(capsys, "list", "--json"))[0]["id"] == other
 
 
 @pytest.mark.parametrize(
     ("argv", "code", "says"),
     [
-        (["add", " "], 2, "nothing to remember"),
+        (["add", " "], 2, "the note is empty"),
         (["add", "x" * 2_001], 2, "more than the limit of 2,000"),
         (["forget", "nobody"], 3, "no note with id 'nobody'"),
         (["show"], 2, "ID"),
     ],
 )
-def test_what_cannot_be_is_said(capsys: Captured, argv: list[str], code: int, says: str) -> None:
-    """With the exit code of its kind."""
+def test_invalid_memory_commands_have_their_exit_codes(capsys: Captured, argv: list[str], code: int, says: str) -> None:
     assert run(["memory", *argv]) == code
     assert says in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Looking at models from the command line: the list, one of them, none of them."""
+"""`orch models`: the list of models, and the page of one model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ OWN = {
 
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A home with providers of one's own, and no key but one."""
+    """A home with providers of the user. Only ACME_AUTH_TOKEN is set."""
     (tmp_path / "models.json").write_text(json.dumps(OWN))
     monkeypatch.setenv("ORCH_HOME", str(tmp_path))
     monkeypatch.setenv("ACME_AUTH_TOKEN", "canary")
@@ -53,8 +53,8 @@ def data(capsys: Captured, *argv: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def test_every_known_model_is_a_line(capsys: Captured) -> None:
-    """Context, prices, and whose key is here; what has no price of its own says so."""
+def test_models_are_listed_with_context_prices_and_key(capsys: Captured) -> None:
+    """Unknown prices are `?`. The column KEY has the name of the variable, never its value."""
     assert run(["models"]) == 0
     out, err = capsys.readouterr()
     lines = {line.split()[0]: line.split(maxsplit=1)[1] for line in out.splitlines()}
@@ -66,8 +66,8 @@ def test_every_known_model_is_a_line(capsys: Captured) -> None:
     assert "canary" not in out + err
 
 
-def test_the_list_as_json(capsys: Captured) -> None:
-    """One object a model; the key is the name of a variable, never what it holds."""
+def test_model_list_json_names_the_key_variable(capsys: Captured) -> None:
+    """Each model is an object, in which `key` is the name of the variable."""
     [about] = [each for each in data(capsys) if each["model"] == "acme:a-1"]
     assert about == {
         "model": "acme:a-1",
@@ -86,8 +86,8 @@ def test_the_list_as_json(capsys: Captured) -> None:
     }
 
 
-def test_one_model_is_a_page(capsys: Captured) -> None:
-    """Everything that is known of it, by the longest name that it begins with."""
+def test_model_page_shows_everything_known(capsys: Captured) -> None:
+    """The data are those of the longest listed name with which the model's name begins."""
     assert run(["models", "acme:a-1-2026-11-20"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "acme:a-1-2026-11-20",
@@ -101,13 +101,13 @@ def test_one_model_is_a_page(capsys: Captured) -> None:
     ]
 
 
-def test_an_unknown_model_says_what_it_would_mean(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has the limits of its family, and a floor for a price."""
+def test_unknown_model_has_family_limits_and_a_price_floor(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that is not listed has the limits of its family, and its costs are a lower bound."""
     monkeypatch.delenv("ACME_AUTH_TOKEN")
     assert run(["models", "acme:a-2"]) == 0
     out = capsys.readouterr().out
     assert "known as: a-*\n" in out
-    assert "not known; costs are a floor" in out
+    assert "unknown; costs are lower bounds" in out
     assert "$2 in, $10.5 out" in out
     assert "key:      no ACME_API_KEY or ACME_AUTH_TOKEN\n" in out
     run(["models", "acme:other"])
@@ -119,25 +119,28 @@ def test_an_unknown_model_says_what_it_would_mean(capsys: Captured, monkeypatch:
 @pytest.mark.parametrize(
     ("name", "found"), [("a-1", "acme:a-1"), ("acme", "acme:a-1"), ("claude-sonnet-5-5", "anthropic:claude-sonnet-5-5")]
 )
-def test_a_name_alone_is_enough(capsys: Captured, name: str, found: str) -> None:
-    """A model's name finds its provider, a provider's its default."""
+def test_provider_is_found_by_model_name(capsys: Captured, name: str, found: str) -> None:
+    """The name of a model selects its provider, and the name of a provider selects its default model."""
     assert data(capsys, name)["model"] == found
 
 
 @pytest.mark.parametrize(
     ("name", "complaint"),
-    [("nope", r"no listed model begins 'nope'"), ("home", "which model of home"), ("local:x", "begins 'local:x'")],
+    [
+        ("nope", r"no listed model begins with 'nope'"),
+        ("home", "no model given for provider home"),
+        ("local:x", "begins with 'local:x'"),
+    ],
 )
-def test_a_name_that_means_nothing(capsys: Captured, name: str, complaint: str) -> None:
-    """The error says what to write instead."""
+def test_unknown_name_says_what_to_write(capsys: Captured, name: str, complaint: str) -> None:
     assert run(["models", name]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert complaint in err
 
 
-def test_local_is_looked_for(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the model that would answer now; when there is none, that is the error."""
+def test_local_resolves_to_the_model_that_would_answer(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If no local server answers, the command exits with 2."""
 
     async def here(spec: BackendSpec, *_: Any) -> BackendSpec:
         assert spec == BackendSpec("local")
@@ -154,6 +157,6 @@ def test_local_is_looked_for(capsys: Captured, monkeypatch: pytest.MonkeyPatch) 
     assert "nobody answers" in capsys.readouterr().err
 
 
-def test_the_shell_knows_every_level_of_thinking() -> None:
-    """It has words of its own for them, since it imports nothing that takes time."""
+def test_shell_completion_lists_every_thinking_level() -> None:
+    """The module repeats the levels, because it does not import slow modules; both lists are equal."""
     assert spawn.THINKING == THINKING

@@ -1,4 +1,4 @@
-"""What `orch config` says and changes."""
+"""`orch config`: show settings, trust and untrust a project's configuration."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ Captured = pytest.CaptureFixture[str]
 
 @pytest.mark.usefixtures("desk")
 def test_config_show_prints_each_value_with_its_source(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line a setting for people, an object a setting as JSON; notes go to stderr."""
+    """Each setting is a line, or an entry of a JSON object. Ignored settings are reported on stderr."""
     Path(".orch").mkdir()
     Path(".orch/config.toml").write_text('model = "evil:m"\n')
     monkeypatch.setenv("ORCH_LIMITS__MAX_TURNS", "3")
@@ -32,13 +32,13 @@ def test_config_show_prints_each_value_with_its_source(capsys: Captured, monkeyp
     assert lines["model"] == ["-", "default"]
     assert "ignored model" in err
     run(["config", "show", "--json"])
-    told = json.loads(capsys.readouterr().out)
-    assert told["limits.max_turns"] == {"value": 3, "source": "variable ORCH_LIMITS__MAX_TURNS"}
+    data = json.loads(capsys.readouterr().out)
+    assert data["limits.max_turns"] == {"value": 3, "source": "variable ORCH_LIMITS__MAX_TURNS"}
 
 
 @pytest.mark.usefixtures("desk")
-def test_config_trust_and_untrust(capsys: Captured, tmp_path: Path) -> None:
-    """Trusting a folder lets its file hold; untrusting takes that back."""
+def test_config_trust_and_untrust_a_folder(capsys: Captured, tmp_path: Path) -> None:
+    """The configuration of a folder applies after `trust` and does not apply after `untrust`."""
     Path(".orch").mkdir()
     Path(".orch/config.toml").write_text('model = "openai:fine"\n')
 

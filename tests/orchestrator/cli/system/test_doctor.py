@@ -27,7 +27,7 @@ LEFT = "of ended programs; the next start, or orch doctor --clean, removes them:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An ORCH_HOME that does not exist yet, and a folder without a project."""
+    """The path of an ORCH_HOME that does not exist yet. The current folder is no project."""
     for name in [name for name in os.environ if name.startswith("ORCH_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("ORCH_HOME", str(tmp_path / "home"))
@@ -35,8 +35,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def test_a_sound_machine_passes_and_is_left_alone(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A line a check, none failing, and nothing was made."""
+def test_healthy_machine_passes_and_is_unchanged(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each check prints one line, no check fails, and the home is not created."""
     assert run(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [each["check"] for each in found] == [check.__name__ for check in doctor.CHECKS]
@@ -46,22 +46,22 @@ def test_a_sound_machine_passes_and_is_left_alone(home: Path, capsys: pytest.Cap
     assert len(capsys.readouterr().out.splitlines()) == len(doctor.CHECKS)
 
 
-def test_one_failure_fails_the_whole(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever a check raises on purpose is its finding, and the exit code is 1."""
+def test_failed_check_sets_exit_code_1(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An invalid configuration is reported as a failed check, and the exit code is 1."""
     home.mkdir(mode=0o700)
     (home / "config.toml").write_text("modle = 1\n")
     assert run(["doctor"]) == 1
     assert "fail configuration" in capsys.readouterr().out
 
 
-def test_a_home_that_cannot_be_written_fails(home: Path) -> None:
-    """A file in its place is named."""
+def test_unwritable_home_fails(home: Path) -> None:
+    """The check fails if the home is a file."""
     home.write_text("")
     assert doctor.run_check(doctor.home).level == "fail"
 
 
-def test_a_home_that_is_open_warns(home: Path) -> None:
-    """Others could read transcripts."""
+def test_home_readable_by_others_warns(home: Path) -> None:
+    """The warning has the mode and the command that closes the home."""
     home.mkdir()
     home.chmod(0o755)
     assert doctor.home() == ("warn", f"{home} is open to others (mode 0755): chmod 700")
@@ -72,8 +72,8 @@ def test_a_home_that_is_open_warns(home: Path) -> None:
 
 @pytest.mark.parametrize(("free", "level"), [(10 << 20, "fail"), (500 << 20, "warn"), (2 << 30, "ok")])
 @pytest.mark.usefixtures("home")
-def test_a_full_disk_is_seen(monkeypatch: pytest.MonkeyPatch, free: int, level: str) -> None:
-    """Below a gigabyte is tight, below a hundred megabytes too little; room without names is none, where they count."""
+def test_low_disk_space_and_inodes_are_reported(monkeypatch: pytest.MonkeyPatch, free: int, level: str) -> None:
+    """Less than a gigabyte is a warning. Less than 100 megabytes, or too few inodes, is a failure."""
     there = SimpleNamespace(f_bavail=free >> 10, f_frsize=1 << 10, f_files=1 << 20, f_favail=1 << 19)
     monkeypatch.setattr(os, "statvfs", lambda _: there)
     assert doctor.disk().level == level
@@ -84,21 +84,20 @@ def test_a_full_disk_is_seen(monkeypatch: pytest.MonkeyPatch, free: int, level: 
 
 
 @pytest.mark.parametrize(("platform", "level"), [("linux", "ok"), ("darwin", "warn"), ("win32", "fail")])
-def test_platforms(monkeypatch: pytest.MonkeyPatch, platform: str, level: str) -> None:
-    """Linux first, others slower, Windows not."""
+def test_platforms_are_rated(monkeypatch: pytest.MonkeyPatch, platform: str, level: str) -> None:
+    """Linux passes, macOS is a warning, and Windows fails."""
     monkeypatch.setattr(sys, "platform", platform)
     assert doctor.platform().level == level
 
 
-def test_a_missing_dependency_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Importing says more than a file that is there."""
+def test_missing_dependency_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "MODULES", ("json", "no_such_module_at_all"))
     level, detail = doctor.dependencies()
     assert (level, "no_such_module_at_all" in detail) == ("fail", True)
 
 
-def test_a_kernel_without_pidfd_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it, nothing can be told about a process safely."""
+def test_kernel_without_pidfd_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without pidfd the check fails on Linux and warns on other systems."""
 
     def refuse(_: int) -> int:
         raise OSError(38, "Function not implemented")
@@ -109,24 +108,24 @@ def test_a_kernel_without_pidfd_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.processes().level == "warn"
 
 
-def test_a_long_home_gets_a_short_socket(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The finding says where the socket went, and why."""
+def test_long_home_uses_a_short_socket_path(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The finding has the path of the socket and, for a long home, the reason."""
     assert doctor.socket() == ("ok", str(home / "daemon" / "control.sock"))
     monkeypatch.setenv("ORCH_HOME", str(tmp_path / ("x" * 120)))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert "too long" in doctor.socket().detail
 
 
-def test_an_untrusted_project_warns(home: Path, tmp_path: Path) -> None:
-    """What is ignored is told."""
+def test_untrusted_project_warns(home: Path, tmp_path: Path) -> None:
+    """The check warns about an ignored setting of an untrusted project, and does not create the home."""
     (tmp_path / ".orch").mkdir()
     (tmp_path / ".orch" / "config.toml").write_text('model = "evil:m"\n')
     assert doctor.configuration().level == "warn"
     assert not home.exists()
 
 
-def test_runs_left_by_dead_programs_are_found(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An owner's folder is fine; one without an owner warns, with its path; one with processes in it fails."""
+def test_runs_of_dead_programs_are_found(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unnamed run without an owner is a warning; processes of such a run are a failure."""
     runs = paths.private_dir(paths.runs_dir(home))
     alive, dead = (f"{paths.UNNAMED_RUN_PREFIX}{new_id()}" for _ in range(2))
     lock = FolderLock.acquire(runs / alive)
@@ -142,18 +141,18 @@ def test_runs_left_by_dead_programs_are_found(home: Path, monkeypatch: pytest.Mo
     lock.release()
 
 
-def test_runs_with_a_name_are_no_leftovers(home: Path) -> None:
-    """What somebody named is there to be opened again, even when it is called like an unnamed one."""
+def test_named_runs_are_not_leftovers(home: Path) -> None:
+    """A named run can be opened again, so it is no leftover, even if its name resembles an unnamed run."""
     runs = paths.private_dir(paths.runs_dir(home))
     for name in ("mine", "run-mine", "run-2026"):
         FolderLock.acquire(runs / name).release()
     assert doctor.leftovers() == ("ok", "none")
 
 
-def test_processes_of_a_named_run_without_its_root_are_left_behind(
+def test_processes_of_an_unowned_named_run_are_leftovers(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The daemon's, say: they are told, and ended when that is asked for; its folder stays, to be opened again."""
+    """`doctor --clean` ends these processes and does not delete the run's folder."""
     runs = paths.private_dir(paths.runs_dir(home))
     lock = FolderLock.acquire(runs / "alive")
     FolderLock.acquire(runs / "daemon").release()
@@ -178,7 +177,7 @@ def test_processes_of_a_named_run_without_its_root_are_left_behind(
 
 
 def test_run_token_is_random_stored_and_kept(tmp_path: Path) -> None:
-    """The first call stores it, later calls return it; a folder without one has "", and the path is not in it."""
+    """The first call stores the token in a private file. A folder without a token has an empty one."""
     one, other = tmp_path / "one", tmp_path / "other"
     one.mkdir()
     other.mkdir()
@@ -197,7 +196,7 @@ def test_run_token_that_cannot_be_stored_is_a_store_error(tmp_path: Path) -> Non
 
 
 def test_marked_processes_are_found_by_their_environment(tmp_path: Path) -> None:
-    """Only numbered folders with the mark count; what cannot be read is skipped."""
+    """Processes without the variable, or without a readable environment, are skipped."""
     for name, environ in (("12", b"A=1\0ORCH_RUN=r\0"), ("13", b"A=1\0"), ("self", b"ORCH_RUN=x\0")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "environ").write_bytes(environ)
@@ -205,10 +204,10 @@ def test_marked_processes_are_found_by_their_environment(tmp_path: Path) -> None
     assert list(processes_with_token(str(tmp_path))) == [(12, {"A": "1", "ORCH_RUN": "r"})]
 
 
-def test_what_is_left_behind_is_cleaned_when_asked_to(
+def test_leftovers_are_cleaned_on_request(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The folder of a run without an owner goes, one with an owner stays; what was done is said."""
+    """`doctor --clean` removes runs without an owner and leaves the other runs unchanged."""
     runs = paths.private_dir(paths.runs_dir(home))
     alive, dead = (f"{paths.UNNAMED_RUN_PREFIX}{new_id()}" for _ in range(2))
     lock = FolderLock.acquire(runs / alive)
@@ -224,7 +223,7 @@ def test_what_is_left_behind_is_cleaned_when_asked_to(
 
 
 @pytest.mark.parametrize(
-    ("why", "config", "level", "said"),
+    ("why", "config", "level", "expected"),
     [
         ("", "", "ok", "unreadable for commands"),
         ("no namespaces", "", "warn", "denied paths: by name only (no namespaces)"),
@@ -236,20 +235,20 @@ def test_what_is_left_behind_is_cleaned_when_asked_to(
         ),
     ],
 )
-def test_how_denied_paths_hold_is_told(
-    home: Path, monkeypatch: pytest.MonkeyPatch, why: str, config: str, level: str, said: str
+def test_protection_of_denied_paths_is_reported(
+    home: Path, monkeypatch: pytest.MonkeyPatch, why: str, config: str, level: str, expected: str
 ) -> None:
-    """Without namespaces a warning; a failure where they are required."""
+    """Without namespaces the check warns; if the protection is required, the check fails."""
     monkeypatch.setattr(doctor, "unavailable_reason", lambda: why)
     home.mkdir()
     (home / "config.toml").write_text(config)
     finding = doctor.denied_paths()
     assert finding.level == level
-    assert said in finding.detail
+    assert expected in finding.detail
 
 
-def test_the_sandbox_is_told_in_words(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At what level tools run, what the machine has, why not more; less than wanted warns, less than required fails."""
+def test_sandbox_levels_are_reported(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A required level that the machine does not support is a failure; another missing level is a warning."""
     monkeypatch.setattr(doctor, "available_levels", lambda: AvailableLevels({"L3": "bubblewrap is not installed"}))
     words = "this machine has up to L2 (files by Landlock, no network, no signals to others); no L3: bubblewrap is not"
     level, detail = doctor.sandbox()
@@ -260,15 +259,15 @@ def test_the_sandbox_is_told_in_words(home: Path, monkeypatch: pytest.MonkeyPatc
     assert (level, detail.startswith("sandbox.level is L3, and tools run at L2")) == ("warn", True)
     monkeypatch.setenv("ORCH_SANDBOX__REQUIRE", "true")
     level, detail = doctor.sandbox()
-    assert (level, "level L3 is required, and this machine has L2 (no L3: bubblewrap" in detail) == ("fail", True)
+    assert (level, "level L3 is required, but this machine supports L2 (no L3: bubblewrap" in detail) == ("fail", True)
 
 
 @pytest.mark.usefixtures("home")
-def test_keys_are_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never what they are."""
+def test_keys_are_reported_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The finding has the names of the variables, never their values."""
     for name in [name for name in os.environ if name.endswith("_KEY")]:
         monkeypatch.delenv(name)
-    assert doctor.keys().detail.startswith("none: ")
+    assert doctor.keys().detail.startswith("none; ")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-planted")
     monkeypatch.setenv("TAVILY_API_KEY", "tvly-planted")
     assert doctor.keys() == ("ok", "OPENAI_API_KEY, TAVILY_API_KEY")
@@ -276,7 +275,7 @@ def test_keys_are_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("home")
 def test_withheld_variables_are_listed_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Model keys, which travel another way, the shell's own variables and those of `environment.pass` are not."""
+    """The list has no model keys, no variables of the shell, and no variables of `environment.pass`."""
     for name in list(os.environ):
         if not name.startswith(("ORCH_", "PYTHON", "PATH")):
             monkeypatch.delenv(name)
@@ -290,7 +289,7 @@ def test_withheld_variables_are_listed_by_name(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("processes", "memory", "said", "level"),
+    ("processes", "memory", "expected", "level"),
     [
         (None, None, "processes: no limit, memory: no limit", "ok"),
         (100, None, "processes: 100, memory: no limit", "warn"),
@@ -298,11 +297,11 @@ def test_withheld_variables_are_listed_by_name(monkeypatch: pytest.MonkeyPatch) 
         (4000, 8 << 30, "processes: 4.0k", "ok"),
     ],
 )
-def test_limits_of_a_container_are_seen(
-    monkeypatch: pytest.MonkeyPatch, processes: int | None, memory: int | None, said: str, level: str
+def test_container_limits_warn(
+    monkeypatch: pytest.MonkeyPatch, processes: int | None, memory: int | None, expected: str, level: str
 ) -> None:
-    """Too few processes, or too little memory, warn."""
+    """A low limit of processes or memory is a warning."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     monkeypatch.setattr(doctor, "_cgroup_limit", {"pids.max": processes, "memory.max": memory}.get)
     found = doctor.limits()
-    assert (found.level, said in found.detail) == (level, True), found
+    assert (found.level, expected in found.detail) == (level, True), found

@@ -1,4 +1,4 @@
-"""What the command line says of the sandbox: what is asked for, what is required, what is told."""
+"""Options and settings of the sandbox on the command line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def desk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
 
 @pytest.fixture
 def configured(desk: Desk, tmp_path: Path) -> Desk:
-    """A user who has said what the sandbox is to be."""
+    """A fake daemon, and a home whose configuration sets sandbox levels."""
     assert not desk.asked
     (tmp_path / "home").mkdir(exist_ok=True)
     (tmp_path / "home" / "config.toml").write_text(CONFIG)
@@ -39,7 +39,7 @@ def configured(desk: Desk, tmp_path: Path) -> Desk:
 
 
 def asked(desk: Desk) -> dict[str, Any]:
-    """Return the sandbox that an agent was asked for with."""
+    """Return the sandbox settings of the first request."""
     sandbox: dict[str, Any] = desk.asked[0][1]["sandbox"]
     return sandbox
 
@@ -53,45 +53,45 @@ def asked(desk: Desk) -> dict[str, Any]:
         (["--require-sandbox", "L1", "--sandbox", "L3"], "L3", True, {}, {"bash": "L2", "py_help": "L1"}),
     ],
 )
-def test_flags_beat_the_configuration(
+def test_flags_override_the_configuration(
     configured: Desk, flags: list[str], level: str, require: bool, presets: dict[str, str], tools: dict[str, str]
 ) -> None:
-    """What is asked for is for every preset; what is required is the least for every tool."""
+    """`--sandbox` sets the level of all presets. `--require-sandbox` raises all lower levels."""
     assert run(["spawn", "t", "--model", "a:b", *flags]) == 0
-    said = asked(configured)
-    assert (said["level"], said["require"], said["presets"], said["tools"]) == (level, require, presets, tools)
+    found = asked(configured)
+    assert (found["level"], found["require"], found["presets"], found["tools"]) == (level, require, presets, tools)
 
 
-def test_what_is_said_of_the_sandbox_is_told(desk: Desk, capsys: Captured) -> None:
-    """On stderr; the id is all there is on stdout."""
-    desk.answers["spawn"] = SPAWNED | {"note": "sandbox level L3 cannot be had here"}
+def test_sandbox_notices_go_to_stderr(desk: Desk, capsys: Captured) -> None:
+    """stdout contains only the agent's id."""
+    desk.answers["spawn"] = SPAWNED | {"note": "sandbox level L3 is not available here"}
     assert run(["spawn", "t", "--model", "a:b"]) == 0
     out, err = capsys.readouterr()
-    assert (out, err) == ("abc\n", "orch: sandbox level L3 cannot be had here\n")
+    assert (out, err) == ("abc\n", "orch: sandbox level L3 is not available here\n")
 
 
 @pytest.mark.parametrize(
     ("level", "required", "code"),
     [("L3", True, 0), ("L2", True, 0), ("L1", True, 1), ("L3", False, 1)],
 )
-def test_a_daemon_that_runs_already_must_require_as_much(
+def test_running_daemon_must_require_the_same_level(
     desk: Desk, capsys: Captured, level: str, required: bool, code: int
 ) -> None:
-    """One that does not is named, with what to do."""
+    """`daemon start --require-sandbox` fails if the running daemon has a lower level or does not require its level."""
     desk.answers["daemon_status"] = {"pid": 7, "sandbox": level, "sandbox_required": required}
     assert run(["daemon", "start", "--require-sandbox", "L2"]) == code
     if code:
-        assert "daemon 7 is running and does not require L2: orch daemon stop" in capsys.readouterr().err
+        assert "daemon 7 is running without --require-sandbox L2; restart it" in capsys.readouterr().err
 
 
-def test_only_a_daemon_that_starts_can_be_told_to_require(desk: Desk, capsys: Captured) -> None:
-    """With another word the flag is an error of use."""
+def test_require_flag_needs_daemon_start(desk: Desk, capsys: Captured) -> None:
+    """With another action of `daemon`, the option is a usage error."""
     assert run(["daemon", "stop", "--require-sandbox", "L2"]) == 2
-    assert (desk.asked, "goes with: orch daemon start" in capsys.readouterr().err) == ([], True)
+    assert (desk.asked, "needs `orch daemon start`" in capsys.readouterr().err) == ([], True)
 
 
-def test_credentials_that_commands_can_use_are_asked_for(desk: Desk, tmp_path: Path) -> None:
-    """Those of the flags, beside those that are configured."""
+def test_usable_credentials_come_from_flags_and_configuration(desk: Desk, tmp_path: Path) -> None:
+    """The credentials of the flags are added to the configured ones."""
     (tmp_path / "home").mkdir(exist_ok=True)
     (tmp_path / "home" / "config.toml").write_text('[policy]\nusable_credentials = ["~/.kube/config"]\n')
     assert run(["spawn", "Deploy", "--model", "local:m", "--credentials", "/keys/ssh", "--credentials", "keys"]) == 0

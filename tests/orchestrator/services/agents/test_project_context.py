@@ -1,4 +1,4 @@
-"""What agents of a tree are told of their project: by preset, when asked for, below each other, and later."""
+"""Project descriptions in conversations: their level by preset, configuration and request, and for subagents."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from orch.policy.caller import AgentCaller
 from orch.services import call
 from orch_protocol.agent.project import ContextSpec
 from orch_protocol.core.messages import Message, Text, assistant, text_of, user
-from orch_protocol.services.requests import SPAWN, Spawn
+from orch_protocol.services.agents.spawn import SPAWN, Spawn
 from orch_worker.conversation.framing import is_project
-from orch_worker.session.transcript import read_session
+from orch_worker.session.session_reader import read_session
 from orchestrator.root_double import NEST, World, fill, opened
 from virtual_clock import virtual
 
@@ -28,24 +28,24 @@ def folder(tmp_path: Path) -> Path:
 
 
 def conversation(world: World, id: str) -> tuple[Message, ...]:
-    """Return the conversation of the agent as a model sees it."""
+    """Return the agent's conversation as a model sees it."""
     return read_session(Path(world.supervisor.tree.agents[id].spec.folder)).messages
 
 
 def level(world: World, id: str) -> str:
-    """Return how much the conversation tells of the project."""
+    """Return the level of the project description in the agent's conversation."""
     first = text_of(conversation(world, id)[0])
     return "full" if "rule 899" in first else "brief" if "rule 3\n" in first else "none"
 
 
 def context(**more: Any) -> Config:
-    """Return a configuration in which agents may have agents."""
+    """Return a configuration that permits subagents and has the given context settings."""
     return Config(subagents=SubagentsConfig(allow_nested=True, context=ContextConfig(**more)))
 
 
 @virtual
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "expected"),
     [
         ({}, "brief"),
         ({"preset": "minimal"}, "none"),
@@ -58,22 +58,22 @@ def context(**more: Any) -> Config:
         ({"tools": [], "context": "brief"}, "brief"),
     ],
 )
-async def test_the_preset_decides_unless_it_is_said(
-    tmp_path: Path, folder: Path, asked: dict[str, Any], told: str
+async def test_preset_decides_the_project_description_unless_given(
+    tmp_path: Path, folder: Path, asked: dict[str, Any], expected: str
 ) -> None:
-    """Each preset has its own measure, an agent with tools instead of one is told nothing; what is asked for counts."""
+    """Each preset has a level, a tool list has `none`, and `context` overrides both; the description occurs once."""
     async with opened(tmp_path / "home") as world:
         agent = await world.scripted("done", "again", cwd=folder, **asked)
         await agent.query("go")
-        assert level(world, agent.id) == told
+        assert level(world, agent.id) == expected
         await agent.query("go on")
         blocks = [Message("user", (block,)) for each in conversation(world, agent.id) for block in each.content]
-        assert sum(map(is_project, blocks)) == (told != "none")
+        assert sum(map(is_project, blocks)) == (expected != "none")
 
 
 @virtual
-async def test_the_configuration_decides_for_presets(tmp_path: Path, folder: Path) -> None:
-    """What is configured for a preset, or for agents with tools, is what they are told."""
+async def test_configuration_overrides_the_presets_description_level(tmp_path: Path, folder: Path) -> None:
+    """`ContextConfig` sets the level of presets and of tool lists, and the size of a full description."""
     async with opened(tmp_path / "home", config=context(work="none", tools="full", full_tokens=100)) as world:
         agents = [await world.scripted("done", cwd=folder, **how) for how in ({"preset": "work"}, {"tools": []})]
         for agent in agents:
@@ -83,31 +83,31 @@ async def test_the_configuration_decides_for_presets(tmp_path: Path, folder: Pat
 
 
 @virtual
-async def test_an_unknown_measure_is_refused(tmp_path: Path) -> None:
-    """A word that is none of the three is named, with the three."""
+async def test_unknown_description_level_is_refused(tmp_path: Path) -> None:
+    """An invalid `context` raises ConfigError at the spawn."""
     async with opened(tmp_path) as world:
         with pytest.raises(ConfigError, match="context"):
             await world.scripted("x", context="much")
 
 
 @virtual
-async def test_it_stands_before_the_task_and_is_no_part_of_it(tmp_path: Path, folder: Path) -> None:
-    """Siblings in one folder begin with the same bytes; the task comes after them, and the query."""
+async def test_description_precedes_the_task(tmp_path: Path, folder: Path) -> None:
+    """Agents with the same folder and different tasks have the same first block."""
     async with opened(tmp_path / "home") as world:
         agents = [
             await world.spawn(task, cwd=folder, backend=ScriptedBackend([{"echo": True}])) for task in ("Count", "Sum")
         ]
         for agent, task in zip(agents, ("Count", "Sum"), strict=True):
             assert (await agent.query("How many?")).text == "How many?"
-            told, asked = conversation(world, agent.id)[0].content
-            assert is_project(Message("user", (told,)))
+            found, asked = conversation(world, agent.id)[0].content
+            assert is_project(Message("user", (found,)))
             assert asked == Text(f"Task: {task}\n\nQuery: How many?")
         assert len({conversation(world, agent.id)[0].content[0] for agent in agents}) == 1
 
 
 @virtual
-async def test_a_revived_agent_is_told_what_it_was_told(tmp_path: Path, folder: Path) -> None:
-    """Whatever has become of the files: what was said stays as it was, byte for byte, and is not said again."""
+async def test_revived_agent_keeps_its_description(tmp_path: Path, folder: Path) -> None:
+    """A new process and a new root keep the recorded description, even if the context file has changed."""
     async with World(tmp_path / "home", run="r") as world:
         agent = await world.scripted("one", "two", "three", cwd=folder)
         await agent.query("go")
@@ -124,8 +124,8 @@ async def test_a_revived_agent_is_told_what_it_was_told(tmp_path: Path, folder: 
 
 
 @virtual
-async def test_what_an_agent_remembers_stays_as_it_was_given(tmp_path: Path, folder: Path) -> None:
-    """With a history of somebody else's nothing is told unasked; when asked for it stands before the agent's task."""
+async def test_seeded_agent_gets_a_description_only_on_request(tmp_path: Path, folder: Path) -> None:
+    """An agent with a given history has a description only if `context` is given; it then precedes the task."""
     history = [user("Hello"), assistant("Hi")]
     async with opened(tmp_path / "home") as world:
         for asked in ({"preset": "work"}, {"context": "brief"}):
@@ -138,8 +138,8 @@ async def test_what_an_agent_remembers_stays_as_it_was_given(tmp_path: Path, fol
 
 
 @virtual
-async def test_a_task_that_could_not_be_recorded_is_told_later(tmp_path: Path, folder: Path) -> None:
-    """What is told of the project is then on record alone; it is not said twice, and the task comes behind it."""
+async def test_unrecorded_task_follows_the_recorded_description(tmp_path: Path, folder: Path) -> None:
+    """After a full disk, the next query records the missing task and does not repeat the description."""
     async with opened(tmp_path / "home") as world:
         agent = await world.scripted("done", cwd=folder)
         runtime = world.launcher.worker(agent.id)._host._runtime
@@ -159,14 +159,14 @@ async def test_a_task_that_could_not_be_recorded_is_told_later(tmp_path: Path, f
         make_room.pop()()
         world.launcher.worker(agent.id).die(9)
         await agent.query("second")
-        told, asked = conversation(world, agent.id)[0].content
-        assert is_project(Message("user", (told,)))
+        found, asked = conversation(world, agent.id)[0].content
+        assert is_project(Message("user", (found,)))
         assert asked == Text("Task: work\n\nQuery: second")
 
 
 @virtual
-async def test_agents_below_go_by_the_same_rules(tmp_path: Path, folder: Path) -> None:
-    """A child's preset decides by the rules of the one that spawned it, not by what it asks for."""
+async def test_child_follows_its_parents_description_rules(tmp_path: Path, folder: Path) -> None:
+    """The rules of the parent decide the level of a child; rules in the spawn request are ignored, `context` is not."""
     async with opened(tmp_path / "home", config=context(minimal="brief")) as world:
         agent = await world.scripted("-", tools=["all"], cwd=folder)
         asked = Spawn("t", preset="minimal", script=("x",), context_rules=ContextConfig(minimal="full"))
@@ -180,14 +180,14 @@ async def test_agents_below_go_by_the_same_rules(tmp_path: Path, folder: Path) -
 
 
 @virtual
-async def test_an_agent_that_reads_no_files_cannot_read_them_by_a_child(tmp_path: Path, folder: Path) -> None:
-    """Without read_file it has for its children what it was told itself: more is left out, or refused when named."""
+async def test_agent_without_read_file_cannot_describe_more_to_a_child(tmp_path: Path, folder: Path) -> None:
+    """By default, a child has at most the level of such a parent; a higher level in the request is refused."""
     async with opened(tmp_path / "home", config=context(tools="full")) as world:
-        for own, told in (("none", "none"), ("brief", "brief")):
+        for own, text in (("none", "none"), ("brief", "brief")):
             agent = await world.scripted("-", tools=NEST, cwd=folder, context=own)
             child = (await call(world.supervisor, AgentCaller(agent.id), SPAWN, Spawn("t", tools=(), script=("x",)))).id
             await (await world.get(child)).query("go")
-            assert level(world, child) == told
+            assert level(world, child) == text
             with pytest.raises(ToolNotGrantedError, match=r"context 'full' .* not granted read_file"):
                 await call(
                     world.supervisor, AgentCaller(agent.id), SPAWN, Spawn("t", tools=(), script=("x",), context="full")
@@ -195,8 +195,8 @@ async def test_an_agent_that_reads_no_files_cannot_read_them_by_a_child(tmp_path
 
 
 @virtual
-async def test_an_empty_folder_costs_nothing(tmp_path: Path) -> None:
-    """Where there is nothing to tell the conversation is as it was without."""
+async def test_empty_folder_adds_nothing_to_the_conversation(tmp_path: Path) -> None:
+    """The first message contains only the task and the query, although the level is `full`."""
     (tmp_path / "empty").mkdir()
     async with opened(tmp_path / "home") as world:
         agent = await world.scripted("done", cwd=tmp_path / "empty", preset="work")
@@ -206,8 +206,8 @@ async def test_an_empty_folder_costs_nothing(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_a_name_that_no_text_can_carry(tmp_path: Path) -> None:
-    """A file whose name is no UTF-8 is told with marks for what cannot be told."""
+async def test_undecodable_file_name_is_replaced(tmp_path: Path) -> None:
+    """Undecodable bytes of a file name appear as replacement characters in the description."""
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "a\udcff").touch()
     async with opened(tmp_path / "home") as world:
@@ -217,15 +217,15 @@ async def test_a_name_that_no_text_can_carry(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_the_offline_backend_answers_as_without(tmp_path: Path, folder: Path) -> None:
-    """Quotations are of files and of what was said, not of what the agent was told at the beginning, also later."""
+async def test_offline_backend_does_not_quote_the_description(tmp_path: Path, folder: Path) -> None:
+    """The offline backend searches files and the conversation only, so a description does not change its answers."""
     (folder / "notes.txt").write_text("The pump shuts off at 82 degrees.\n")
     answers = []
     for context in ("none", "full"):
         async with opened(tmp_path / context) as world:
             agent = await world.spawn("Know the pump", cwd=folder, context=context)
-            said = [await agent.query("When does the pump shut off?")]
+            found = [await agent.query("When does the pump shut off?")]
             world.launcher.worker(agent.id).die(9)
-            said += [await agent.query("What is rule 3?"), await agent.query("What did I ask first?")]
-            answers.append([(reply.text, reply.tool_calls) for reply in said])
+            found += [await agent.query("What is rule 3?"), await agent.query("What did I ask first?")]
+            answers.append([(reply.text, reply.tool_calls) for reply in found])
     assert answers[0] == answers[1]

@@ -1,4 +1,4 @@
-"""Watching an agent: all of its turns, whoever asks it, and what needs approval in them."""
+"""Watching an agent: the events of all its turns, for every caller, and approval questions."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from orch import AgentDiedError, Config, ConfigError, PolicyConfig, ScriptedBack
 from orch.policy.caller import USER
 from orch.services import call
 from orch_protocol.core.messages import assistant
-from orch_protocol.policy.approval import AnswerQuestion
-from orch_protocol.services.approvals import ANSWER_APPROVAL
-from orch_protocol.services.requests import CANCEL_TURN, SUBMIT, CancelTurn, QueryAgent
-from orch_protocol.services.resources import WATCH
-from orch_protocol.wire.watch_events import TurnEnded, TurnStarted, WatchAgent
+from orch_protocol.services.agents.lifecycle import CANCEL_TURN, CancelTurn
+from orch_protocol.services.agents.query import SUBMIT, QueryAgent
+from orch_protocol.services.agents.watch import WATCH, WatchAgent
+from orch_protocol.services.policy.approvals import ANSWER_APPROVAL, AnswerQuestion
+from orch_protocol.wire.watch_events import TurnEnded, TurnStarted
 from orchestrator.root_double import Gate, World, opened
 from virtual_clock import until, virtual
 
@@ -28,7 +28,7 @@ REMOVE = {"tool": "bash", "input": {"command": "rm precious.txt"}}
 
 
 class Seen:
-    """What a watcher was told, and an end to wait for."""
+    """A watcher that records events and has an asyncio event for each kind that tests wait for."""
 
     def __init__(self) -> None:
         self.events: list[Any] = []
@@ -38,20 +38,20 @@ class Seen:
         self.caught_up = asyncio.Event()
 
     def __call__(self, event: Any) -> None:
-        """Take an event."""
+        """Record `event` and signal its kind."""
         self.events.append(event)
         marks = {"ended": self.ended, "question": self.asked, "spoken": self.spoken, "so_far": self.caught_up}
         marks.get(event.kind, asyncio.Event()).set()
 
     @property
     def kinds(self) -> list[str]:
-        """Return of what kinds the events were."""
+        """Return the kinds of the events, in order."""
         return [each.kind for each in self.events]
 
 
 @asynccontextmanager
 async def watched(world: World, ref: str, **how: Any) -> AsyncIterator[Seen]:
-    """Watch an agent for a while."""
+    """Watch the agent `ref` until the block ends."""
     seen = Seen()
     task = asyncio.create_task(call(world.supervisor, USER, WATCH, WatchAgent(ref, **how), seen))
     await asyncio.sleep(0)
@@ -63,8 +63,8 @@ async def watched(world: World, ref: str, **how: Any) -> AsyncIterator[Seen]:
 
 
 @virtual
-async def test_a_watcher_sees_turns_that_others_asked_for(tmp_path: Path) -> None:
-    """The prompt, what happens, and the answer; the one who asked gets its answer as ever."""
+async def test_watcher_sees_turns_of_other_clients(tmp_path: Path) -> None:
+    """The watcher receives the prompt, the events and the reply of a query that another client sent."""
     async with opened(tmp_path) as world:
         agent = await world.scripted("one", "two")
         async with watched(world, agent.id) as seen:
@@ -81,8 +81,8 @@ async def test_a_watcher_sees_turns_that_others_asked_for(tmp_path: Path) -> Non
 
 
 @virtual
-async def test_a_programs_own_function_that_fails_stops_nothing(tmp_path: Path) -> None:
-    """What it raised is told once an event, where event loops tell such things; others hear each event."""
+async def test_failing_watch_callback_does_not_stop_events(tmp_path: Path) -> None:
+    """The event loop's exception handler receives the exception, once per event."""
     failed: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
     async with opened(tmp_path) as world:
@@ -97,9 +97,8 @@ async def test_a_programs_own_function_that_fails_stops_nothing(tmp_path: Path) 
 
 
 @virtual
-async def test_who_comes_in_the_middle_of_a_turn_sees_the_rest(tmp_path: Path) -> None:
-    """All that has happened in it, the response so far, then each event: the same whether somebody watched before, or
-    nobody did and its process told nothing until now."""
+async def test_late_watcher_gets_the_turn_so_far(tmp_path: Path) -> None:
+    """A late watcher receives the prompt, the events so far and new events, with and without an earlier watcher."""
     for before in (True, False):
         gate = Gate()
         async with opened(tmp_path / str(before)) as world:
@@ -126,8 +125,8 @@ async def test_who_comes_in_the_middle_of_a_turn_sees_the_rest(tmp_path: Path) -
 
 
 @virtual
-async def test_who_comes_after_another_process_began_the_turn_anew_sees_that_one(tmp_path: Path) -> None:
-    """Unwatched, as the one that ended was not: it is asked what happened so far."""
+async def test_late_watcher_sees_the_restarted_turn(tmp_path: Path) -> None:
+    """A turn that was restarted without watchers reports its events so far to a new watcher."""
     gate = Gate()
     async with opened(tmp_path) as world:
         agent = await world.scripted({"text": "Let me", "tool": "gate"}, "done", tools=[gate.tool()])
@@ -147,8 +146,8 @@ async def test_who_comes_after_another_process_began_the_turn_anew_sees_that_one
 
 
 @virtual
-async def test_the_end_of_a_turn_that_failed_is_told(tmp_path: Path) -> None:
-    """With its error, when the process was killed in the middle of it."""
+async def test_watcher_sees_the_error_of_a_killed_turn(tmp_path: Path) -> None:
+    """If a turn is killed, the last event of its watcher contains AgentDiedError and no reply."""
     gate = Gate()
     async with opened(tmp_path) as world:
         agent = await world.scripted({"tool": "gate"}, "never", tools=[gate.tool()])
@@ -164,8 +163,8 @@ async def test_the_end_of_a_turn_that_failed_is_told(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_a_question_waits_for_the_watcher_that_comes_back(tmp_path: Path) -> None:
-    """Whoever watches is asked, though nobody waits for the answer; one who leaves has not said no."""
+async def test_question_waits_for_a_returning_watcher(tmp_path: Path) -> None:
+    """A question stays open when its watcher leaves, and the next watcher can answer it."""
     async with opened(tmp_path / "home", config=ASK) as world:
         agent = await world.scripted(REMOVE, "done", tools=["bash"], cwd=tmp_path)
         async with watched(world, agent.id, approve=True) as first:
@@ -177,12 +176,12 @@ async def test_a_question_waits_for_the_watcher_that_comes_back(tmp_path: Path) 
             await call(world.supervisor, USER, ANSWER_APPROVAL, AnswerQuestion(asked.id, False, reason="keep it"))
             await second.ended.wait()
         shown = await agent.show()
-    assert "the user said no: keep it" in str(shown.messages)
+    assert "the user denied it: keep it" in str(shown.messages)
 
 
 @virtual
-async def test_watchers_are_told_that_a_question_is_over(tmp_path: Path) -> None:
-    """The one who did not answer, too."""
+async def test_watchers_learn_that_a_question_is_settled(tmp_path: Path) -> None:
+    """A watcher that did not answer also receives `question_over`."""
     async with opened(tmp_path / "home", config=ASK) as world:
         agent = await world.scripted(REMOVE, "done", tools=["bash"], cwd=tmp_path)
         async with watched(world, agent.id, approve=True) as one, watched(world, agent.id, approve=True) as other:
@@ -196,8 +195,8 @@ async def test_watchers_are_told_that_a_question_is_over(tmp_path: Path) -> None
 
 
 @virtual
-async def test_watching_needs_somebody_to_tell(tmp_path: Path) -> None:
-    """A watch that tells nobody is refused at once rather than waited for."""
+async def test_watch_without_a_callback_is_refused(tmp_path: Path) -> None:
+    """A watch without a callback raises ConfigError, which states that the connection has no event receiver."""
     async with opened(tmp_path) as world:
         agent = await world.spawn("t", backend=ScriptedBackend(["x"]))
         with pytest.raises(ConfigError, match="this connection has no event receiver"):

@@ -1,4 +1,4 @@
-"""What the root does to find archives: no more than it must."""
+"""Archives by id and by search: results, errors, and the files that the root reads."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ from orch_protocol.core.errors import AgentNotFoundError, AmbiguousRefError, Con
 from orchestrator.root_double import opened
 
 
-async def test_a_file_is_looked_through_once_for_archives_that_nobody_told_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A wrong id costs the reading of what has grown since the last one, not of every file there is."""
+async def test_unknown_archive_id_scans_only_new_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repeated lookup of an unknown id reads only agents with new turns."""
     asked: list[str] = []
-    known = ArchiveEngine.known
+    known = ArchiveEngine.list_records
 
     async def counted(self: ArchiveEngine, spec: Any) -> Any:
         asked.append(spec.id)
@@ -30,7 +28,7 @@ async def test_a_file_is_looked_through_once_for_archives_that_nobody_told_of(
         first, second = await o.scripted("one", "two"), await o.scripted("one")
         await first.query("go")
         await second.query("go")
-        monkeypatch.setattr(ArchiveEngine, "known", counted)
+        monkeypatch.setattr(ArchiveEngine, "list_records", counted)
         for expected in ({first.id, second.id}, set()):
             asked.clear()
             with pytest.raises(AgentNotFoundError):
@@ -42,8 +40,8 @@ async def test_a_file_is_looked_through_once_for_archives_that_nobody_told_of(
         assert set(asked) == {first.id}
 
 
-async def test_too_little_of_an_id_is_told_so(tmp_path: Path) -> None:
-    """There is such an archive; it takes 4 characters to mean it. What begins none is not found."""
+async def test_short_archive_id_prefix_is_refused(tmp_path: Path) -> None:
+    """A prefix needs at least 4 characters; a short prefix that matches no archive is reported as not found."""
     async with opened(tmp_path, config=Config(archival=replace(EAGER, async_=False))) as o:
         agent = await o.scripted("one")
         holder = (await agent.query("go")).archived_to or ""
@@ -54,7 +52,7 @@ async def test_too_little_of_an_id_is_told_so(tmp_path: Path) -> None:
         with pytest.raises(AgentNotFoundError, match="no archive 'zz'"):
             await o.archives.read("zz")
         short = next(holder[:length] for length in range(1, 4) if not agent.id.startswith(holder[:length]))
-        with pytest.raises(AgentNotFoundError, match="no agent goes by"):
+        with pytest.raises(AgentNotFoundError, match="no agent has the name or id"):
             await o.get(short)
 
 
@@ -64,11 +62,11 @@ async def test_too_little_of_an_id_is_told_so(tmp_path: Path) -> None:
         ("search", (None,), r"`\$.query`"),
         ("search", ([],), r"`\$.query`"),
         ("read", (None,), r"`\$.id`"),
-        ("read", ("",), "goes by its id"),
+        ("read", ("",), "id of an archive"),
     ],
 )
-async def test_what_is_no_query_and_no_id_is_told(tmp_path: Path, method: str, given: Any, words: str) -> None:
-    """Python's own complaint would name a line of ours."""
+async def test_invalid_query_or_id_raises_config_error(tmp_path: Path, method: str, given: Any, words: str) -> None:
+    """`archives.search` and `archives.read` name the invalid parameter in their error."""
     async with opened(tmp_path) as o:
         with pytest.raises(ConfigError, match=words):
             await getattr(o.archives, method)(*given)
@@ -78,24 +76,21 @@ async def test_what_is_no_query_and_no_id_is_told(tmp_path: Path, method: str, g
             await o.archives.read("abcd", first="x")  # type: ignore[arg-type]
 
 
-async def test_archives_that_were_listed_are_found(tmp_path: Path) -> None:
-    """A list tells nobody: by its id each is read all the same, also when the journal never heard of it."""
+async def test_listed_archives_can_be_read(tmp_path: Path) -> None:
+    """Archives that the root's state does not contain are listed, and can then be read."""
     async with opened(tmp_path, config=Config(archival=replace(EAGER, async_=False))) as o:
         agent = await o.scripted("one")
         holder = (await agent.query("go")).archived_to
         nodes = o.supervisor.tree.agents
         nodes[agent.id].archives.clear()
         nodes.holders.clear()
-        o.supervisor.archives._told.clear()
+        o.supervisor.archives._reported_sizes.clear()
         assert [row.id for row in await o.archives.list()] == [holder]
         assert len(await o.archives.read(holder or "")) == 2
 
 
-async def test_a_search_reads_the_files_of_those_that_have_archives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However many other agents there were: each of them is looked at once after it was last at work, by whatever
-    root; one that was never asked is not."""
+async def test_search_reads_only_files_with_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search checks an agent without archives once after its last turn, and never if it had no turn."""
     read: list[str] = []
 
     def counting(name: str) -> None:
@@ -117,7 +112,7 @@ async def test_a_search_reads_the_files_of_those_that_have_archives(
         await asked.query("go")
         await never.kill()
         await asked.kill()
-    for name in ("known", "search"):
+    for name in ("list_records", "search"):
         counting(name)
     for others in ({asked.id}, set()):
         read.clear()

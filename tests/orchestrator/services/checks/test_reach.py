@@ -1,4 +1,4 @@
-"""Which agents an agent may use: those below itself, the peers that the user named, and archives it was handed."""
+"""Agents that an agent may use: its descendants, the peers that the user named, and archives that it was given."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from orch import ArchivalConfig, AsyncSubagent, CallEvent, Config
 from orch.policy.caller import USER, AgentCaller
 from orch.services import HANDLERS, call
 from orch.services.agents.spawn import spec_of
-from orch.tree.journal import events
+from orch.tree.interface import events
+from orch.tree.interface.topics import QueryTopic, ReadyTopic
 from orch_protocol.core.errors import (
     AgentError,
     AgentNotFoundError,
@@ -27,24 +28,14 @@ from orch_protocol.core.errors import (
 )
 from orch_protocol.core.messages import Usage, text_of
 from orch_protocol.core.taint import TaintLabel
-from orch_protocol.core.values import TakeValue
 from orch_protocol.policy.budget import limit_of
-from orch_protocol.services.recall import LIST_ARCHIVES, ListArchives, ReadArchive, SearchArchive
-from orch_protocol.services.registry import SERVICES
-from orch_protocol.services.requests import (
-    ASK_ALL,
-    LIST_AGENTS,
-    QUERY,
-    SPAWN,
-    AskAll,
-    Collect,
-    Kill,
-    ListAgents,
-    QueryAgent,
-    Spawn,
-    Wait,
-)
-from orch_protocol.services.resources import TAKE_VALUE
+from orch_protocol.services.agents.lifecycle import Kill
+from orch_protocol.services.agents.query import ASK_ALL, QUERY, AskAll, Collect, QueryAgent, Wait
+from orch_protocol.services.agents.spawn import SPAWN, Spawn
+from orch_protocol.services.agents.status import LIST_AGENTS, ListAgents
+from orch_protocol.services.archives.recall import LIST_ARCHIVES, ListArchives, ReadArchive, SearchArchive
+from orch_protocol.services.dispatch.registry import SERVICES
+from orch_protocol.services.resources.values import TAKE_VALUE, TakeValue
 from orchestrator.policy.test_budget_kinds import Land
 from orchestrator.root_double import NEST, World, nesting, opened
 from orchestrator.services.test_services import ask_root
@@ -56,7 +47,7 @@ ASKING = ("query", "submit", "ask_all", "wait", "collect")
 
 
 async def child_of(world: World, parent: AsyncSubagent, **options: Any) -> AsyncSubagent:
-    """Spawn an agent as `parent` does."""
+    """Spawn a child of `parent`."""
     spawned = await call(
         world.supervisor, AgentCaller(parent.id), SPAWN, Spawn("t", **({"script": ("ok",) * 9} | options))
     )
@@ -64,7 +55,7 @@ async def child_of(world: World, parent: AsyncSubagent, **options: Any) -> Async
 
 
 def asks(ref: str) -> dict[str, Any]:
-    """Return the services that ask or wait for `ref`, with their parameters."""
+    """Return parameters that name `ref` for each service that queries or waits for an agent."""
     return {
         "query": QueryAgent(ref, "go"),
         "submit": QueryAgent(ref, "go"),
@@ -76,7 +67,7 @@ def asks(ref: str) -> dict[str, Any]:
 
 @virtual
 async def test_agent_cannot_ask_agent_outside_its_subtree(tmp_path: Path) -> None:
-    """Neither query, submit, ask_all, wait nor collect reaches it, however it is named; nothing is asked of it."""
+    """The services query, submit, ask_all, wait and collect refuse its id, id prefix, number and name."""
     async with opened(tmp_path, config=nesting()) as world:
         other = await world.scripted("secret", tools=["bash"], name="builder")
         await other.query("go")
@@ -94,38 +85,39 @@ async def test_agent_cannot_ask_agent_outside_its_subtree(tmp_path: Path) -> Non
 
 
 @virtual
-async def test_error_does_not_tell_whether_an_agent_outside_exists(tmp_path: Path) -> None:
-    """It is the same for an agent outside, by id, beginning, number or name, as for no agent at all."""
+async def test_unreachable_and_unknown_agents_give_the_same_error(tmp_path: Path) -> None:
+    """The message is the same for id, id prefix, number and name, so it does not reveal that an agent exists."""
     async with opened(tmp_path, config=nesting()) as world:
         other = await world.scripted("secret", name="builder")
         asker = await world.scripted("x", tools=NEST)
         for service, params in {"query": QueryAgent("", "go"), "kill": Kill()}.items():
-            told = set()
+            collected = set()
             for ref in (other.id, other.id[:6], "1", "builder", "buildr", "nobody", "99"):
                 named = replace(params, **({"refs": (ref,)} if service == "kill" else {"ref": ref}))
                 with pytest.raises(AgentNotFoundError) as caught:
                     await call(world.supervisor, AgentCaller(asker.id), SERVICES[service], named)
-                told.add(str(caught.value).replace(repr(ref), "REF"))
-            assert len(told) == 1
+                collected.add(str(caught.value).replace(repr(ref), "REF"))
+            assert len(collected) == 1
 
 
 @virtual
-async def test_references_mean_agents_in_reach(tmp_path: Path) -> None:
-    """`latest` and the beginning of an id name an agent below, whatever there is elsewhere."""
+async def test_references_resolve_within_reach(tmp_path: Path) -> None:
+    """`latest` and id prefixes are resolved among reachable agents only."""
     async with opened(tmp_path, config=nesting()) as world:
         asker = await world.scripted("x", tools=NEST)
         child = await child_of(world, asker, tools=())
         other = await world.scripted("secret", "secret")
+        await child.query("go")
         await other.query("go")
         reply = await call(world.supervisor, AgentCaller(asker.id), QUERY, QueryAgent("latest", "go"))
-        assert reply.id in {child.id, asker.id}
+        assert reply.id == child.id
         others = (asker.id, other.id)
         unique = next(child.id[:n] for n in range(1, 13) if not any(id.startswith(child.id[:n]) for id in others))
         assert (await call(world.supervisor, AgentCaller(asker.id), QUERY, QueryAgent(unique, "go"))).id == child.id
 
 
 def _about(service: str, ref: str) -> msgspec.Struct | None:
-    """Return parameters of `service` that name `ref`, None when it names no agent."""
+    """Return parameters of `service` that name `ref`, or None if the service names no agent."""
     kind = SERVICES[service].params
     names = {"ref": ref, "refs": (ref,)}
     given: dict[str, Any] = {name: names[name] for name in kind.__struct_fields__ if name in names}
@@ -144,15 +136,16 @@ def _about(service: str, ref: str) -> msgspec.Struct | None:
     }
     given |= {name: more[name] for name in kind.__struct_fields__ if name in more}
     if service == "change_session":
-        from orch_protocol.session.tree import ChangeSession, SetTitle
+        from orch_protocol.services.sessions.sessions import ChangeSession
+        from orch_protocol.session.tree import SetTitle
 
         return ChangeSession(ref, SetTitle("x"))
     return msgspec.convert(given, kind)
 
 
 @virtual
-async def test_every_service_that_names_an_agent_refuses_agents_outside(tmp_path: Path) -> None:
-    """Also services that no tool asks for: a caller may reach them by other ways than a tool."""
+async def test_every_service_refuses_agents_out_of_reach(tmp_path: Path) -> None:
+    """The check also covers services that no tool calls, because requests need not come from a tool."""
     async with opened(tmp_path, config=nesting()) as world:
         other = await world.scripted("secret", name="builder")
         asker = await world.scripted("x", tools=NEST)
@@ -173,8 +166,8 @@ async def test_every_service_that_names_an_agent_refuses_agents_outside(tmp_path
 
 
 @virtual
-async def test_value_is_taken_only_from_agents_below(tmp_path: Path) -> None:
-    """A parent is told what its child has; an unrelated agent, and one that has it as a peer, are refused first."""
+async def test_values_come_only_from_descendants(tmp_path: Path) -> None:
+    """Unrelated agents and peers of the owner cannot take its values."""
     async with opened(tmp_path, config=nesting()) as world:
         parent = await world.scripted("x", tools=NEST)
         child = await child_of(world, parent, tools=())
@@ -187,8 +180,8 @@ async def test_value_is_taken_only_from_agents_below(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_list_shows_agents_below_and_peers(tmp_path: Path) -> None:
-    """Not the agent itself, nor anybody else."""
+async def test_list_shows_descendants_and_peers(tmp_path: Path) -> None:
+    """The list of agents for an agent contains its descendants and peers, but not the agent itself."""
     async with opened(tmp_path, config=nesting()) as world:
         peer, _ = await world.scripted("x"), await world.scripted("x")
         asker = await world.scripted("x", tools=NEST, peers=[peer])
@@ -200,8 +193,8 @@ async def test_list_shows_agents_below_and_peers(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_peer_can_be_asked_and_nothing_else(tmp_path: Path) -> None:
-    """It is asked, waited for and collected from, with its own rights; not killed, steered, shown or narrowed."""
+async def test_peer_can_be_queried_only(tmp_path: Path) -> None:
+    """The peer uses its own tools; all other services refuse it, and it cannot query the asking agent."""
     async with opened(tmp_path, config=nesting()) as world:
         look = {"tool": "list_files", "input": {}}
         peer = await world.scripted(look, "one", "two", "three", "for the user", tools=["list_files"], name="reader")
@@ -227,7 +220,7 @@ async def test_peer_can_be_asked_and_nothing_else(tmp_path: Path) -> None:
             with pytest.raises(AgentNotFoundError):
                 await call(world.supervisor, AgentCaller(asker.id), SERVICES[service], params)
         peer.submit("go")
-        with pytest.raises(AgentError, match="can only collect its own queries from 'reader'"):
+        with pytest.raises(AgentError, match="can collect only results of its own queries to 'reader'"):
             await ask_root(world, asker.id, "collect", Collect(peer.id))
         with pytest.raises(AgentNotFoundError):
             await call(world.supervisor, AgentCaller(peer.id), QUERY, QueryAgent(asker.id, "back"))
@@ -235,7 +228,7 @@ async def test_peer_can_be_asked_and_nothing_else(tmp_path: Path) -> None:
 
 @virtual
 async def test_only_the_user_names_peers(tmp_path: Path) -> None:
-    """An agent cannot, not even its own; a peer has to be an agent that exists."""
+    """An agent cannot pass its own peers to a child; a peer that the user names must exist."""
     async with opened(tmp_path, config=nesting()) as world:
         peer = await world.scripted("x")
         asker = await world.scripted("x", tools=NEST, peers=[peer])
@@ -249,7 +242,7 @@ async def test_only_the_user_names_peers(tmp_path: Path) -> None:
 
 
 async def test_peers_and_archives_survive_resume_fork_and_a_new_root(tmp_path: Path) -> None:
-    """They are part of what the agent was made as."""
+    """Peers and granted archives are part of the agent's spec, so a resumed agent and a fork can use them too."""
     config = replace(nesting(), archival=replace(EAGER, async_=False))
     async with opened(tmp_path, run="r", config=config) as world:
         peer = await world.scripted(*["yes"] * 9)
@@ -265,8 +258,8 @@ async def test_peers_and_archives_survive_resume_fork_and_a_new_root(tmp_path: P
             assert "4711" in text_of((await ask_root(world, id, "read_archive", ReadArchive(archive)))[0])
 
 
-async def test_parent_hands_an_archive_to_its_child(tmp_path: Path) -> None:
-    """The child searches, reads and asks that one, and no other; its own children have it only when it is handed on."""
+async def test_archive_granted_to_a_child_is_usable(tmp_path: Path) -> None:
+    """The child can use only the granted archive, and its own children need a separate grant."""
     config = replace(nesting(), archival=replace(EAGER, async_=False))
     async with opened(tmp_path, config=config) as world:
         parent = await world.scripted(*["ok"] * 9, tools=NEST)
@@ -280,7 +273,7 @@ async def test_parent_hands_an_archive_to_its_child(tmp_path: Path) -> None:
         assert [
             row.id for row in await call(world.supervisor, AgentCaller(child.id), LIST_ARCHIVES, ListArchives())
         ] == [given]
-        with pytest.raises(AgentNotFoundError, match=r"no archive .* of yours"):
+        with pytest.raises(AgentNotFoundError, match="you have no archive "):
             await ask_root(world, child.id, "read_archive", ReadArchive(kept))
         with pytest.raises(AgentNotFoundError):
             await ask_root(world, child.id, "query", QueryAgent(kept, "4712"))
@@ -293,8 +286,8 @@ async def test_parent_hands_an_archive_to_its_child(tmp_path: Path) -> None:
         assert len(await ask_root(world, third.id, "read_archive", ReadArchive(given))) == 2
 
 
-async def test_handed_archive_brings_its_tools_without_archival(tmp_path: Path) -> None:
-    """An agent that archives nothing itself gets the tools to use it, and query_subagent for archives only."""
+async def test_archive_grant_adds_its_tools_without_archival(tmp_path: Path) -> None:
+    """An agent that archives nothing gets the archive tools, with query_subagent limited to archives."""
     async with opened(tmp_path, run="r", config=Config(archival=replace(EAGER, async_=False))) as world:
         owner = await world.scripted("ok")
         given = (await owner.query("The code is 4711")).archived_to or ""
@@ -315,8 +308,8 @@ async def test_handed_archive_brings_its_tools_without_archival(tmp_path: Path) 
 
 
 @virtual
-async def test_peers_that_ask_each_other_get_a_cycle_error(tmp_path: Path) -> None:
-    """A asks its peer B, and B asks back: both would wait for ever."""
+async def test_mutual_peer_queries_are_refused_as_a_cycle(tmp_path: Path) -> None:
+    """While A waits for B, a query or wait of B for A raises QueryCycleError."""
     async with opened(tmp_path, config=nesting()) as world:
         root = world.supervisor
         ask = {"tool": "query_subagent", "input": {"id": "a", "prompt": "back"}}
@@ -325,19 +318,19 @@ async def test_peers_that_ask_each_other_get_a_cycle_error(tmp_path: Path) -> No
         two = (await spec_of(root, Spawn("t", tools=tuple(NEST), name="b", script=(ask, wait, "no")), USER))[0]
         for spec, peer in ((one, two.id), (two, one.id)):
             root.handle(events.SpawnRequested(replace(spec, peers=(peer,)), None, None))
-            await root.waiters.until(f"up:{spec.id}", 5)
-        root.ask(root.tree.agents[one.id], "go")  # in a turn of its own
+            await root.waiters.until(ReadyTopic(spec.id), 5)
+        root.ask(root.tree.agents[one.id], "go")  # `one` is in a turn that the user started
         asked = root.ask(root.tree.agents[two.id], "go", asker=one.id, waits=True)
-        with pytest.raises(QueryCycleError, match="waits, directly or not"):
+        with pytest.raises(QueryCycleError, match="waiting, directly or indirectly"):
             await ask_root(world, two.id, "query", QueryAgent(one.id, "back"))
-        with pytest.raises(QueryCycleError, match="waits, directly or not"):
+        with pytest.raises(QueryCycleError, match="waiting, directly or indirectly"):
             await ask_root(world, two.id, "wait", Wait((one.id,)))
-        await root.waiters.until(f"query:{asked}", 5)
+        await root.waiters.until(QueryTopic(asked), 5)
 
 
 @virtual
-async def test_plan_mode_holds_for_peers(tmp_path: Path) -> None:
-    """An agent in plan mode asks no peer that could do what it may not."""
+async def test_plan_mode_agent_cannot_query_unrestricted_peers(tmp_path: Path) -> None:
+    """An agent in plan mode can query a peer only if the peer is in plan mode too."""
     async with opened(tmp_path, config=nesting()) as world:
         peer = await world.scripted("did it", tools=["write_file"])
         asker = await world.scripted("x", plan=True, peers=[peer])
@@ -349,8 +342,8 @@ async def test_plan_mode_holds_for_peers(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_taint_labels_go_to_peers(tmp_path: Path) -> None:
-    """What the asker's conversation holds is held by the peer too from then on."""
+async def test_taint_propagates_to_peers(tmp_path: Path) -> None:
+    """The taint labels of a query are added to the peer's spec."""
     async with opened(tmp_path, config=nesting()) as world:
         peer = await world.scripted("ok")
         asker = await world.scripted("x", peers=[peer])
@@ -362,8 +355,8 @@ async def test_taint_labels_go_to_peers(tmp_path: Path) -> None:
 # Budgets.
 
 
-def test_a_peers_use_is_charged_once_to_each_budget_on_both_paths() -> None:
-    """The asker's, those above it, the peer's and those above it; a common one once, and the root's once."""
+def test_peer_usage_is_charged_once_to_each_budget() -> None:
+    """The caller, the peer, their ancestors and the root are charged; a common ancestor is charged once."""
     land = Land()
     top = land.work()
     above = land.work(top)
@@ -385,8 +378,8 @@ def test_a_peers_use_is_charged_once_to_each_budget_on_both_paths() -> None:
 
 
 @pytest.mark.parametrize("kind", ["usd", "tokens", "tool_seconds", "model_calls", "tool_calls"])
-def test_the_askers_budget_bounds_its_peer(kind: str) -> None:
-    """Also what the peer's own subagents use for it, at any depth; a query of the user is not bound by it."""
+def test_callers_budget_limits_its_peer(kind: str) -> None:
+    """The limit includes the peer's subagents at any depth, and does not apply to queries of the user."""
     land = Land()
     peer = land.forest.spawn()
     asker = land.work(**{limit_of(kind): 10})
@@ -397,15 +390,15 @@ def test_the_askers_budget_bounds_its_peer(kind: str) -> None:
     land.take(peer, **{kind: 6})
     land.take(child, **{kind: 4})
     for id in (peer, child, asker):
-        with pytest.raises(BudgetExceededError, match="agent 'agent-2' and those below it"):
+        with pytest.raises(BudgetExceededError, match="agent 'agent-2' and its descendants"):
             land.take(id, **{kind: 1})
     land.finish(peer)
     land.forest.ask(peer, "of the user")
     assert land.budgets.kinds_for(peer) == ()
 
 
-def test_time_and_processes_of_a_peer_are_charged_to_its_asker() -> None:
-    """A peer that is asked starts a process for the asker; seconds in which both work count once."""
+def test_peer_time_and_processes_are_charged_to_the_caller() -> None:
+    """A process that a peer starts for the caller counts; seconds in which both work count once."""
     land = Land()
     peer = land.forest.spawn()
     land.forest.gone(peer, 0)
@@ -431,7 +424,7 @@ def test_time_and_processes_of_a_peer_are_charged_to_its_asker() -> None:
 
 
 def _request(rng: random.Random, names: list[str]) -> dict[str, Any]:
-    """Return a call of a tool: to look at something, or to ask any agent there is."""
+    """Return a random call: of a reading tool, or of one that queries, awaits or collects an agent."""
     tool = rng.choice([*ALL, "query_subagent", "query_subagent", "wait_subagents", "collect_subagent"])
     if tool in INPUT:
         return {"tool": tool, "input": INPUT[tool]}
@@ -444,11 +437,8 @@ def _request(rng: random.Random, names: list[str]) -> dict[str, Any]:
 @pytest.mark.parametrize("with_peers", [False, True])
 @pytest.mark.parametrize("seed", range(12))
 @virtual
-async def test_no_tool_call_exceeds_the_rights_of_the_agent_that_began(
-    tmp_path: Path, seed: int, with_peers: bool
-) -> None:
-    """In random trees with random tools and requests, every call that runs is one that the first agent could have made
-    itself; with peers, one that it or a granted peer could have made."""
+async def test_no_call_exceeds_the_rights_of_its_originator(tmp_path: Path, seed: int, with_peers: bool) -> None:
+    """In random trees, only tools run that the queried agent, its descendants or their peers have."""
     rng = random.Random(seed)
     names = [f"n{number}" for number in range(7)]
     ran: list[str] = []
@@ -476,7 +466,7 @@ async def test_no_tool_call_exceeds_the_rights_of_the_agent_that_began(
 
 
 def _rights(world: World, id: str) -> set[str]:
-    """Return the tools of the agent, of its peers and those of agents below it, and of their peers in turn."""
+    """Return the tools of the agent, of its descendants, and of all agents that these can reach through peers."""
     nodes, seen, left = world.supervisor.tree.agents, set[str](), [id]
     while left:
         at = left.pop()

@@ -1,4 +1,4 @@
-"""Who answers is what the session has on record, whatever the root knew."""
+"""The model and the thinking level of a session: recorded, changed, restored with branches, and configured."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ from msgspec.structs import replace
 from orch import Config, ScriptedBackend, SubagentsConfig
 from orch.policy.caller import USER, AgentCaller
 from orch.services.agents.spawn import spec_of
-from orch.services.models.model_selection import announced_model, answers_at, holds
-from orch.services.sessions.import_export import _gone_on_with
+from orch.services.models.model_selection import effective_thinking, matches_session, resolve_recorded_model
+from orch.services.sessions.import_session import _continue_with_model
 from orch.sessions.formats.conversation import ImportedSession
-from orch.tree.agents.state import answered_by
+from orch.tree.agents.state import with_model
 from orch_protocol.agent.models import RecordModel
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.errors import AgentBusyError, AgentDiedError, ConfigError
 from orch_protocol.core.ids import new_entry_id
-from orch_protocol.services.requests import Spawn
+from orch_protocol.services.agents.spawn import Spawn
 from orch_protocol.session.entries import ThinkingLevelChange
 from orch_protocol.session.tree import SessionEdit, SetModel, SetThinking
-from orch_worker.session.transcript import NAME, Transcript
+from orch_worker.session.session_reader import NAME
+from orch_worker.session.transcript import Transcript
 from orchestrator.root_double import NEST, opened
 
 
 def note(folder: str, agent: str, *changes: SetModel | SetThinking) -> None:
-    """Write changes into the session of an agent without a process, as a root does that dies before it knows of it."""
+    """Write changes into the session of an agent without a process, as a root does that dies before it records them."""
     transcript = Transcript.open(Path(folder), agent=agent, cwd="/")
     for change in changes:
         transcript.change(SessionEdit(new_entry_id(transcript.session.places), change))
     transcript.close()
 
 
-async def test_what_is_on_record_alone_holds_all_the_same(tmp_path: Path) -> None:
-    """The root learns of it with the next question; a script's process makes way for a model, which is told."""
+async def test_recorded_model_is_used_after_a_crash_of_the_root(tmp_path: Path) -> None:
+    """The next query uses the recorded model and level; it raises an error if the model is not available."""
     async with opened(tmp_path) as o:
         agent = await o.scripted("one", "two", context="none", tools=[])
         assert (await agent.query("first")).text == "one"
@@ -50,7 +51,7 @@ async def test_what_is_on_record_alone_holds_all_the_same(tmp_path: Path) -> Non
         await agent.kill()
         await agent.resume()
         note(folder, agent.id, SetModel("extractive"))
-        with pytest.raises(ConfigError, match="extractive goes on with the conversation, in a process of its own"):
+        with pytest.raises(ConfigError, match="extractive continues the conversation in a new process"):
             await agent.query("third")
         assert "one" in (await agent.query("Which was the one?")).text
         assert (await agent.state()).model == "extractive"
@@ -66,7 +67,7 @@ async def test_what_is_on_record_alone_holds_all_the_same(tmp_path: Path) -> Non
         assert await agent.set_model("extractive") == "extractive"
         assert (await agent.query("Which was the one?")).text
 
-        # Nobody answers there in the place of who is on record, also not who was chosen just before.
+        # At that entry, no model replaces the recorded one, not even the model chosen just before.
         await agent.set_model("extractive")
         assert (await agent.session.tree()).model == "extractive"
         await agent.session.checkout(there)
@@ -75,8 +76,8 @@ async def test_what_is_on_record_alone_holds_all_the_same(tmp_path: Path) -> Non
             await agent.query("fifth")
 
 
-async def test_a_session_of_ours_goes_on_with_the_model_of_whoever_takes_it_over(tmp_path: Path) -> None:
-    """What it had as its own elsewhere is history: nobody need have a key for that here."""
+async def test_imported_own_session_uses_the_importers_model(tmp_path: Path) -> None:
+    """The import needs no key for the model that the session recorded."""
     async with opened(tmp_path) as o:
         agent = await o.scripted("one", context="none", tools=[])
         await agent.query("first")
@@ -91,8 +92,8 @@ async def test_a_session_of_ours_goes_on_with_the_model_of_whoever_takes_it_over
         assert [head for _, head in kinds] == ["extractive", "nowhere:model", "scripted"]
 
 
-async def test_what_was_chosen_holds_in_a_later_root_and_on_its_branch(tmp_path: Path) -> None:
-    """What answered before is there again where the conversation goes back behind it, and in a copy from there."""
+async def test_model_is_restored_with_the_branch(tmp_path: Path) -> None:
+    """After a restart, after a checkout and in a fork, the agent has the model of its branch."""
     async with opened(tmp_path, run="one") as o:
         agent = await o.scripted("one", {"loop": ["more"]}, context="none", tools=[], name="reader")
         await agent.query("first")
@@ -111,19 +112,19 @@ async def test_what_was_chosen_holds_in_a_later_root_and_on_its_branch(tmp_path:
         assert [(await each.query("again")).text for each in (agent, copy)] == ["more"] * 2
 
 
-async def test_what_cannot_be_chosen_is_refused_and_changes_nothing(tmp_path: Path) -> None:
-    """A model nobody knows, one without a key, a script, a word that is no level; and nothing in a turn."""
+async def test_invalid_model_choice_is_refused(tmp_path: Path) -> None:
+    """Unknown models, models without a key, invalid thinking levels and changes during a turn raise errors."""
     async with opened(tmp_path) as o:
         agent = await o.scripted({"text": "late", "sleep": 60}, context="none", tools=[])
         for model, why in [
             ("nowhere:model", "unknown provider 'nowhere'"),
             ("moonshot:kimi-k3", "needs a key"),
-            ("", "which model is to answer"),
+            ("", "no model given"),
             ("scripted", "pass the script when the agent is spawned"),
         ]:
             with pytest.raises(ConfigError, match=why):
                 await agent.set_model(model)
-        with pytest.raises(ConfigError, match="'very much' is none of off, minimal"):
+        with pytest.raises(ConfigError, match="unknown thinking level 'very much': use one of off, minimal"):
             await agent.set_thinking("very much")
         with pytest.raises(ConfigError, match="scripted does not support a thinking level"):
             await agent.set_thinking("low")
@@ -137,56 +138,61 @@ async def test_what_cannot_be_chosen_is_refused_and_changes_nothing(tmp_path: Pa
         assert not [row for row in (await agent.session.tree()).entries if row.type.endswith("_change")]
 
 
-def test_what_an_agent_was_made_with_holds_where_nothing_is_on_record() -> None:
-    """So nobody is asked for it; after a change too, where the conversation goes back behind that."""
+def test_going_back_before_a_model_change_restores_the_first_model() -> None:
+    """A branch without a recorded model or level has those of the spawn."""
     backend = BackendSpec("acme", "x", {"api": "chat"}, "high")
     spec = AgentSpec("a", 1, "a", "task", backend, "", "/")
-    assert holds(spec, "", "")
-    assert not holds(spec, "", "low")
-    moved = answered_by(spec, RecordModel(replace(backend, thinking="low")))
-    assert holds(moved, "", "low")
-    assert not holds(moved, "", "")
-    assert answered_by(moved, RecordModel(replace(backend, model="y"), "acme:y")).born == backend
+    assert matches_session(spec, "", "")
+    assert not matches_session(spec, "", "low")
+    moved = with_model(spec, RecordModel(replace(backend, thinking="low")))
+    assert matches_session(moved, "", "low")
+    assert not matches_session(moved, "", "")
+    assert with_model(moved, RecordModel(replace(backend, model="y"), "acme:y")).born == backend
 
 
-async def test_a_level_that_is_asked_for_is_the_one_that_holds(tmp_path: Path) -> None:
-    """What a file from elsewhere has on record gives way to it; and a model that takes none is not asked for one."""
+async def test_requested_level_overrides_the_recorded_one(tmp_path: Path) -> None:
+    """An import without a requested level keeps the recorded one; models without levels refuse a requested level."""
     async with opened(tmp_path) as o:
         with pytest.raises(ConfigError, match="extractive does not support a thinking level"):
             await o.spawn("work", model="extractive", thinking="low")
-        with pytest.raises(ConfigError, match="'much' is none of off"):
+        with pytest.raises(ConfigError, match="unknown thinking level 'much': use one of off"):
             await o.spawn("work", model="extractive", thinking="much")
     off = ThinkingLevelChange(id="1", parent_id=None, timestamp="", thinking_level="off")
     found = ImportedSession("x", "pi session", (off,))
     spec = AgentSpec("a", 1, "a", "task", BackendSpec("acme", "x", {}, "high"), "", "/")
-    assert [getattr(each, "thinking_level", "") for each in _gone_on_with(found, spec, "high", "now").entries] == [
+    assert [
+        getattr(each, "thinking_level", "") for each in _continue_with_model(found, spec, "high", "now").entries
+    ] == [
         "off",
         "high",
     ]
-    assert _gone_on_with(found, spec, None, "now") == found  # its own is what is configured
-    assert _gone_on_with(found, replace(spec, backend=BackendSpec("acme")), None, "now") == found
+    assert _continue_with_model(found, spec, None, "now") == found  # nothing is added
+    assert _continue_with_model(found, replace(spec, backend=BackendSpec("acme")), None, "now") == found
 
 
-async def test_a_level_that_is_configured_is_for_models_that_are_asked_for_no_other(tmp_path: Path) -> None:
-    """A model that takes none goes on by itself, and one that is chosen later is told. Subagents think as above."""
+async def test_configured_level_applies_without_a_requested_one(tmp_path: Path) -> None:
+    """The configured level also applies to subagents and to models that are chosen later."""
     thinks = {"flags": {"thinks": ["off", "low", "high"]}}
     (tmp_path / "models.json").write_text(json.dumps({"models": {"ollama": {"deep": thinks}}}))
     deep = {"model": "ollama:deep"}
-    async with opened(tmp_path, config=Config(thinking="high", subagents=SubagentsConfig(allow_nested=True))) as o:
+    subagents = SubagentsConfig(allow_nested=True, models=("ollama:*",))
+    async with opened(tmp_path, config=Config(thinking="high", subagents=subagents)) as o:
         root, parent = o.supervisor, await o.scripted("Fine.", tools=NEST)
 
         async def thinking(caller: str | None = None, **asked: Any) -> str | None:
             spec, _ = await spec_of(root, Spawn("t", **asked), AgentCaller(caller) if caller else USER)
-            return announced_model(RecordModel(spec.backend, ""), wanted=False)
+            return effective_thinking(RecordModel(spec.backend, ""), required=False)
 
         assert await thinking(**deep) == "high"
-        assert await thinking(**deep, usual_thinking="medium") == "high"  # the next that it has
+        assert await thinking(**deep, usual_thinking="medium") == "high"  # the model has no level `medium`
         assert await thinking(**deep, usual_thinking="off", thinking="low") == "low"
         assert await thinking(model="ollama:plain") is None
         assert await thinking(script=("Fine.",)) is None
         assert await thinking(parent.id, **deep) == "high"
         calm = (await spec_of(root, Spawn("t", **deep, thinking="low"), USER))[0]
-        assert (await answers_at(root, calm, "", "")).backend.thinking == "low"
-        assert (await answers_at(root, root.tree.agents[parent.id].spec, "ollama:deep", "")).backend.thinking == "high"
-        assert (await parent.execute("/thinking")).text == "as the model does by itself"
+        assert (await resolve_recorded_model(root, calm, "", "")).backend.thinking == "low"
+        assert (
+            await resolve_recorded_model(root, root.tree.agents[parent.id].spec, "ollama:deep", "")
+        ).backend.thinking == "high"
+        assert (await parent.execute("/thinking")).text == "model default"
         assert (await parent.session.tree()).thinking == ""

@@ -1,4 +1,4 @@
-"""Which models agents may ask: by keys, by local servers, by configuration."""
+"""Models that agents may query: by keys, local servers and configuration."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from orch.config import models
 from orch.config.models import Catalog, matches_any
 from orch.policy.caller import AgentCaller
 from orch.services import call
-from orch_protocol.agent.models import FindModel, ListModels, Price
+from orch_protocol.agent.models import Price
 from orch_protocol.core.errors import ConfigError
-from orch_protocol.services.models import FIND_MODEL, LIST_MODELS
+from orch_protocol.services.models.models import FIND_MODEL, LIST_MODELS, FindModel, ListModels
 from orch_worker.backends.models import ModelCatalog, ModelEntry, ProviderConfig
 from orchestrator.root_double import World
 
@@ -33,7 +33,7 @@ KNOWN = ModelCatalog(
 
 @pytest.fixture(autouse=True)
 def local(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the local server lists; nothing means that nobody answers."""
+    """The models that the local server lists. An empty list means that the server is unreachable."""
     names: list[str] = []
 
     async def installed(about: ProviderConfig, _: object) -> list[str]:
@@ -47,23 +47,36 @@ def local(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 async def reachable(patterns: Sequence[str] | None, named: Sequence[str] = (), keys: Sequence[str] = ()) -> list[str]:
-    return [row.model for row in await Catalog(KNOWN, {}, keys).reachable(patterns, named)]
+    return [row.model for row in await Catalog(KNOWN, {}, keys).usable_models(patterns, named)]
 
 
-async def test_models_with_a_key_can_be_reached() -> None:
-    """Those of a provider whose key is there, and of no other."""
+async def test_models_with_a_key_are_available() -> None:
+    """The available models are those of providers for which there is a key."""
     assert await reachable(None, keys=["ACME_TOKEN"]) == ["acme:a-*", "acme:a-1"]
     assert await reachable(None) == []
 
 
-async def test_a_local_server_says_what_it_has(local: list[str]) -> None:
-    """Its models are those it lists; when nobody answers there are none."""
+def test_a_name_means_a_model_with_a_key() -> None:
+    """A name is a model's name, or else its family (a part of the name between dashes), of which the newest is used."""
+    names = ("a-big-4-5", "a-big-5", "a-big-10", "a-small-7", "big")
+    listed = ModelCatalog(KNOWN.providers, {"acme": {name: ModelEntry(prices=(Price(1.0),)) for name in names}})
+    catalog = Catalog(listed, {}, ["ACME_KEY"])
+    assert catalog.find_name("a-big-5") == "acme:a-big-5"
+    assert catalog.find_name("small") == "acme:a-small-7"
+    assert catalog.find_name("big") == "acme:big"
+    assert catalog.find_name("a") == "acme:a-big-10"
+    assert catalog.find_name("bi") is None
+    assert Catalog(listed, {}, []).find_name("small") is None
+
+
+async def test_local_server_lists_its_models(local: list[str]) -> None:
+    """The models that a local server lists are available, with the server's provider as prefix."""
     local += ["q:8b", "r:3b"]
     assert await reachable(None) == ["here:q:8b", "here:r:3b"]
 
 
-async def test_models_that_are_named_are_there_too() -> None:
-    """The agent's own model, and one that the configuration names, need no entry; but a key."""
+async def test_named_models_are_available_with_a_key() -> None:
+    """The agent's own model and configured names need a key, but no entry in the catalog."""
     assert await reachable(None, ["acme:b-7", "extractive:"], ["ACME_KEY"]) == ["acme:a-*", "acme:a-1", "acme:b-7"]
     assert await reachable(["acme:c", "dear:d"], keys=["ACME_KEY"]) == ["acme:c"]
 
@@ -82,13 +95,13 @@ async def test_models_that_are_named_are_there_too() -> None:
         (("acme:A-1",), "acme:a-1", False),
     ],
 )
-def test_patterns(patterns: Sequence[str] | None, model: str, may: bool) -> None:
-    """A pattern is a whole name, with `*` for anything; what is no model is never one to ask."""
+def test_model_patterns_match_whole_names(patterns: Sequence[str] | None, model: str, may: bool) -> None:
+    """`*` is a wildcard; without patterns, every model except the offline ones matches."""
     assert matches_any(patterns, model) is may
 
 
 def world(tmp_path: Path, patterns: tuple[str, ...] | None = None, model: str | None = None) -> World:
-    """Return a root that knows those models and has one key."""
+    """Return a root with the models of KNOWN and one key."""
     made = World(
         tmp_path, config=Config(model=model, subagents=SubagentsConfig(chat_models=patterns)), keys={"ACME_KEY": "k"}
     )
@@ -96,14 +109,20 @@ def world(tmp_path: Path, patterns: tuple[str, ...] | None = None, model: str | 
     return made
 
 
-async def test_a_worker_gets_all_it_needs_to_ask(tmp_path: Path) -> None:
-    """Address, limits and prices; the model is the agent's own, or what is configured where a script speaks for it."""
+async def test_worker_receives_address_limits_and_prices(tmp_path: Path) -> None:
+    """Without a name, the model is the agent's own, or the configured one for a scripted agent; no key is sent."""
     async with world(tmp_path, model="acme:a-1") as root:
         agent = await root.scripted(tools=["chat"])
         other = await root.spawn("x", model="acme:a-2", tools=["chat"])
-        for caller, asked, name in ((agent, None, "a-1"), (other, None, "a-2"), (agent, "acme:b", "b")):
+        for caller, asked, name, context, priced in (
+            (agent, None, "a-1", 32_768, True),
+            (other, None, "a-2", 2000, False),
+            (agent, "acme:b", "b", 32_768, False),
+        ):
             found = await call(root.supervisor, AgentCaller(caller.id), FIND_MODEL, FindModel(asked))
             assert (found.provider, found.model, found.options["base_url"]) == ("acme", name, "http://acme")
+            assert (found.options["context"], found.options.get("price_known", True)) == (context, priced)
+            assert found.options["prices"] == [{"input": 2.0, "output": 10.0}]
             assert "k" not in found.options.values()
 
 
@@ -112,23 +131,21 @@ async def test_a_worker_gets_all_it_needs_to_ask(tmp_path: Path) -> None:
     [
         ("dear:d", "dear:d needs a key"),
         ("nobody:x", "unknown provider 'nobody'"),
-        ("scripted:", "'scripted:' is no model that agents may ask"),
-        ("acme:a-2", "'acme:a-2' is no model that agents may ask"),
-        (None, "'extractive:' is no model"),
+        ("scripted:", "'scripted:' is not a model that agents may query"),
+        ("acme:a-2", "'acme:a-2' is not a model that agents may query"),
+        (None, "'extractive:' is not a model"),
     ],
 )
-async def test_a_model_that_is_not_allowed_is_refused_with_the_list(
-    tmp_path: Path, asked: str | None, why: str
-) -> None:
-    """Whatever the reason, the error says which models there are."""
+async def test_disallowed_model_error_lists_the_models(tmp_path: Path, asked: str | None, why: str) -> None:
+    """Each kind of invalid choice gives the list of models that the agent may query."""
     async with world(tmp_path, ("acme:a-1",), model="extractive:") as root:
         agent = await root.scripted(tools=["chat"])
         with pytest.raises(ConfigError, match=rf"{why}.*Models that can be asked: acme:a-1$"):
             await call(root.supervisor, AgentCaller(agent.id), FIND_MODEL, FindModel(asked))
 
 
-async def test_a_long_list_is_cut(tmp_path: Path) -> None:
-    """An error names some models and how many more there are."""
+async def test_long_model_list_is_truncated(tmp_path: Path) -> None:
+    """The error names 20 models and the number of the others; `LIST_MODELS` returns all of them."""
     async with world(tmp_path, tuple(f"acme:m{number}" for number in range(25))) as root:
         agent = await root.scripted(tools=["chat"])
         with pytest.raises(ConfigError, match=r"acme:m19 and 5 more$"):

@@ -1,4 +1,4 @@
-"""The prompts of agents in a tree: what each request says besides the conversation, and what hooks make of it."""
+"""Prompts of agents: the parts of each request, changes by hooks, and the prompt as users see it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orch_protocol.agent.spec import BackendSpec
 from orch_protocol.core.messages import text_of
 from orch_protocol.core.prompts import PromptConfig, PromptPart, PromptRules, PromptShown, PromptSpec
 from orch_protocol.hooks.events import ProviderRequest
-from orch_protocol.services.requests import Spawn
+from orch_protocol.services.agents.spawn import Spawn
 from orch_worker.prompt import builder
 from orch_worker.prompt.working_folder import branch_of, folder_text
 from orchestrator.root_double import World, opened
@@ -24,12 +24,12 @@ MADE = [{"tool": "task_create", "input": {"tasks": ["look"]}}, "made"]
 
 
 def config(**rules: Any) -> Config:
-    """Return a configuration of prompts."""
+    """Return a configuration with prompt rules that permits task_create."""
     return Config(prompt=PromptConfig(**rules), policy=PolicyConfig(permissions={"task_create": "allow"}))
 
 
 def at(world: World, stage: str, answer: Any, name: str = "h") -> None:
-    """Register a hook that answers so: one without a thread, for which a clock that jumps would not wait."""
+    """Register an asynchronous hook: the virtual clock does not wait for the thread of a synchronous one."""
 
     async def handler(event: Any, _ctx: Any) -> Any:
         return answer(event)
@@ -38,14 +38,14 @@ def at(world: World, stage: str, answer: Any, name: str = "h") -> None:
 
 
 async def shown_of(agent: AsyncSubagent) -> PromptShown:
-    """Return the prompt of `agent`, once nobody waits for it any more."""
+    """Return the prompt of `agent`, after the root has removed the waiter for it."""
     shown = await agent.prompt_parts()
     await asyncio.sleep(0)
     return shown
 
 
 class Seen:
-    """What each request of a world's agents holds."""
+    """The provider requests of all agents of a world."""
 
     def __init__(self, world: World) -> None:
         self.requests: list[ProviderRequest] = []
@@ -55,17 +55,17 @@ class Seen:
         self.requests.append(event)
 
     def tails(self) -> list[str]:
-        """Return what the requests end with."""
+        """Return the tail of each request."""
         return [each.tail for each in self.requests]
 
     def systems(self) -> list[str]:
-        """Return their system texts."""
+        """Return the system text of each request."""
         return [each.system for each in self.requests]
 
 
 @virtual
-async def test_nothing_is_said_unless_it_is_asked_for(tmp_path: Path) -> None:
-    """Without settings and without anything to tell, a request ends with the conversation."""
+async def test_request_has_no_tail_by_default(tmp_path: Path) -> None:
+    """Without settings, a request ends with the conversation, whose first message is the task."""
     async with opened(tmp_path) as world:
         seen = Seen(world)
         agent = await world.scripted("done", tools=[])
@@ -75,8 +75,8 @@ async def test_nothing_is_said_unless_it_is_asked_for(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_the_day_and_the_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Said at the end of each request, as they are then: a day later another day, and the files changed meanwhile."""
+async def test_date_and_workspace_facts_are_in_each_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tail has the facts at the time of the request, and the system text stays the same."""
     folder = tmp_path / "p"
     (folder / ".git").mkdir(parents=True)
     (folder / ".git" / "HEAD").write_text("ref: refs/heads/feature/zebras\n")
@@ -96,9 +96,8 @@ async def test_the_day_and_the_workspace(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @virtual
-async def test_hooks_change_the_prompt_of_a_turn(tmp_path: Path) -> None:
-    """A hook of the program adds a stable part, one before the first question and one at the end of requests; what it
-    drops is not said, and what is on record stays, also when the hook is gone."""
+async def test_hooks_add_and_drop_prompt_parts(tmp_path: Path) -> None:
+    """A hook can drop a part and add one to each tier; its context part stays after the removal of the hook."""
     parts = [
         PromptPart("style", "Be brief.", "stable"),
         PromptPart("house", "We use metres.", "context"),
@@ -123,8 +122,8 @@ async def test_hooks_change_the_prompt_of_a_turn(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_the_system_text_of_a_turn(tmp_path: Path) -> None:
-    """A hook on the text changes it, for the turn, in each of its requests."""
+async def test_hook_changes_the_system_text_for_a_turn(tmp_path: Path) -> None:
+    """The changed text is in each request of the turn; after the removal of the hook, the text is the original one."""
     async with opened(tmp_path) as world:
         seen = Seen(world)
         at(world, "after_system_prompt", lambda event: event.patch(text=event.text.upper()), "h")
@@ -137,8 +136,8 @@ async def test_the_system_text_of_a_turn(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_a_tier_has_its_bound(tmp_path: Path) -> None:
-    """What does not fit is cut, and the text says so, in each tier."""
+async def test_each_tier_is_limited(tmp_path: Path) -> None:
+    """Parts above the limit of their tier are cut, with a notice."""
     long = "\n".join(f"line {number}" for number in range(1000))
     parts = [PromptPart(f"{tier} part", long, tier) for tier in ("stable", "context", "volatile")]
     bounds = config(stable_tokens=500, context_tokens=100, volatile_tokens=50)
@@ -154,8 +153,8 @@ async def test_a_tier_has_its_bound(tmp_path: Path) -> None:
         assert len(text) <= size
 
 
-def test_who_an_agent_is_does_not_pass_on_to_those_below_it(tmp_path: Path) -> None:
-    """The rules are its parent's, whatever it asks for itself; its identity is its own."""
+def test_identity_is_not_inherited_by_subagents(tmp_path: Path) -> None:
+    """A subagent inherits the prompt rules of its parent, but not the identity."""
     asked = Spawn("t", prompt=PromptSpec("A pirate.", "p", PromptRules(time=True)))
     made = describe(asked, None, Config(), tmp_path, BackendSpec("scripted"))
     below = describe(asked, made, Config(), tmp_path, BackendSpec("scripted"))
@@ -165,37 +164,37 @@ def test_who_an_agent_is_does_not_pass_on_to_those_below_it(tmp_path: Path) -> N
 
 
 class TestWorkspace:
-    """What is said of the folder that an agent works in."""
+    """Facts about the folder that an agent works in."""
 
-    def test_a_commit_where_there_is_no_branch(self, tmp_path: Path) -> None:
-        """The beginning of its name; nothing for what is neither."""
+    def test_detached_head_is_shown_as_a_commit(self, tmp_path: Path) -> None:
+        """The commit is abbreviated to 12 digits; an invalid HEAD gives an empty text."""
         (tmp_path / ".git").mkdir()
         (tmp_path / ".git" / "HEAD").write_text("ab" * 20 + "\n")
         assert branch_of(str(tmp_path)) == "ab" * 6
         (tmp_path / ".git" / "HEAD").write_text("# Do as I say\n")
         assert branch_of(str(tmp_path)) == ""
 
-    def test_a_folder_below_and_one_that_is_linked(self, tmp_path: Path) -> None:
-        """The repository may be above, or its data elsewhere."""
+    def test_repository_above_or_linked_is_found(self, tmp_path: Path) -> None:
+        """The branch is also found if a `.git` file in a parent folder names a repository elsewhere."""
         (tmp_path / "data").mkdir()
         (tmp_path / "data" / "HEAD").write_text("ref: refs/heads/main\n")
         (tmp_path / "tree" / "below").mkdir(parents=True)
         (tmp_path / "tree" / ".git").write_text("gitdir: ../data\n")
         assert branch_of(str(tmp_path / "tree" / "below")) == "main"
 
-    def test_the_last_files_and_no_line_of_their_own(self) -> None:
-        """Of many files the latest are named; a name cannot begin a line."""
+    def test_changed_files_are_listed_on_one_line(self) -> None:
+        """Only the latest of many files are named, and a line break in a name is replaced."""
         text = folder_text("/w", "", [f"f{number}" for number in range(30)] + ["a\nb"])
         assert "f29, a?b, and 11 before these" in text
         assert len(text.splitlines()) == 4
 
 
 class TestShown:
-    """The prompt as people and programs are shown it."""
+    """The prompt as users and programs see it."""
 
     @virtual
-    async def test_with_what_has_changed_since_the_last_request(self, tmp_path: Path) -> None:
-        """Name, tier, source, owner, size, tokens and hash of each part; what is new, other and gone since."""
+    async def test_prompt_parts_are_shown_with_changes_since_the_last_request(self, tmp_path: Path) -> None:
+        """Each part has a name, tier, source, owner, size, token count and hash."""
         folder = tmp_path / "p"
         folder.mkdir()
         (folder / "AGENTS.md").write_text("Count in dozens.\n")
@@ -224,8 +223,8 @@ class TestShown:
         assert shown.render("volatile") == f"{later.render('volatile')}\n\n{parts['tasks'].text}"
 
     @virtual
-    async def test_what_is_new_and_what_is_gone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A day later the day is another; tools that were taken are a part that was not there."""
+    async def test_changed_and_new_parts_are_marked(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A new date is marked as changed, and the notice about revoked tools is marked as new."""
         monkeypatch.setattr(builder, "current_day", lambda: "2026-05-01")
         async with opened(tmp_path, config=config(time=True)) as world:
             agent = await world.scripted("one", tools=["tasks", "read_file"])
@@ -240,8 +239,8 @@ class TestShown:
         }
 
     @virtual
-    async def test_as_hooks_left_it(self, tmp_path: Path) -> None:
-        """What a hook made of the last turn's prompt, and whose it is."""
+    async def test_parts_changed_by_hooks_name_their_owner(self, tmp_path: Path) -> None:
+        """A part that a hook added has the hook as owner, and a note states that hooks changed the stable text."""
         async with opened(tmp_path) as world:
             part = PromptPart("style", "Be brief.", "stable")
             at(world, "before_system_prompt", lambda event: event.patch(add=[part]), "h")
@@ -254,8 +253,8 @@ class TestShown:
         assert shown.notes == ("hooks have changed the text of the stable parts",)
 
     @virtual
-    async def test_without_a_process(self, tmp_path: Path) -> None:
-        """From what is on record, with no process started for it; and it says what is not known."""
+    async def test_prompt_of_a_cold_agent_is_shown_from_the_record(self, tmp_path: Path) -> None:
+        """No process is started, and a note states that the last request is unknown."""
         (tmp_path / "AGENTS.md").write_text("Count in dozens.\n")
         async with opened(tmp_path / "home", config=config(time=True, workspace=True)) as world:
             agent = await world.scripted(*MADE, preset="work", cwd=tmp_path)
@@ -266,11 +265,11 @@ class TestShown:
             assert agent.pid is None
         assert dead.parts == alive.parts
         assert dead.texts == alive.texts
-        assert (dead.asked, dead.notes) == (False, ("it has no process: what its last request said is not known",))
+        assert (dead.asked, dead.notes) == (False, ("the agent has no process: its last request is unknown",))
 
     @virtual
-    async def test_without_a_process_before_it_was_asked(self, tmp_path: Path) -> None:
-        """What is looked up later is said to be, and so is that hooks have not had their say."""
+    async def test_prompt_before_the_first_query_is_marked_as_provisional(self, tmp_path: Path) -> None:
+        """Before the first query, notes name the hooks and the parts of the prompt that are computed later."""
         (tmp_path / "AGENTS.md").write_text("Count in dozens.\n")
         async with opened(tmp_path / "home") as world:
             at(world, "before_system_prompt", lambda _event: None, "h")
@@ -278,4 +277,4 @@ class TestShown:
             world.launcher.worker(agent.id).die(9)
             shown = await shown_of(agent)
         assert "context" not in {part.tier for part in shown.parts}
-        assert [note.split(" ")[0] for note in shown.notes] == ["it", "hooks", "what"]
+        assert [note.split(" ")[0] for note in shown.notes] == ["the", "changes", "the"]

@@ -1,4 +1,4 @@
-"""What agents have at hand, for people and programs: shown, pinned, forgotten, copied and deleted."""
+"""The workspace of an agent for users and programs: shown, pinned, pruned, copied and deleted."""
 
 from __future__ import annotations
 
@@ -13,15 +13,9 @@ from orch.cli import run
 from orch.client.connection import Connection
 from orch.render.workspace import page, table
 from orch_protocol.core.errors import AgentBusyError, AmbiguousRefError, ConfigError, EntryNotFoundError
-from orch_protocol.core.workspace import (
-    Artifact,
-    ChangeWorkspace,
-    DropArtifacts,
-    FileState,
-    KeepArtifact,
-    TouchArtifacts,
-)
-from orch_worker.session.transcript import read_session
+from orch_protocol.core.workspace import Artifact, DropArtifacts, FileState, KeepArtifact, TouchArtifacts
+from orch_protocol.services.resources.workspace import ChangeWorkspace
+from orch_worker.session.session_reader import read_session
 from orch_worker.workspace.state import Workspace
 from orchestrator.archival.store.prune_samples import EVER, session
 from orchestrator.root_double import Gate, World, opened
@@ -30,30 +24,29 @@ ON = Config(workspace=WorkspaceConfig(enabled=True, prune_turns=3))
 
 
 def read(path: str) -> dict[str, Any]:
-    """Return a call that reads a file."""
+    """Return a call that reads the file `path`."""
     return {"tool": "read_file", "input": {"path": path}}
 
 
 async def reader(o: World, cwd: Path, *said: Any, **options: Any) -> AsyncSubagent:
-    """Return an agent that has read a.txt and b.txt."""
+    """Return an agent whose first turn reads a.txt and whose second turn reads b.txt."""
     for name in ("a.txt", "b.txt"):
         (cwd / name).write_text(f"what {name} says, in a few words")
     return await o.scripted(read("a.txt"), "one", read("b.txt"), "two", *said, context="none", cwd=cwd, **options)
 
 
 def recorded(o: World, agent: AsyncSubagent) -> list[str]:
-    """Return the names of what the agent's file says is at hand."""
+    """Return the names of the artifacts that the agent's session file records."""
     session = read_session(Path(o.supervisor.tree.agents[agent.id].spec.folder))
-    return list(Workspace.of(session.at_hand).artifacts)
+    return list(Workspace.of(session.workspace_data).artifacts)
 
 
 def names(artifacts: tuple[Artifact, ...]) -> list[str]:
-    """Return their names."""
     return [each.name for each in artifacts]
 
 
-async def test_it_is_shown_the_latest_first_or_by_what_is_asked(tmp_path: Path) -> None:
-    """With its digest; files are compared with the disk then, which changes nothing on record."""
+async def test_workspace_is_listed_by_time_or_relevance(tmp_path: Path) -> None:
+    """The list is sorted by time or by relevance to a text, and marks changed files without recording the change."""
     async with opened(tmp_path / "home", config=ON) as o:
         agent = await reader(o, tmp_path, tools=["read_file"])
         await agent.query("first")
@@ -69,8 +62,8 @@ async def test_it_is_shown_the_latest_first_or_by_what_is_asked(tmp_path: Path) 
         assert (await agent.session.tree()).count == before
 
 
-async def test_it_is_pinned_unpinned_and_forgotten_between_turns(tmp_path: Path) -> None:
-    """By name or the end of one; what is pinned is told of first in the next request."""
+async def test_artifacts_are_pinned_unpinned_and_forgotten(tmp_path: Path) -> None:
+    """An artifact is given by its name or a suffix; pinned artifacts come first in the next request."""
     async with opened(tmp_path / "home", config=ON) as o:
         agent = await reader(o, tmp_path, "three", tools=["read_file"])
         await agent.query("first")
@@ -85,8 +78,8 @@ async def test_it_is_pinned_unpinned_and_forgotten_between_turns(tmp_path: Path)
         assert recorded(o, agent) == names((await agent.workspace.show()).artifacts) == ["file:b.txt"]
 
 
-async def test_pruning_goes_by_the_rules_of_the_agent_or_by_other_bounds(tmp_path: Path) -> None:
-    """What is pinned stays."""
+async def test_workspace_prune_follows_rules_or_given_limits(tmp_path: Path) -> None:
+    """`prune` removes artifacts above the configured or the given limit, except pinned ones."""
     async with opened(tmp_path / "home", config=ON) as o:
         agent = await reader(o, tmp_path, "3", "4", "5", tools=["read_file"])
         for prompt in ("1", "2", "3"):
@@ -97,8 +90,8 @@ async def test_pruning_goes_by_the_rules_of_the_agent_or_by_other_bounds(tmp_pat
         assert recorded(o, agent) == names((await agent.workspace.show()).artifacts) == ["file:b.txt"]
 
 
-async def test_a_copy_has_what_was_at_hand_there(tmp_path: Path) -> None:
-    """And each goes its own way from there."""
+async def test_fork_copies_the_workspace(tmp_path: Path) -> None:
+    """The fork has the pins of its source, and changes of the fork do not affect the source."""
     async with opened(tmp_path / "home", config=ON) as o:
         agent = await reader(o, tmp_path, "three", tools=["read_file"])
         await agent.query("first")
@@ -112,8 +105,8 @@ async def test_a_copy_has_what_was_at_hand_there(tmp_path: Path) -> None:
         assert recorded(o, agent) == ["file:a.txt", "file:b.txt"]
 
 
-async def test_what_is_not_there_or_not_now_is_refused(tmp_path: Path) -> None:
-    """With what there is to do about it."""
+async def test_invalid_workspace_requests_are_refused(tmp_path: Path) -> None:
+    """Unknown names, empty changes and changes during a turn raise errors."""
     gate = Gate()
     async with opened(tmp_path / "home", config=ON) as o:
         agent = await reader(o, tmp_path, {"tool": "gate", "input": {}}, "done", tools=["read_file", gate.tool()])
@@ -121,8 +114,8 @@ async def test_what_is_not_there_or_not_now_is_refused(tmp_path: Path) -> None:
         await agent.query("second")
         with pytest.raises(EntryNotFoundError, match="orch workspace list"):
             await agent.workspace.pin("c.txt")
-        with pytest.raises(ConfigError, match="nothing to do"):
-            await agent.workspace._arrange(ChangeWorkspace(agent.id))
+        with pytest.raises(ConfigError, match="no change requested"):
+            await agent.workspace._change(ChangeWorkspace(agent.id))
         running = agent.submit("third")
         await gate.called.wait()
         with pytest.raises(AgentBusyError):
@@ -131,22 +124,22 @@ async def test_what_is_not_there_or_not_now_is_refused(tmp_path: Path) -> None:
         await running
 
 
-async def test_an_agent_pins_by_itself(tmp_path: Path) -> None:
-    """With a tool that is there when the workspace is; a name that is none comes back as an error."""
+async def test_agent_can_pin_with_a_tool(tmp_path: Path) -> None:
+    """The tool pin_object is available with the workspace; an unknown name gives an error result."""
     pins = [{"tool": "pin_object", "input": {"name": name}} for name in ("a.txt", "nothing")]
     async with opened(tmp_path / "home", config=ON) as o:
         agent = await o.scripted(read("a.txt"), *pins, "done", context="none", cwd=tmp_path, tools=["read_file"])
         (tmp_path / "a.txt").write_text("what it says, in a few words")
         await agent.query("Pin it.")
         [found] = (await agent.workspace.show()).artifacts
-        said = str((await agent.show()).messages)
+        transcript = str((await agent.show()).messages)
         assert found.pinned
-        assert "file:a.txt is pinned." in said
-        assert "'nothing' is none of what there is: file:a.txt" in said
+        assert "file:a.txt is pinned." in transcript
+        assert "'nothing' is not in the workspace, which contains: file:a.txt" in transcript
 
 
-async def test_without_a_process_the_prompt_says_that_it_is_chosen_later(tmp_path: Path) -> None:
-    """What the next request says depends on what is asked."""
+async def test_prompt_of_a_cold_agent_omits_the_workspace_block(tmp_path: Path) -> None:
+    """A note states that the block is chosen when a turn begins, because it depends on the query."""
     async with opened(tmp_path / "home", config=ON) as o:
         agent = await reader(o, tmp_path, tools=["read_file"])
         await agent.query("first")
@@ -155,9 +148,8 @@ async def test_without_a_process_the_prompt_says_that_it_is_chosen_later(tmp_pat
         assert any("chosen when a turn begins" in note for note in shown.notes)
 
 
-def test_deleting_an_archive_deletes_what_its_turn_had_brought(tmp_path: Path) -> None:
-    """Its summary is a part of what was read, and its name may be; what other turns brought stays, and the conversation
-    is what it was."""
+def test_deleting_an_archive_deletes_its_artifacts(tmp_path: Path) -> None:
+    """Artifacts of other turns and the messages of the conversation stay."""
     life = Life(tmp_path)
     try:
         life.turn(asked="read it", answer="so it is, at length " * 10)
@@ -172,7 +164,7 @@ def test_deleting_an_archive_deletes_what_its_turn_had_brought(tmp_path: Path) -
         life.prune(EVER)
         assert "needle" not in life.transcript.path.read_text()
         life.transcript.close()
-        left = Workspace.of(read_session(life.transcript.path.parent).at_hand)
+        left = Workspace.of(read_session(life.transcript.path.parent).workspace_data)
         assert [(each.name, each.used, each.deps) for each in left] == [("file:b", 3, ("file:c",))]
         assert session(life)["messages"] == before["messages"]
     finally:
@@ -180,13 +172,13 @@ def test_deleting_an_archive_deletes_what_its_turn_had_brought(tmp_path: Path) -
 
 
 class Daemon:
-    """Stands in for the daemon: has a workspace, and says what it was asked."""
+    """A test double of the daemon that has a workspace and records its calls."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, dict[str, Any]]] = []
 
     def call(self, method: str, params: dict[str, Any], **_: Any) -> dict[str, Any]:
-        """Answer as the daemon would."""
+        """Record the call and return a fixed answer."""
         self.asked.append((method, params))
         if method == "workspace":
             return {"id": "a", "turn": 2, "artifacts": ROWS, "digest": "[2 in all]", "enabled": True}
@@ -216,14 +208,14 @@ ROWS: list[dict[str, Any]] = [
 
 @pytest.fixture
 def daemon(monkeypatch: pytest.MonkeyPatch) -> Daemon:
-    """A daemon that is asked instead of a real one."""
+    """A test double that answers instead of a real daemon."""
     daemon = Daemon()
     monkeypatch.setattr(Connection, "call", lambda _, method, params, **more: daemon.call(method, params, **more))
     return daemon
 
 
-def test_the_shell_lists_and_shows_what_there_is(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
-    """With size, sources and state; nothing in a summary reaches the terminal raw."""
+def test_workspace_command_lists_and_shows_artifacts(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    """`orch workspace list` and `show` print artifacts, and escape control characters."""
     assert run(["workspace", "list", "latest", "--about", "pumps"]) == 0
     assert daemon.asked == [("workspace", {"ref": "latest", "about": "pumps"})]
     head, frame, file, digest = capsys.readouterr().out.splitlines()
@@ -236,14 +228,14 @@ def test_the_shell_lists_and_shows_what_there_is(daemon: Daemon, capsys: pytest.
     assert digest == "[2 in all]"
     assert run(["workspace", "show", "latest", "frame"]) == 0
     shown = capsys.readouterr().out
-    assert "stale:    data.csv has changed since" in shown
-    assert "by:       run_python(code=frame = 1)" in shown
+    assert "stale:     data.csv has changed since" in shown
+    assert "by:        run_python(code=frame = 1)" in shown
     assert table({"artifacts": [], "digest": ""}) == ""
-    assert page(ROWS[1]).splitlines()[:2] == ["file:a.py", "  kind:     file"]
+    assert page(ROWS[1]).splitlines()[:2] == ["file:a.py", "  kind:      file"]
 
 
-def test_the_shell_pins_and_forgets(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
-    """And prints the names of what it was about."""
+def test_workspace_command_pins_and_forgets(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    """`orch workspace pin`, `unpin` and `prune` print the names of the affected artifacts."""
     for argv, asked in (
         (["pin", "1", "x", "y"], {"pin": ["x", "y"]}),
         (["unpin", "1", "x"], {"unpin": ["x"]}),
@@ -260,29 +252,29 @@ def test_the_shell_pins_and_forgets(daemon: Daemon, capsys: pytest.CaptureFixtur
     assert "orch workspace list" in capsys.readouterr().err
 
 
-def test_a_name_of_several_is_asked_for_whole() -> None:
-    """The names are said."""
-    from orch.services.resources.workspace import _found
+def test_ambiguous_artifact_name_lists_candidates() -> None:
+    """A name that matches several artifacts is an error until only one of them is left."""
+    from orch.services.resources.workspace import _resolve_all
 
     there = Workspace(
         [KeepArtifact(Artifact(f"{kind}:a", kind, files=(FileState("a"),))) for kind in ("file", "value")]
     )
     with pytest.raises(AmbiguousRefError, match="file:a, value:a"):
-        _found(there, ["a"])
+        _resolve_all(there, ["a"])
     there.apply(DropArtifacts(("file:a",)))
-    assert _found(there, ["a", "value:a"]) == ("value:a",)
+    assert _resolve_all(there, ["a", "value:a"]) == ("value:a",)
 
 
-async def test_a_session_is_told_behind_a_slash(tmp_path: Path) -> None:
-    """The same list, and pins."""
+async def test_workspace_slash_command_lists_and_pins(tmp_path: Path) -> None:
+    """`/workspace` lists, pins and drops artifacts, and reports a missing name."""
     async with opened(tmp_path / "home", config=ON) as o:
         agent = await reader(o, tmp_path, tools=["read_file"])
         await agent.query("first")
         await agent.query("second")
         assert (await agent.execute("/workspace pin a.txt")).text == "pinned: file:a.txt"
-        said = (await agent.execute("/workspace about b.txt")).text
-        assert said.index("file:a.txt") < said.index("file:b.txt") < said.index("[2 in all")
+        text = (await agent.execute("/workspace about b.txt")).text
+        assert text.index("file:a.txt") < text.index("file:b.txt") < text.index("[2 in all")
         assert (await agent.execute("/workspace drop a.txt")).text == "dropped: file:a.txt"
-        with pytest.raises(ConfigError, match="say the name"):
+        with pytest.raises(ConfigError, match="pass the name"):
             await agent.execute("/workspace unpin")
         assert [row["name"] for row in (await agent.execute("/workspace")).data["artifacts"]] == ["file:b.txt"]

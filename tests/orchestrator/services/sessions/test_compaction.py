@@ -1,4 +1,4 @@
-"""A conversation is compacted because somebody asks for it: between turns, whoever the agent is and wherever it is."""
+"""Compaction on request: between turns, for agents with and without a process."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import pytest
 
 from orch import AsyncSubagent, Block, CompactionConfig, Config, ScriptedBackend
 from orch.services import serve_worker
-from orch.tree.journal.events import StopIfIdle
+from orch.tree.interface.events import StopIfIdle
+from orch.tree.interface.topics import ExitTopic
 from orch_protocol.core.errors import AgentBusyError, AgentDiedError, AgentGoneError, ConfigError, ToolNotGrantedError
 from orch_protocol.core.messages import assistant, text_of, user
-from orch_protocol.session.tree import CompactionDone, CompactSession
+from orch_protocol.services.sessions.compaction import CompactSession
+from orch_protocol.session.tree import CompactionDone
 from orch_protocol.wire.frames import encode_body
 from orch_protocol.wire.worker_messages import RootCall
-from orch_worker.session.transcript import read_session
+from orch_worker.session.session_reader import read_session
 from orchestrator.root_double import Gate, World, opened
 from virtual_clock import until
 
@@ -24,7 +26,7 @@ LONG = [each for n in range(6) for each in (user(f"question {n}"), assistant(f"a
 
 
 async def talked(o: World, *said: Any, summaries: list[str] | None = None, **options: Any) -> AsyncSubagent:
-    """Return an agent that has a long conversation behind it, and has answered once."""
+    """Return an agent with a long history that has answered one query."""
     script = ScriptedBackend(["one", *said], summaries or [])
     agent = await o.spawn("work", backend=script, history=LONG, context="none", tools=[], **options)
     await agent.query("first")
@@ -32,12 +34,12 @@ async def talked(o: World, *said: Any, summaries: list[str] | None = None, **opt
 
 
 def shown(o: World, agent: AsyncSubagent) -> list[str]:
-    """Return what the model is shown, by the file."""
+    """Return the texts of the messages that the model is shown, as read from the session file."""
     return [text_of(each) for each in read_session(Path(o.supervisor.tree.agents[agent.id].spec.folder)).messages]
 
 
-async def test_what_was_said_first_gives_way_and_what_that_did_is_returned(tmp_path: Path) -> None:
-    """Though it would have fitted for long, and nothing is compacted by itself."""
+async def test_compaction_on_request_returns_what_was_removed(tmp_path: Path) -> None:
+    """A requested compaction runs although the mode is `off` and the context is far from full."""
     async with opened(tmp_path, config=Config(context_compaction=CompactionConfig(mode="off"))) as o:
         agent = await talked(o, "two", summaries=["Six questions were answered."])
         before = (await agent.state()).context_tokens
@@ -56,12 +58,12 @@ async def test_what_was_said_first_gives_way_and_what_that_did_is_returned(tmp_p
         assert (await agent.show()).compactions == 1
 
 
-async def test_an_agent_at_rest_gets_a_process_for_it(tmp_path: Path) -> None:
-    """And one that is kept nowhere is compacted as any other."""
+async def test_idle_agent_gets_a_process_for_compaction(tmp_path: Path) -> None:
+    """The process is started even if the agent is not persisted."""
     async with World(tmp_path) as o:
         agent = await talked(o, persist=False)
         node = o.supervisor.tree.agents[agent.id]
-        gone = o.supervisor.waiters.watch(f"gone:{agent.id}:{node.incarnation}")
+        gone = o.supervisor.waiters.watch(ExitTopic(agent.id, node.incarnation))
         o.supervisor.handle(StopIfIdle(agent.id))
         await gone
         assert (await agent.session.compact()).writer == "extract"
@@ -69,8 +71,8 @@ async def test_an_agent_at_rest_gets_a_process_for_it(tmp_path: Path) -> None:
         assert (await agent.state()).status == "idle"
 
 
-async def test_what_cannot_be_compacted_says_why(tmp_path: Path) -> None:
-    """Nothing to gain, a turn under way, an agent that is gone, one without the right to ask: and nothing changes."""
+async def test_impossible_compaction_states_the_reason(tmp_path: Path) -> None:
+    """The reasons are: nothing to gain, a running turn, a missing right, and a killed agent."""
     gate = Gate()
     async with opened(tmp_path) as o:
         short = await o.scripted("one", {"tool": "gate"}, "two", context="none", tools=[gate.tool()])
@@ -94,8 +96,8 @@ async def test_what_cannot_be_compacted_says_why(tmp_path: Path) -> None:
         assert "compaction" not in [row.type for row in (await short.session.tree()).entries]
 
 
-async def test_hooks_may_forbid_it_or_tell_whoever_writes(tmp_path: Path) -> None:
-    """Those of the program too; what was asked for is told to them."""
+async def test_hooks_can_forbid_or_instruct_a_compaction(tmp_path: Path) -> None:
+    """A hook of the program receives the instructions and can block the compaction."""
     async with opened(tmp_path) as o:
         heard: list[tuple[str, str]] = []
 
@@ -106,7 +108,7 @@ async def test_hooks_may_forbid_it_or_tell_whoever_writes(tmp_path: Path) -> Non
             return Block("not now")
 
         agent = await talked(o)
-        with pytest.raises(ConfigError, match="a hook forbids"):
+        with pytest.raises(ConfigError, match="a hook prevents"):
             await agent.session.compact("Keep the figures.")
         assert heard == [("asked", "Keep the figures.")]
         o.unregister_hook("no")
@@ -114,8 +116,8 @@ async def test_hooks_may_forbid_it_or_tell_whoever_writes(tmp_path: Path) -> Non
         assert (await agent.show()).compactions == 1
 
 
-async def test_a_question_that_comes_meanwhile_waits_for_it(tmp_path: Path) -> None:
-    """It is asked of the conversation as it is then; a second request and a change are refused by the process."""
+async def test_query_during_a_compaction_waits(tmp_path: Path) -> None:
+    """During a compaction, a query waits, and a second compaction and a checkout are refused."""
     async with opened(tmp_path) as o:
         agent = await talked(o, "two", summaries=["Notes."])
         worker = o.supervisor.workers.processes[agent.id][1]
@@ -139,7 +141,7 @@ async def test_a_question_that_comes_meanwhile_waits_for_it(tmp_path: Path) -> N
         runtime._make_backend = held
         compacting = asyncio.create_task(agent.session.compact())
         await at_it.wait()
-        with pytest.raises(AgentBusyError, match="being compacted"):
+        with pytest.raises(AgentBusyError, match="a turn or a compaction"):
             await agent.session.compact()
         with pytest.raises(AgentBusyError, match="between turns"):
             await agent.session.checkout(None)
@@ -152,15 +154,17 @@ async def test_a_question_that_comes_meanwhile_waits_for_it(tmp_path: Path) -> N
         assert shown(o, agent)[-2:] == ["second", "two"]
 
 
-async def test_a_process_that_dies_meanwhile_leaves_the_conversation_as_it_was(tmp_path: Path) -> None:
-    """Whoever asked is told to ask again."""
+async def test_death_during_a_compaction_leaves_the_conversation_unchanged(tmp_path: Path) -> None:
+    """If the process dies during a compaction, the error suggests a retry, and the conversation is unchanged."""
     async with opened(tmp_path) as o:
         agent = await talked(o)
         process = o.supervisor.workers.processes[agent.id][1]
         o.lose(lambda kind: kind == "compact")
         compacting = asyncio.create_task(agent.session.compact())
-        await until(lambda: any(topic.startswith("compacted:") for topic in o.supervisor.waiters._topics))
+        await until(
+            lambda: any(getattr(topic, "frame_type", "") == "compacted" for topic in o.supervisor.waiters._topics)
+        )
         process.kill()
-        with pytest.raises(AgentDiedError, match="ask again"):
+        with pytest.raises(AgentDiedError, match="retry"):
             await compacting
         assert shown(o, agent)[0] == "question 0"

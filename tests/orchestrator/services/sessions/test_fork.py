@@ -1,4 +1,4 @@
-"""Agents made of other agents: the same conversation up to a place, and two ways from there."""
+"""Forks: agents that begin with a copy of another agent's conversation up to an entry."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from orch_protocol.core.messages import text_of
 from orch_protocol.session.entries import SessionHeader
 from orch_worker.conversation.stubs import holders_in
 from orch_worker.session.session import SessionState
-from orch_worker.session.transcript import read_session
+from orch_worker.session.session_reader import read_session
 from orchestrator.root_double import Gate, World, opened
 
 AT_ONCE = Config(archival=replace(EAGER, async_=False))
 
 
 async def spawned(o: World, *said: Any, **options: Any) -> AsyncSubagent:
-    """Return an agent that says that, and is told of no project."""
+    """Return an agent with the answers `said` and without a project description."""
     return await o.scripted(*said, context="none", **options)
 
 
 def session(o: World, agent: AsyncSubagent) -> SessionState:
-    """Return what the agent's file says."""
+    """Return the agent's session as read from its file."""
     return read_session(Path(o.supervisor.tree.agents[agent.id].spec.folder))
 
 
 def texts(o: World, agent: AsyncSubagent) -> list[str]:
-    """Return what the model is shown."""
+    """Return the texts of the messages that the model is shown."""
     return [text_of(message).removeprefix("Task: work\n\nQuery: ") for message in session(o, agent).messages]
 
 
-async def test_both_go_their_own_way(tmp_path: Path) -> None:
-    """The copy has the path and nothing else, says whose it is, and starts when it is asked; the other is as it was."""
+async def test_fork_and_source_are_independent(tmp_path: Path) -> None:
+    """A fork gets a process with its first query, and its header names the source."""
     async with opened(tmp_path) as o:
         agent = await spawned(o, "one", "two", "three")
         await agent.query("first")
@@ -57,8 +57,8 @@ async def test_both_go_their_own_way(tmp_path: Path) -> None:
         assert (await agent.query("third")).text == "three"
 
 
-async def test_entries_are_called_the_same(tmp_path: Path) -> None:
-    """So a place of the one is found in the other, by id and by label; labels and title come along."""
+async def test_fork_keeps_entry_ids_labels_and_title(tmp_path: Path) -> None:
+    """Ids and labels of the source therefore name the same entries in the fork."""
     async with opened(tmp_path) as o:
         agent = await spawned(o, "one", "two")
         await agent.query("first")
@@ -74,8 +74,8 @@ async def test_entries_are_called_the_same(tmp_path: Path) -> None:
         assert texts(o, copy) == []
 
 
-async def test_of_one_branch_nothing_of_another(tmp_path: Path) -> None:
-    """The copy is one path; what is not on it stays where it is."""
+async def test_fork_of_one_branch_excludes_the_others(tmp_path: Path) -> None:
+    """The file of the fork contains only the path to the forked entry."""
     async with opened(tmp_path) as o:
         agent = await spawned(o, "one", "two", "three")
         await agent.query("first")
@@ -91,8 +91,8 @@ async def test_of_one_branch_nothing_of_another(tmp_path: Path) -> None:
         assert texts(o, await agent.session.fork(left)) == ["first", "one", "the dead end", "two"]
 
 
-async def test_archives_come_along(tmp_path: Path) -> None:
-    """Each is the copy's own: read, searched and asked there, also when the other has gone back before it."""
+async def test_fork_copies_archives(tmp_path: Path) -> None:
+    """The copies have new ids, and can be read, searched and queried; a fork of the fork copies them again."""
     async with opened(tmp_path, config=AT_ONCE) as o:
         agent = await spawned(o, "the copper valve " * 20, "the iron pump " * 20, "three")
         await agent.query("first")
@@ -116,8 +116,8 @@ async def test_archives_come_along(tmp_path: Path) -> None:
         assert await o.archives.read(only.id) == await o.archives.read(first.id)
 
 
-async def test_it_may_do_what_the_other_may(tmp_path: Path) -> None:
-    """The same tools, those of the program too; below the same agent, and as local as that one is."""
+async def test_fork_has_the_rights_of_its_source(tmp_path: Path) -> None:
+    """The specs of a fork and its source differ only in id, number, name and folder."""
     gate = Gate()
     gate.open.set()
     async with opened(tmp_path) as o:
@@ -131,8 +131,8 @@ async def test_it_may_do_what_the_other_may(tmp_path: Path) -> None:
         assert gate.calls == 1
 
 
-async def test_another_model_is_on_record(tmp_path: Path) -> None:
-    """From where it answers; what there was before stays the other one's."""
+async def test_fork_with_another_model_records_it(tmp_path: Path) -> None:
+    """The session of the fork records the new model, and the source keeps its model."""
     async with opened(tmp_path) as o:
         agent = await spawned(o, "one")
         await agent.query("first")
@@ -143,8 +143,8 @@ async def test_another_model_is_on_record(tmp_path: Path) -> None:
         assert (await copy.state()).model.startswith("extractive")
 
 
-async def test_while_a_turn_runs_a_place_is_named(tmp_path: Path) -> None:
-    """Half a turn is copied by nobody who does not ask for it."""
+async def test_fork_during_a_turn_needs_an_entry(tmp_path: Path) -> None:
+    """A fork without an entry is refused during a turn, because it would contain a part of the turn."""
     gate = Gate()
     async with opened(tmp_path) as o:
         agent = await spawned(o, "one", {"tool": "gate"}, "two", tools=[gate.tool()])
@@ -152,7 +152,7 @@ async def test_while_a_turn_runs_a_place_is_named(tmp_path: Path) -> None:
         point = (await agent.session.tree()).leaf
         asking = agent.submit("work on")
         await gate.called.wait()
-        with pytest.raises(AgentBusyError, match="name the entry"):
+        with pytest.raises(AgentBusyError, match="name the last entry"):
             await agent.session.fork()
         copy = await agent.session.fork(point)
         assert texts(o, copy) == ["first", "one"]
@@ -160,15 +160,15 @@ async def test_while_a_turn_runs_a_place_is_named(tmp_path: Path) -> None:
         await asking
 
 
-async def test_what_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
-    """No agent, no folder."""
+async def test_refused_fork_creates_nothing(tmp_path: Path) -> None:
+    """A taken or invalid name, an unknown entry and an unknown model leave no agent and no folder."""
     async with opened(tmp_path) as o:
         agent = await spawned(o, "one", name="taken")
         await agent.query("first")
         folders = sorted(path.name for path in o.supervisor.sessions.iterdir())
-        with pytest.raises(SpawnError, match="'taken' is taken"):
+        with pytest.raises(SpawnError, match="already has the name 'taken'"):
             await agent.session.fork(name="taken")
-        with pytest.raises(ConfigError, match="does not do"):
+        with pytest.raises(ConfigError, match="invalid name"):
             await agent.session.fork(name="no name")
         with pytest.raises(EntryNotFoundError):
             await agent.session.fork("nowhere")
@@ -178,8 +178,8 @@ async def test_what_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
         assert len(o.supervisor.tree.agents) == 1
 
 
-async def test_a_damaged_session_is_copied_as_far_as_it_goes(tmp_path: Path) -> None:
-    """What was wrong is told; the file it is from is only read."""
+async def test_damaged_session_is_forked_without_the_damaged_entries(tmp_path: Path) -> None:
+    """The fork has the entries before and after the damage, and the source is not changed."""
     async with opened(tmp_path) as o:
         agent = await spawned(o, "one", "two")
         await agent.query("first")
@@ -194,12 +194,12 @@ async def test_a_damaged_session_is_copied_as_far_as_it_goes(tmp_path: Path) -> 
         assert "checksum" in (await copy.state()).repaired
         assert path.read_bytes() == b"".join(lines)
         written = (Path((await copy.state()).folder) / "session.jsonl").read_text()
-        told = [json.loads(line) for line in written.splitlines()]
-        assert [line["s"] for line in told] == list(range(1, len(told) + 1))
+        data = [json.loads(line) for line in written.splitlines()]
+        assert [line["s"] for line in data] == list(range(1, len(data) + 1))
 
 
-async def test_a_copy_of_nothing_begins_anew(tmp_path: Path) -> None:
-    """With the task, as the other did."""
+async def test_fork_at_the_beginning_has_the_task(tmp_path: Path) -> None:
+    """The first query of a fork at the beginning of the session contains the task."""
     async with opened(tmp_path) as o:
         agent = await spawned(o, "one", "two")
         await agent.query("first")

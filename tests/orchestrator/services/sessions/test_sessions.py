@@ -1,4 +1,4 @@
-"""Sessions that go back: by whoever owns them, between turns, and the next answer is to what is shown then."""
+"""Changes of sessions between turns: checkout, labels, titles, notes and metadata, and who may make them."""
 
 from __future__ import annotations
 
@@ -17,52 +17,54 @@ from orch import AsyncSubagent, Config
 from orch.services import serve_worker
 from orch.services.agents.processes import request_worker
 from orch.services.sessions import sessions
-from orch.tree.journal.events import StopIfIdle
+from orch.tree.interface.events import StopIfIdle
+from orch.tree.interface.topics import ExitTopic
 from orch_protocol.core.errors import AgentBusyError, ConfigError, EntryNotFoundError, StoreError, ToolNotGrantedError
 from orch_protocol.core.messages import text_of
-from orch_protocol.services.requests import SHOW_STATE, AgentRef
-from orch_protocol.services.sessions import SHOW_SESSION
-from orch_protocol.session.tree import ChangeSession, EntryRow, MoveLeaf, SessionEdit, ShowSession
+from orch_protocol.services.agents.status import SHOW_STATE
+from orch_protocol.services.service import AgentRef
+from orch_protocol.services.sessions.sessions import SHOW_SESSION, ChangeSession, EntryRow, ShowSession
+from orch_protocol.session.tree import MoveLeaf, SessionEdit
 from orch_protocol.wire.frames import encode_body
 from orch_protocol.wire.worker_messages import RootCall
 from orch_worker.session.log.lock import FolderLock
-from orch_worker.session.transcript import read_session
+from orch_worker.session.session_reader import read_session
 from orchestrator.root_double import Gate, World, opened
 from virtual_clock import until
 
 
 async def spawned(o: World, *said: Any, **options: Any) -> AsyncSubagent:
-    """Return an agent that says that, and is told of no project."""
+    """Return an agent with the answers `said` and without a project description."""
     return await o.scripted(*said, context="none", **options)
 
 
-async def said(agent: AsyncSubagent) -> list[EntryRow]:
-    """Return the messages of a session, whichever branch they are on."""
+async def all_messages(agent: AsyncSubagent) -> list[EntryRow]:
+    """Return the messages on all branches of a session."""
     return [row for row in (await agent.session.tree()).entries if row.type == "message"]
 
 
 def texts(o: World, agent: AsyncSubagent) -> list[str]:
-    """Return what the model is shown, by the file."""
+    """Return the texts of the messages that the model is shown, as read from the session file."""
     folder = Path(o.supervisor.tree.agents[agent.id].spec.folder)
     return [text_of(message).removeprefix("Task: work\n\nQuery: ") for message in read_session(folder).messages]
 
 
 async def rest(o: World, agent: AsyncSubagent) -> None:
-    """Let the process of an idle agent end."""
+    """End the process of an idle agent."""
     node = o.supervisor.tree.agents[agent.id]
-    gone = o.supervisor.waiters.watch(f"gone:{agent.id}:{node.incarnation}")
+    gone = o.supervisor.waiters.watch(ExitTopic(agent.id, node.incarnation))
     o.supervisor.handle(StopIfIdle(agent.id))
     await gone
     assert o.status(agent) == "cold"
 
 
-async def test_the_next_answer_is_to_what_was_gone_back_to(tmp_path: Path) -> None:
-    """What was said since is on its own branch; going back there shows it again."""
+async def test_next_answer_follows_the_entry_gone_back_to(tmp_path: Path) -> None:
+    """Later messages stay on their branch, and a checkout shows them again."""
     async with opened(tmp_path) as o:
         agent = await spawned(o, "one", "two", "three", "four")
         await agent.query("first")
         await agent.query("second")
-        *_, question, answer = await said(agent)
+        *_, question, answer = await all_messages(agent)
         first_end = next(row.id for row in (await agent.session.tree()).entries if row.type == "turn_end")
         await agent.session.checkout(first_end)
         assert texts(o, agent) == ["first", "one"]
@@ -73,17 +75,17 @@ async def test_the_next_answer_is_to_what_was_gone_back_to(tmp_path: Path) -> No
         assert (here.current, here.head) == (True, "another")
         await agent.session.checkout(left.id)
         assert texts(o, agent) == ["first", "one", "second", "two"]
-        assert {question.id, answer.id} <= {row.id for row in await said(agent) if row.on_path}
+        assert {question.id, answer.id} <= {row.id for row in await all_messages(agent) if row.on_path}
         assert (await agent.query("again")).text == "four"
 
 
-async def test_a_question_is_gone_back_before_and_returned(tmp_path: Path) -> None:
-    """To be asked anew, in other words; the task comes with it, if it was the first."""
+async def test_going_back_before_a_question_returns_it(tmp_path: Path) -> None:
+    """After the removal of the first question, the next question contains the task again."""
     async with opened(tmp_path) as o:
         agent = await spawned(o, "one", "two", "three")
         await agent.query("first")
         await agent.query("second")
-        first, answer, second, _ = await said(agent)
+        first, answer, second, _ = await all_messages(agent)
         assert await agent.session.branch(second.id) == "second"
         assert texts(o, agent) == ["first", "one"]
         assert await agent.session.branch(answer.id, summary="It was a try.") is None
@@ -91,21 +93,21 @@ async def test_a_question_is_gone_back_before_and_returned(tmp_path: Path) -> No
         assert await agent.session.branch(first.id) == "first"
         assert texts(o, agent) == []
         await agent.query("asked anew")
-        assert (await said(agent))[-2].head == "Task: work Query: asked anew"
+        assert (await all_messages(agent))[-2].head == "Task: work Query: asked anew"
         await agent.session.checkout(None)
         assert texts(o, agent) == []
 
 
-async def test_an_agent_without_a_process_goes_back_too(tmp_path: Path) -> None:
-    """The root does it in its place, under its lock; no process is started for that."""
+async def test_cold_agent_goes_back_without_a_process(tmp_path: Path) -> None:
+    """The root itself writes a checkout or a label of a cold agent to the session file."""
     async with opened(tmp_path) as o:
         agent = await spawned(o, "one", "two")
         await agent.query("first")
         await rest(o, agent)
         await agent.session.checkout(None)
-        await agent.session.label((await said(agent))[0].id, "start")
+        await agent.session.label((await all_messages(agent))[0].id, "start")
         assert (o.status(agent), agent.pid, texts(o, agent)) == ("cold", None, [])
-        assert (await agent.session.tree()).labels == {(await said(agent))[0].id: "start"}
+        assert (await agent.session.tree()).labels == {(await all_messages(agent))[0].id: "start"}
         assert (await agent.query("anew")).text == "two"
         assert texts(o, agent) == ["anew", "two"]
         await agent.kill()
@@ -113,9 +115,9 @@ async def test_an_agent_without_a_process_goes_back_too(tmp_path: Path) -> None:
         assert texts(o, agent) == ["first"]
 
 
-async def test_who_is_asked_while_the_root_writes_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that is started meanwhile finds the session as it is then."""
-    edited, begun, go_on = sessions._edited, asyncio.Event(), asyncio.Event()
+async def test_query_during_the_roots_write_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The query waits even if the caller of the change is cancelled, and its process reads the changed session."""
+    edited, begun, go_on = sessions._write_edit, asyncio.Event(), asyncio.Event()
 
     async with opened(tmp_path) as o:
         agent = await spawned(o, "one", "two")
@@ -128,23 +130,23 @@ async def test_who_is_asked_while_the_root_writes_waits_for_it(tmp_path: Path, m
             asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
             edited(*arguments)
 
-        monkeypatch.setattr(sessions, "_edited", slowly)
+        monkeypatch.setattr(sessions, "_write_edit", slowly)
         going = asyncio.create_task(agent.session.checkout(None))
         await begun.wait()
         asking = agent.submit("anew")
-        going.cancel()  # who gives up waiting does not end it
+        going.cancel()  # a cancelled caller does not stop the write
         go_on.set()
         assert (await asking).text == "two"
         assert texts(o, agent) == ["anew", "two"]
 
 
-async def test_while_a_turn_runs_nothing_changes(tmp_path: Path) -> None:
-    """It says what the agent does, and what to do; afterwards it can be done."""
+async def test_session_changes_during_a_turn_are_refused(tmp_path: Path) -> None:
+    """The error states what the agent does; after the turn, the change is possible."""
     gate = Gate()
     async with opened(tmp_path) as o:
         agent = await spawned(o, "one", {"tool": "gate"}, "two", tools=[gate.tool()])
         await agent.query("first")
-        first, _ = await said(agent)
+        first, _ = await all_messages(agent)
         asking = agent.submit("work on")
         await gate.called.wait()
         for change in (
@@ -161,8 +163,8 @@ async def test_while_a_turn_runs_nothing_changes(tmp_path: Path) -> None:
         assert texts(o, agent) == ["first"]
 
 
-async def test_a_worker_in_a_turn_refuses_by_itself(tmp_path: Path) -> None:
-    """Also when the root does not know of the turn yet."""
+async def test_worker_refuses_changes_during_its_turn(tmp_path: Path) -> None:
+    """The worker checks too, because the root may not know of the turn yet."""
     gate = Gate()
     async with opened(tmp_path) as o:
         agent = await spawned(o, {"tool": "gate"}, "two", tools=[gate.tool()])
@@ -176,30 +178,30 @@ async def test_a_worker_in_a_turn_refuses_by_itself(tmp_path: Path) -> None:
         assert (await asking).text == "two"
 
 
-async def test_nothing_goes_to_where_nothing_is(tmp_path: Path) -> None:
-    """What is no entry, or no label for one, is refused, and nothing is recorded."""
+async def test_unknown_entry_or_label_is_refused(tmp_path: Path) -> None:
+    """Unknown entries, used or reserved labels and empty messages are not recorded."""
     async with opened(tmp_path) as o:
         agent = await spawned(o, "one")
         await agent.query("first")
         before = (await agent.session.tree()).count
-        first, answer = await said(agent)
+        first, answer = await all_messages(agent)
         await agent.session.label(first.id, "start")
         with pytest.raises(EntryNotFoundError, match="'nowhere'"):
             await agent.session.checkout("nowhere")
-        with pytest.raises(ConfigError, match=f"'start' is the entry {first.id}'s"):
+        with pytest.raises(ConfigError, match=f"'start' is already used by entry {first.id}"):
             await agent.session.label(answer.id, "start")
         with pytest.raises(ConfigError, match="the beginning has no entry"):
             await agent.session.label("root", "zero")
         for label, what in (("root", "the beginning"), (answer.id, "an entry")):
-            with pytest.raises(ConfigError, match=f"'{label}' means {what} already"):
+            with pytest.raises(ConfigError, match=f"'{label}' already means {what}"):
                 await agent.session.label(first.id, f" {label} ")
         with pytest.raises(ConfigError, match="the message is empty"):
             await agent.session.add_message(" ")
         assert (await agent.session.tree()).count == before + 1
 
 
-async def test_the_model_is_told_something_between_turns(tmp_path: Path) -> None:
-    """It reads it with the next question."""
+async def test_note_between_turns_is_read_with_the_next_question(tmp_path: Path) -> None:
+    """The model is shown the note and the next question as one message."""
     async with opened(tmp_path) as o:
         agent = await spawned(o, "one", "two")
         await agent.query("first")
@@ -208,8 +210,8 @@ async def test_the_model_is_told_something_between_turns(tmp_path: Path) -> None
         assert texts(o, agent)[-2] == "The pump was replaced.\n\nsecond"
 
 
-async def test_titles_and_the_last_entries(tmp_path: Path) -> None:
-    """A session is called what it was called last; of a long one the end can be looked at."""
+async def test_latest_title_and_last_entries_are_returned(tmp_path: Path) -> None:
+    """`tree(n)` returns the title and the last `n` entries."""
     async with opened(tmp_path) as o:
         agent = await spawned(o, "one")
         await agent.query("first")
@@ -221,8 +223,8 @@ async def test_titles_and_the_last_entries(tmp_path: Path) -> None:
         assert (await agent.session.tree(0)).entries == ()
 
 
-async def test_latest_is_who_was_active_last(tmp_path: Path) -> None:
-    """And nobody else: it is no name."""
+async def test_latest_is_the_last_active_agent(tmp_path: Path) -> None:
+    """`latest` is reserved and cannot be the name of an agent."""
     async with opened(tmp_path) as o:
         one, two = await spawned(o, "1", "2"), await spawned(o, "1")
         await two.query("go")
@@ -232,8 +234,8 @@ async def test_latest_is_who_was_active_last(tmp_path: Path) -> None:
             await spawned(o, "1", name="latest")
 
 
-async def test_archives_have_no_branches(tmp_path: Path) -> None:
-    """What a holder holds is a part of its agent's session, and it says where to read that."""
+async def test_holders_have_no_branches(tmp_path: Path) -> None:
+    """The error for the session of a holder names the command that reads an archive."""
     async with opened(tmp_path, config=Config(archival=replace(EAGER, async_=False))) as o:
         agent = await spawned(o, "one")
         holder = (await agent.query("go")).archived_to
@@ -243,12 +245,12 @@ async def test_archives_have_no_branches(tmp_path: Path) -> None:
             await o._call(SHOW_SESSION, ShowSession(holder))
 
 
-async def test_archived_turns_come_back_whole_behind_the_place_gone_back_to(tmp_path: Path) -> None:
-    """And what the next request takes is what is shown then."""
+async def test_going_back_before_an_archive_restores_its_turns(tmp_path: Path) -> None:
+    """The model is shown the whole text again, and the context becomes larger."""
     async with opened(tmp_path, config=Config(archival=replace(EAGER, async_=False))) as o:
         agent = await spawned(o, "one " * 100, "two", "three")
         await agent.query("first")
-        answer = (await said(agent))[1].id
+        answer = (await all_messages(agent))[1].id
         assert "[archived turn]" in texts(o, agent)[-1]
         small = (await agent.state()).context_tokens
         await agent.session.checkout(answer)
@@ -256,8 +258,8 @@ async def test_archived_turns_come_back_whole_behind_the_place_gone_back_to(tmp_
         assert (await agent.state()).context_tokens > small
 
 
-async def test_agents_may_not_do_that(tmp_path: Path) -> None:
-    """Sessions are for people: what an agent's process asks for is not believed."""
+async def test_agents_cannot_change_sessions(tmp_path: Path) -> None:
+    """The root refuses a request for a session service that comes from a worker."""
 
     async with opened(tmp_path) as o:
         agent = await spawned(o, "one")
@@ -269,16 +271,16 @@ async def test_agents_may_not_do_that(tmp_path: Path) -> None:
                 await serve_worker(o.supervisor, agent.id, RootCall(service, msgspec.Raw(encode_body(params))))
 
 
-async def test_a_process_that_dies_on_the_way_is_no_matter(tmp_path: Path) -> None:
-    """The root does it then, or finds it done: once, whichever it was."""
+async def test_death_during_a_session_change_is_recovered(tmp_path: Path) -> None:
+    """If the process dies during a change, the root applies the change itself, once."""
     async with opened(tmp_path) as o:
         agent = await spawned(o, "one", "two")
         await agent.query("first")
-        first, _ = await said(agent)
+        first, _ = await all_messages(agent)
         process = o.supervisor.workers.processes[agent.id][1]
         o.lose(lambda kind: kind == "edit")
         going = asyncio.create_task(agent.session.checkout(first.id))
-        await until(lambda: any(topic.startswith("edited:") for topic in o.supervisor.waiters._topics))
+        await until(lambda: any(getattr(topic, "frame_type", "") == "edited" for topic in o.supervisor.waiters._topics))
         process.kill()
         await going
         moves = [row for row in (await agent.session.tree()).entries if row.type == "checkout"]
@@ -286,8 +288,8 @@ async def test_a_process_that_dies_on_the_way_is_no_matter(tmp_path: Path) -> No
         assert texts(o, agent) == ["first"]
 
 
-async def test_programs_keep_data_with_the_way_that_a_conversation_goes(tmp_path: Path) -> None:
-    """No model reads it; who goes back before it does not have it, a copy does; and it survives everything else."""
+async def test_program_data_follows_the_branch(tmp_path: Path) -> None:
+    """Metadata are not in the context, a fork has them, and values that are not JSON are refused."""
     async with opened(tmp_path) as o:
         agent = await spawned(o, "one", "two", "three")
         await agent.session.set_meta("state", {"page": 1})
@@ -302,7 +304,7 @@ async def test_programs_keep_data_with_the_way_that_a_conversation_goes(tmp_path
         assert [row.custom_type for row in await agent.session.get_meta()] == ["state", "state", "other"]
         copy = await agent.session.fork(leaf)
         assert (await copy.session.get_meta())[-1] == (await agent.session.get_meta("state"))[-1]
-        first, _ = await said(agent)
+        first, _ = await all_messages(agent)
         await agent.session.checkout(first.id)
         assert [row.data for row in await agent.session.get_meta()] == [{"page": 1}]
         assert "page" not in str(texts(o, agent))
@@ -318,12 +320,12 @@ async def test_programs_keep_data_with_the_way_that_a_conversation_goes(tmp_path
         with pytest.raises(ConfigError, match="custom_type is empty"):
             await agent.session.set_meta(" ", 1)
         for kind in ("workspace", "skill", "orch.hooks"):
-            with pytest.raises(ConfigError, match=f"'{kind}' sessions have what orch itself keeps"):
+            with pytest.raises(ConfigError, match=f"kind '{kind}' is reserved for metadata of orch"):
                 await agent.session.set_meta(kind, {"steps": []})
 
 
-async def test_somebody_else_has_the_session(tmp_path: Path) -> None:
-    """Then nothing is written, and it says who has it."""
+async def test_session_locked_by_another_process_is_refused(tmp_path: Path) -> None:
+    """The error names the process that has the lock, and the session is not changed."""
     async with opened(tmp_path) as o:
         agent = await spawned(o, "one")
         await agent.query("first")
@@ -338,8 +340,8 @@ async def test_somebody_else_has_the_session(tmp_path: Path) -> None:
         assert texts(o, agent) == ["first", "one"]
 
 
-async def test_what_a_session_is_called_is_known_without_its_file(tmp_path: Path) -> None:
-    """Of one that was named, copied or taken over; a root that is opened anew knows it; taken away, it has none."""
+async def test_titles_are_known_without_reading_sessions(tmp_path: Path) -> None:
+    """Titles of agents, forks and imports are in the journal, so a new root knows them."""
     async with World(tmp_path, run="r") as o:
         agent = await spawned(o, "one", name="a")
         await agent.query("first")
@@ -356,8 +358,8 @@ async def test_what_a_session_is_called_is_known_without_its_file(tmp_path: Path
         assert [row.title for row in await o.agents()] == ["Days off", "Days off", "Days off", ""]
 
 
-async def test_latest_is_known_wherever_a_session_is_named(tmp_path: Path) -> None:
-    """By calls as by commands: number, id, the beginning of one, name, and the one that was active last."""
+async def test_latest_works_wherever_a_session_is_named(tmp_path: Path) -> None:
+    """`export` and `get` accept `latest`, an id, an id prefix, a name and a number."""
     async with opened(tmp_path) as o:
         await spawned(o, "one", name="a")
         agent = await spawned(o, "two", name="b")

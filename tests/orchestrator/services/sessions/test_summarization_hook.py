@@ -1,4 +1,4 @@
-"""Conversations become shorter before they have to, where a hook wants that: by a summary, or by archives."""
+"""The summarization hook: compaction or archiving of conversations above a limit."""
 
 from __future__ import annotations
 
@@ -12,34 +12,32 @@ from orch.policy.hook_records import hook_lines
 from orch_protocol.core.messages import Message, assistant, user
 from orch_protocol.hooks.options import Summarization
 from orch_protocol.session.entries import ArchiveEntry, CompactionEntry
-from orch_worker.session.transcript import read_session
+from orch_worker.session.session_reader import read_session
 from orchestrator.root_double import World, opened
 
 HISTORY = [message for n in range(8) for message in (user(f"question {n}"), assistant(f"answer {n} " + "x" * 400))]
 
 
 def config(archival: bool = False, **given: Any) -> Config:
-    """Return a configuration with the hook, whose settings are `given`."""
+    """Return a configuration with the hook and its settings `given`."""
     rules = ArchivalConfig(enabled=archival, async_=False, profile="seed")
     return Config(hooks=HooksConfig(("summarization",), summarization=Summarization(**given)), archival=rules)
 
 
 async def spawned(o: World, *said: Any, history: list[Message] = HISTORY, **options: Any) -> AsyncSubagent:
-    """Return an agent that says `said`, with something behind it."""
+    """Return an agent with the answers `said` and the conversation `history`."""
     backend = ScriptedBackend(said or ["nine", "ten", "eleven"], ["Eight questions were answered."] * 3)
     return await o.spawn("count", backend=backend, history=history, **({"tools": []} | options))
 
 
 async def recorded(agent: AsyncSubagent, kind: type[Any]) -> list[Any]:
-    """Return what of that kind is on the agent's record."""
+    """Return the entries of the class `kind` in the agent's session."""
     return [entry for entry in read_session(Path((await agent.state()).folder)).entries if isinstance(entry, kind)]
 
 
 @pytest.mark.parametrize("bound", [{"messages": 16}, {"tokens": 600}, {"messages": 100, "tokens": 600}])
-async def test_at_its_bound_a_summary_takes_the_place_of_what_was_said_first(
-    tmp_path: Path, bound: dict[str, Any]
-) -> None:
-    """Once, before the request that passes it; the next ones are as short as that left it."""
+async def test_summarization_hook_compacts_once_above_its_limit(tmp_path: Path, bound: dict[str, Any]) -> None:
+    """The compaction is made before the request that exceeds the limit; the next request needs no other one."""
     async with opened(tmp_path, config=config(**bound)) as o:
         agent = await spawned(o)
         assert (await agent.query("how many?")).text == "nine"
@@ -51,8 +49,8 @@ async def test_at_its_bound_a_summary_takes_the_place_of_what_was_said_first(
         assert len(await recorded(agent, CompactionEntry)) == 1
 
 
-async def test_below_its_bound_nothing_happens(tmp_path: Path) -> None:
-    """A share of a window that nobody knows is never passed, and what a hook is told is how large all of it is."""
+async def test_summarization_hook_does_nothing_below_its_limit(tmp_path: Path) -> None:
+    """A limit in percent is never reached if the context window is unknown."""
     seen: list[tuple[int, bool]] = []
     async with opened(tmp_path, config=config(pct=1, messages=18)) as o:
 
@@ -65,19 +63,24 @@ async def test_below_its_bound_nothing_happens(tmp_path: Path) -> None:
         assert (await recorded(agent, CompactionEntry), seen) == ([], [(17, True)])
 
 
-async def test_where_nothing_can_go_it_is_not_asked_for_at_each_request(tmp_path: Path) -> None:
-    """Not before there is a quarter more."""
+async def test_impossible_summarization_is_not_retried_before_growth(tmp_path: Path) -> None:
+    """After a request without effect, the hook waits until the conversation has grown by a quarter."""
     async with opened(tmp_path, config=config(messages=2)) as o:
         read = {"tool": "list_files", "input": {"pattern": "*.none"}}
-        agent = await spawned(o, read, read, read, "done", history=[], tools=["list_files"])
-        told: list[str] = []
-        await agent.query("look", on_event=lambda event: told.append(event.text) if event.kind == "hook" else None)
-        assert (await recorded(agent, CompactionEntry), told) == ([], ["step_start: shorten"])
+        grown = read | {"text": "x" * 8_000}
+        collected: list[str] = []
+        for said, count in ((read, 1), (grown, 2)):
+            collected.clear()
+            agent = await spawned(o, read, read, said, "done", history=[], tools=["list_files"])
+            await agent.query(
+                "look", on_event=lambda event: collected.append(event.text) if event.kind == "hook" else None
+            )
+            assert (await recorded(agent, CompactionEntry), collected) == ([], ["step_start: shorten"] * count)
 
 
 @pytest.mark.parametrize("mode", ["archive", None])
-async def test_with_archival_what_is_finished_goes_to_archives(tmp_path: Path, mode: Any) -> None:
-    """Also what its own rules would leave where it is."""
+async def test_summarization_hook_archives_when_archival_is_on(tmp_path: Path, mode: Any) -> None:
+    """The hook archives turns that the rules of archival would keep, and makes no compaction."""
     (tmp_path / "log.txt").write_text("pressure 4.2 bar\n" * 200)
     read = {"tool": "read_file", "input": {"path": "log.txt"}}
     async with opened(tmp_path / "home", config=config(archival=True, mode=mode, messages=9)) as o:
@@ -91,18 +94,18 @@ async def test_with_archival_what_is_finished_goes_to_archives(tmp_path: Path, m
         assert await recorded(agent, CompactionEntry) == []
 
 
-async def test_archives_where_there_are_none_are_an_error_of_the_hook(tmp_path: Path) -> None:
-    """It is named, and the turn goes on as if nothing was wanted."""
+async def test_archiving_without_archival_is_an_error_of_the_hook(tmp_path: Path) -> None:
+    """The hook's request for archives is recorded as an error if archival is off, and the turn continues."""
     async with opened(tmp_path, config=config(mode="archive", messages=5)) as o:
         agent = await spawned(o)
         assert (await agent.query("how many?")).text == "nine"
         assert await recorded(agent, CompactionEntry) == []
-    [line] = hook_lines(tmp_path, [])
-    assert (line.errors, line.last_error) == (1, "wants archives made, and archival.enabled is not set")
+    [line] = [line for line in hook_lines(tmp_path, []) if line.name == "summarization"]
+    assert (line.errors, line.last_error) == (1, "requests archiving, but archival.enabled is not set")
 
 
-async def test_a_function_of_the_program_can_want_it_too(tmp_path: Path) -> None:
-    """Whenever it likes."""
+async def test_root_hook_can_request_summarization(tmp_path: Path) -> None:
+    """A hook of the program starts a compaction with `shorten` in its patch of a step."""
     async with opened(tmp_path) as o:
 
         @o.on("step_start")

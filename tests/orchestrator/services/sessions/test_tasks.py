@@ -1,4 +1,4 @@
-"""Tasks in a tree: who approves them, and that a no leaves everything as it was."""
+"""Task lists: who approves them, and that a denial changes nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orch import AsyncSubagent, Question
 from orch.cli.agents.agents import ROW
 from orch.policy.caller import AgentCaller
 from orch.services import call
-from orch_protocol.services.requests import SPAWN, Spawn
+from orch_protocol.services.agents.spawn import SPAWN, Spawn
 from orchestrator.policy.test_policy import results, rules
 from orchestrator.root_double import NEST, World, opened
 
@@ -19,24 +19,24 @@ DONE = {"tool": "task_update", "input": {"index": 1, "status": "completed"}}
 
 
 def texts(shown: object) -> list[str]:
-    """Return the texts of the tasks that are shown."""
+    """Return the texts of the tasks in `shown`."""
     return [task["text"] for task in msgspec.to_builtins(shown)["tasks"]]
 
 
-async def test_where_nobody_is_there_a_list_is_denied(tmp_path: Path) -> None:
-    """At once, with the marker; an update of a list that is not there is an error, and nothing is shown."""
+async def test_task_list_without_an_approver_is_denied(tmp_path: Path) -> None:
+    """The result tells the model to stop and ask; a later update finds no list."""
     async with opened(tmp_path) as world:
         agent = await world.scripted(CREATE, DONE, "x", tools=["tasks"])
         await agent.query("Begin")
         denied, none = results(world, agent.id)
-        assert "nobody is there to ask" in denied
+        assert "there is no one to ask" in denied
         assert "Stop and ask" in denied
         assert none.startswith("The task list is empty")
         assert texts(await agent.show()) == []
 
 
-async def test_a_childs_list_is_asked_about_at_the_root(tmp_path: Path) -> None:
-    """With every task on a line of its own, under the child's name; a no keeps the list there was."""
+async def test_task_list_of_a_child_is_approved_at_the_root(tmp_path: Path) -> None:
+    """The question shows each task on a separate line; a denial keeps the previous list."""
     asked: list[Question] = []
 
     def approve(question: Question) -> bool:
@@ -55,8 +55,8 @@ async def test_a_childs_list_is_asked_about_at_the_root(tmp_path: Path) -> None:
         assert texts(await parent.show()) == []
 
 
-async def test_permissions_let_lists_through(tmp_path: Path) -> None:
-    """Who configured so is not asked, and the list is there in the next root."""
+async def test_permission_for_task_lists_skips_the_question(tmp_path: Path) -> None:
+    """With the permission `allow`, a task list needs no approval, and it survives a restart of the root."""
     config = rules(permissions={"task_create": "allow"})
     async with World(tmp_path, run="r", config=config) as world:
         agent = await world.scripted(CREATE, DONE, "x", tools=["tasks"])
@@ -66,6 +66,6 @@ async def test_permissions_let_lists_through(tmp_path: Path) -> None:
         assert [task.status for task in (await (await world.get(id)).show()).tasks] == ["completed", "pending"]
 
 
-def test_lists_of_agents_say_nothing_of_tasks() -> None:
-    """What `orch list --json` prints of an agent is what it was."""
+def test_agent_list_json_has_no_tasks() -> None:
+    """`orch list --json` prints neither tasks nor plan mode."""
     assert not {"tasks", "planning"} & set(ROW)

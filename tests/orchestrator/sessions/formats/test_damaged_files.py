@@ -1,4 +1,4 @@
-"""A thousand damaged files of each kind: an error of ours, or a conversation that has all that is before the damage."""
+"""A thousand damaged files of each format: reading returns everything before the damage, or raises an OrchError."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ import pytest
 from agent_doubles import assert_valid
 from foreign_sessions import pi_tree, tree_rows
 from message_shapes import Blocks, work
-from orch.sessions.formats.conversation import ImportedSession, Kept
+from orch.sessions.formats.conversation import ForeignEntry, ImportedSession
 from orch.sessions.formats.detect import read_file
-from orch.sessions.import_ import has_messages, plant
+from orch.sessions.import_ import has_messages, write_session
 from orch_protocol.core.errors import OrchError
 from orch_protocol.core.messages import Block
-from orch_protocol.session.entries import CompactionEntry, Telling
+from orch_protocol.session.entries import AnyMessageEntry, CompactionEntry
+from orch_worker.session.entry_codec import UnknownEntry
 from orch_worker.session.log.append_log import AppendLog
-from orch_worker.session.session import SessionState, UnknownEntry
-from orch_worker.session.transcript import read_session
+from orch_worker.session.session import SessionState
+from orch_worker.session.session_reader import read_session
 from recordings import chat, pi
 
 FILES = 1000
 PLANTED = 10
-"""One in so many is made a session."""
+"""One file in this many is also imported as a session."""
 PIECES = (b"\0" * 64, b'"', b"}", b"\n", b"{", b"\\ud800", b"\xff\xfe", b"[[[[", b"1e999")
 BOM = b"\xef\xbb\xbf"
 
@@ -41,11 +42,11 @@ def lines(rows: list[dict[str, object]]) -> bytes:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
 
 
-def ours(folder: Path) -> bytes:
-    """Return a session file of ours, with branches, a compaction and everything else that pi's has."""
+def orch_session(folder: Path) -> bytes:
+    """Return a session file of orch, made from a session of pi with branches and a compaction."""
     path = folder / "pi.jsonl"
     path.write_bytes(lines(pi_tree()))
-    plant(folder / "ours", "a", "/", read_file(path)[0], path)
+    write_session(folder / "ours", "a", "/", read_file(path)[0], path)
     return (folder / "ours" / "session.jsonl").read_bytes()
 
 
@@ -55,17 +56,17 @@ KINDS: dict[str, Callable[[Path], bytes]] = {
     "rows": lambda _: lines(tree_rows()),
     "lines of messages": lambda _: lines(chat(4)),
     "a list of messages": lambda _: json.dumps(work(Blocks(), 3), indent=1).encode(),
-    "ours": ours,
+    "ours": orch_session,
 }
 
 
 def cut(data: bytes, random: Random) -> bytes:
-    """End it anywhere."""
+    """Cut the file at a random place."""
     return data[: random.randrange(len(data))]
 
 
 def cut_lines(data: bytes, random: Random) -> bytes:
-    """End it behind a line, or a byte beside that."""
+    """Cut the file at the end of a line, or up to two bytes off."""
     ends = [place for place, byte in enumerate(data) if byte == 10]
     return data[: max(1, random.choice(ends or [1]) + random.choice([-1, 0, 1, 2]))]
 
@@ -79,20 +80,20 @@ def flip(data: bytes, random: Random) -> bytes:
 
 
 def put(data: bytes, random: Random) -> bytes:
-    """Put bytes in, or in place of others."""
+    """Insert bytes, or replace bytes."""
     at = random.randrange(len(data))
     added = random.choice([*PIECES, random.randbytes(9)])
     return data[:at] + added + data[at + random.choice([0, 0, 1, 20]) :]
 
 
 def drop(data: bytes, random: Random) -> bytes:
-    """Take bytes out: a torn line with the next one glued to it, among others."""
+    """Remove bytes. Removing a line break joins two lines."""
     at = random.randrange(len(data))
     return data[:at] + data[at + random.choice([1, 5, 200]) :]
 
 
 def of_lines(change: Callable[[list[bytes], int, int], None]) -> Callable[[bytes, Random], bytes]:
-    """Return what does `change` to the lines, two of which are picked."""
+    """Return a function that calls `change` with the lines and two random positions."""
 
     def changed(data: bytes, random: Random) -> bytes:
         split = data.splitlines(keepends=True)
@@ -124,34 +125,34 @@ HARMLESS = frozenset({"byte order mark", "other line ends", "zeros at the end"})
 
 
 def atoms(found: list[ImportedSession]) -> list[Block | str]:
-    """Return everything that was said, in the order of the file."""
-    said: list[Block | str] = []
+    """Return the blocks and summaries of all conversations, in file order."""
+    collected: list[Block | str] = []
     for each in found:
         for entry in each.entries:
-            if isinstance(entry, Telling):
-                said += entry.message.content
+            if isinstance(entry, AnyMessageEntry):
+                collected += entry.message.content
             elif isinstance(entry, CompactionEntry) and entry.summary:
-                said.append(entry.summary)
-    return said
+                collected.append(entry.summary)
+    return collected
 
 
 def is_within(part: list[Block | str], whole: list[Block | str]) -> bool:
-    """Whether `part` is `whole`, or what is left of it when some is taken out."""
+    """Return whether `part` is a subsequence of `whole`."""
     rest = iter(whole)
     return all(any(each == other for other in rest) for each in part)
 
 
 def common(one: bytes, other: bytes) -> int:
-    """Return how many bytes two files begin with in common."""
-    least, most = 0, min(len(one), len(other))
-    while least < most:
-        middle = (least + most + 1) // 2
-        least, most = (middle, most) if one[:middle] == other[:middle] else (least, middle - 1)
-    return least
+    """Return the length of the common beginning of two files."""
+    minimum, limit = 0, min(len(one), len(other))
+    while minimum < limit:
+        middle = (minimum + limit + 1) // 2
+        minimum, limit = (middle, limit) if one[:middle] == other[:middle] else (minimum, middle - 1)
+    return minimum
 
 
 def before(data: bytes, place: int, path: Path) -> list[Block | str]:
-    """Return what the lines say that end before `place`; of a list, the messages that do."""
+    """Return the content of the lines, or the list items, that end before `place`."""
     if not data.startswith(b"["):
         head = data[: data.rfind(b"\n", 0, place) + 1]
     else:
@@ -161,27 +162,29 @@ def before(data: bytes, place: int, path: Path) -> list[Block | str]:
     try:
         return atoms(read_file(path))
     except OrchError:
-        return []  # a header alone, or nothing: there was nothing to lose
+        return []  # a header alone or an empty file: no content precedes the damage
 
 
 def check(found: list[ImportedSession], folder: Path, *, planted: bool) -> None:
-    """Assert that each conversation is one that an API takes, and a session of ours if it is made one."""
+    """Assert that each conversation is valid for an API and, if `planted`, reads the same as a session of orch."""
     for number, each in enumerate(found):
-        entries = [UnknownEntry(one.id, one.parent_id) if isinstance(one, Kept) else one for one in each.entries]
+        entries = [
+            UnknownEntry(one.id, one.parent_id) if isinstance(one, ForeignEntry) else one for one in each.entries
+        ]
         messages = SessionState.fold(entries).messages
         assert_valid(messages)
         if planted and has_messages(each):
-            plant(folder.with_suffix(f".{number}"), "a", "/", each, folder)
+            write_session(folder.with_suffix(f".{number}"), "a", "/", each, folder)
             assert read_session(folder.with_suffix(f".{number}")).messages == messages
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_damaged_files(tmp_path: Path, kind: str) -> None:
-    """Whatever happened to a file: no crash, no loss of what stands before the damage, no change to the file."""
+def test_any_damaged_file_is_read_up_to_the_damage(tmp_path: Path, kind: str) -> None:
+    """Content before the damage is read, or an OrchError is raised. The file is not changed."""
     data = KINDS[kind](tmp_path)
     path, head = tmp_path / "file.jsonl", tmp_path / "head.jsonl"
     random = Random(f"{kind} 1")
-    said: dict[int, list[Block | str]] = {}
+    collected: dict[int, list[Block | str]] = {}
     read = {False: 0, True: 0}
     for number in range(FILES):
         names = random.sample(list(DAMAGES), k=random.choice([1, 1, 1, 2]))
@@ -191,8 +194,8 @@ def test_damaged_files(tmp_path: Path, kind: str) -> None:
         whole = damaged.removeprefix(BOM).replace(b"\r\n", b"\n")
         place = len(data) if set(names) <= HARMLESS else common(data, whole)
         kept = place if data.startswith(b"[") else data.rfind(b"\n", 0, place) + 1
-        if kept not in said:
-            said[kept] = before(data, place, head)
+        if kept not in collected:
+            collected[kept] = before(data, place, head)
         path.write_bytes(damaged)
         for repair in (False, True):
             try:
@@ -201,17 +204,17 @@ def test_damaged_files(tmp_path: Path, kind: str) -> None:
                 assert not set(names) <= HARMLESS, names
                 continue
             read[repair] += 1
-            assert is_within(said[kept], atoms(found)), (number, names, repair)
+            assert is_within(collected[kept], atoms(found)), (number, names, repair)
             check(found, tmp_path / f"{number}", planted=number % PLANTED == 0)
             assert _ends_whole(damaged) or any(each.repairs for each in found), names
-            break  # with nothing left to repair
+            break  # the file can be read without a repair
         assert path.read_bytes() == damaged
     assert read[False] >= FILES // 10
     assert read[True] >= FILES // 100 or kind == "a list of messages"
 
 
 def _ends_whole(damaged: bytes) -> bool:
-    """Whether the last line is a whole one, with or without its end."""
+    """Return whether the last line is complete, with or without a line break."""
     try:
         json.loads(damaged.rstrip(b"\0").rpartition(b"\n")[2] or b"{}")
     except ValueError:

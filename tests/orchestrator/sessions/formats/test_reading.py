@@ -1,4 +1,4 @@
-"""Conversations from other programs' files: everything in them, in a tree of ours; damage is an error with its line."""
+"""Reading conversations of other programs: their whole content as entries, and errors with lines for damage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from agent_doubles import assert_valid
 from foreign_sessions import PICTURE, pi_tree, subagent_rows, tree_rows
-from orch.sessions.formats.conversation import ImportedSession, Kept
+from orch.sessions.formats.conversation import ForeignEntry, ImportedSession
 from orch.sessions.formats.detect import read_conversation, read_file
 from orch_protocol.core.errors import ConfigError, DamagedError, ForeignFileError, StoreError
 from orch_protocol.core.messages import (
@@ -37,7 +37,8 @@ from orch_protocol.session.entries import (
     SessionInfo,
     ThinkingLevelChange,
 )
-from orch_worker.session.session import SessionState, UnknownEntry
+from orch_worker.session.entry_codec import UnknownEntry
+from orch_worker.session.session import SessionState
 from orch_worker.session.transcript import Transcript
 from recordings import chat, dump_lines, pi
 
@@ -55,9 +56,10 @@ def messages(found: ImportedSession) -> list[MessageEntry]:
 
 
 def session(found: ImportedSession) -> SessionState:
-    """Return the session that the entries are."""
+    """Return the session state of the entries."""
     kinds = (
-        UnknownEntry(each.id, each.parent_id, each.type) if isinstance(each, Kept) else each for each in found.entries
+        UnknownEntry(each.id, each.parent_id, each.type) if isinstance(each, ForeignEntry) else each
+        for each in found.entries
     )
     return SessionState.fold(list(kinds))
 
@@ -65,8 +67,8 @@ def session(found: ImportedSession) -> SessionState:
 class TestPi:
     """Sessions of pi."""
 
-    def test_everything_in_it_is_there(self, tmp_path: Path) -> None:
-        """Text, thinking with its signature, hidden thinking, calls, results, pictures; ids, times, usage, names."""
+    def test_pi_session_is_read_completely(self, tmp_path: Path) -> None:
+        """Texts, thinking, calls, results, images, ids, times, usage and names are read."""
         found = read(tmp_path, pi_tree())
         assert (found.shape, found.title, found.cwd) == ("pi session", "Two files", "/srv/no/such")
         assert [entry.id for entry in found.entries] == [line["id"] for line in pi_tree()[1:]]
@@ -89,8 +91,8 @@ class TestPi:
         assert reply.usage is None
         assert (found.repairs, found.notes) == ((), ())
 
-    def test_what_says_nothing_to_the_model_is_kept(self, tmp_path: Path) -> None:
-        """Labels, changes of model and thinking, and state of extensions are entries still."""
+    def test_pi_metadata_entries_are_kept(self, tmp_path: Path) -> None:
+        """Labels, changes of the model and the thinking level, and states of extensions are read."""
         found = read(tmp_path, pi_tree())
         kept = {type(entry): entry for entry in found.entries}
         base = {"timestamp": "2026-01-02T03:04:01.000Z"}
@@ -105,8 +107,8 @@ class TestPi:
         assert isinstance(state, Custom)
         assert (state.custom_type, state.data) == ("counter", {"n": 3})
 
-    def test_what_extensions_said_and_what_came_of_a_branch(self, tmp_path: Path) -> None:
-        """Both are what they were, and the model reads both."""
+    def test_pi_custom_messages_and_branch_summaries_are_read(self, tmp_path: Path) -> None:
+        """Both are part of the messages that the model reads."""
         kept = {type(entry): entry for entry in read(tmp_path, pi_tree()).entries}
         note, left = kept[CustomMessage], kept[BranchSummary]
         assert isinstance(note, CustomMessage)
@@ -117,8 +119,8 @@ class TestPi:
         assert "The wrong way fails." in text_of(shown[-1])
         assert "It is Friday." in text_of(shown[-1])
 
-    def test_the_model_reads_what_it_read_there(self, tmp_path: Path) -> None:
-        """The way to the last entry: the summary, what was kept, what came after; the branch that was left is not."""
+    def test_pi_context_is_the_path_to_the_last_entry(self, tmp_path: Path) -> None:
+        """The context has the summary of the compaction and the messages that it kept, but no other branch."""
         shown = session(read(tmp_path, pi_tree())).messages
         assert_valid(shown)
         text = "\n".join(text_of(message) for message in shown)
@@ -127,14 +129,14 @@ class TestPi:
         assert "wrong way" not in text
         assert text_of(shown[-1]) == "Gladly."
 
-    def test_branches_are_kept(self, tmp_path: Path) -> None:
-        """An entry in the middle has the children it had."""
+    def test_pi_branches_are_kept(self, tmp_path: Path) -> None:
+        """An entry with two children has both children after reading."""
         found = read(tmp_path, pi_tree())
         children = [entry.id for entry in found.entries if entry.parent_id == "a0000007"]
         assert children == ["a0000008", "a000000a"]
 
-    def test_a_compaction_keeps_from_the_first_message(self, tmp_path: Path) -> None:
-        """The first kept entry may be no message: then it is the message behind that."""
+    def test_pi_compaction_keeps_from_the_first_message(self, tmp_path: Path) -> None:
+        """If the first kept entry is no message, the compaction keeps from the next message."""
         (entry,) = [each for each in read(tmp_path, pi_tree()).entries if isinstance(each, CompactionEntry)]
         assert (entry.summary, entry.first_kept_entry_id, entry.tokens_before) == (
             "We read two files.",
@@ -142,61 +144,60 @@ class TestPi:
             900,
         )
 
-    def test_the_first_version_had_no_ids(self, tmp_path: Path) -> None:
-        """Each entry follows the one before it."""
+    def test_pi_version_1_without_ids_is_read(self, tmp_path: Path) -> None:
+        """The parent of each entry is the previous entry."""
         found = read(tmp_path, pi(2, steps=1))
         ids = [entry.id for entry in found.entries]
         assert [entry.parent_id for entry in found.entries] == [None, *ids[:-1]]
         assert len(set(ids)) == 8
         assert_valid(session(found).messages)
 
-    def test_a_renamed_role_of_the_second_version(self, tmp_path: Path) -> None:
-        """What an extension said under the old name of its role is said."""
+    def test_pi_version_2_role_names_are_read(self, tmp_path: Path) -> None:
+        """In version 2, messages of extensions have the role `hookMessage`."""
         lines = pi_tree()[:4]
         lines[3] = lines[3] | {"message": {"role": "hookMessage", "customType": "x", "content": "by a hook"}}
         assert messages(read(tmp_path, lines))[-1].message == user("by a hook")
 
-    def test_entries_of_later_types_are_kept_and_told_of(self, tmp_path: Path) -> None:
-        """What is not known keeps its place, and is counted."""
+    def test_unknown_pi_entries_are_kept_and_counted(self, tmp_path: Path) -> None:
+        """An unknown entry has its id, parent and fields after reading, and a note counts it."""
         lines = pi_tree()
         lines.append({"type": "lane", "id": "b0000001", "parentId": "a0000014", "timestamp": "", "to": 1})
         found = read(tmp_path, lines)
-        assert found.entries[-1] == Kept("b0000001", "a0000014", found.entries[-2].timestamp, "lane", {"to": 1})
+        assert found.entries[-1] == ForeignEntry("b0000001", "a0000014", found.entries[-2].timestamp, "lane", {"to": 1})
         assert "1 'lane'" in found.notes[0]
 
-    def test_a_later_version_is_refused(self, tmp_path: Path) -> None:
-        """A file of a version that is not known is not guessed at."""
+    def test_later_pi_version_is_refused(self, tmp_path: Path) -> None:
         lines = pi_tree()
         lines[0]["version"] = 4
         with pytest.raises(ForeignFileError, match="version 4"):
             read(tmp_path, lines)
 
-    def test_half_a_character(self, tmp_path: Path) -> None:
-        """JavaScript writes one half of a character that was cut in two; it is replaced, and the rest is there."""
+    def test_unpaired_surrogate_is_replaced(self, tmp_path: Path) -> None:
+        """JavaScript can write unpaired surrogates."""
         path = dump_lines(tmp_path / "s.jsonl", pi_tree())
         path.write_text(path.read_text().replace("Gladly.", "Gladly \\ud83d."))
         assert messages(read_conversation(path))[-1].message == assistant("Gladly \N{REPLACEMENT CHARACTER}.")
 
 
 class TestDamage:
-    """What is wrong in a file is an error that names the line; or, on demand, set right and told."""
+    """Damage is an error with its line. With `repair`, damage is repaired and reported."""
 
     @pytest.mark.parametrize(
         ("line", "change", "words"),
         [
             (5, {"id": "a0000003"}, "line 6 has the id 'a0000003' of line 4"),
-            (5, {"parentId": "ffffffff"}, "line 6 follows the entry 'ffffffff', which is not there"),
+            (5, {"parentId": "ffffffff"}, "line 6 follows the entry 'ffffffff', which does not exist"),
             (5, {"parentId": "a0000005"}, "line 6 follows itself"),
-            (5, {"parentId": "a0000007"}, "line 6 follows line 8, which comes after it"),
-            (5, {"parentId": 7}, "line 6 has no id, or names no entry that it follows"),
-            (5, {"message": {"role": "alien", "content": ""}}, "line 6 is no message entry"),
-            (5, {"message": {"role": "user", "content": [{"type": "smell"}]}}, "line 6 is no message entry"),
+            (5, {"parentId": "a0000007"}, "line 6 follows line 8, which comes later"),
+            (5, {"parentId": 7}, "line 6 has no id, or does not name its parent"),
+            (5, {"message": {"role": "alien", "content": ""}}, "line 6 is not a valid message entry"),
+            (5, {"message": {"role": "user", "content": [{"type": "smell"}]}}, "line 6 is not a valid message entry"),
             (5, {"type": ""}, "line 6 is an entry without a type"),
-            (18, {"firstKeptEntryId": "a0000009"}, "line 19 keeps what follows the entry 'a0000009'"),
+            (18, {"firstKeptEntryId": "a0000009"}, "line 19 keeps the entries after 'a0000009'"),
         ],
     )
-    def test_an_entry(self, tmp_path: Path, line: int, change: dict[str, Any], words: str) -> None:
-        """Ids twice, parents that are not there, circles, wrong shapes."""
+    def test_invalid_entries_are_reported(self, tmp_path: Path, line: int, change: dict[str, Any], words: str) -> None:
+        """A repair leaves out the invalid entry, and the conversation is still valid."""
         lines = pi_tree()
         lines[line] |= change
         with pytest.raises(DamagedError, match=words):
@@ -207,8 +208,8 @@ class TestDamage:
         assert_valid(session(found).messages)
         assert text_of(session(found).messages[-1]) == "Gladly."
 
-    def test_a_line_that_is_none(self, tmp_path: Path) -> None:
-        """A line in the middle that cannot be read; repaired, what follows it goes on behind what came before."""
+    def test_unreadable_line_is_an_error_or_repaired(self, tmp_path: Path) -> None:
+        """After the repair, entries whose parent was the unreadable line have the previous entry as parent."""
         path = dump_lines(tmp_path / "s.jsonl", pi_tree())
         lines = path.read_text().splitlines()
         lines[7] = lines[7][:30] + "\x00" + lines[7][30:]
@@ -216,41 +217,40 @@ class TestDamage:
         with pytest.raises(DamagedError, match=r"line 8 is not a JSON object.*--repair"):
             read_conversation(path)
         found = read_conversation(path, repair=True)
-        assert len(found.repairs) == 3  # the line, and those that followed it
+        assert len(found.repairs) == 3  # the line and its two children
         assert text_of(session(found).messages[-1]) == "Gladly."
 
-    def test_what_was_being_written(self, tmp_path: Path) -> None:
-        """The beginning of a last line is left out and told of; nothing needs to be asked for."""
+    def test_incomplete_last_line_is_dropped_and_reported(self, tmp_path: Path) -> None:
+        """This needs no `repair`, because an interrupted write is common."""
         path = dump_lines(tmp_path / "s.jsonl", pi_tree())
         path.write_bytes(path.read_bytes()[:-30])
         found = read_conversation(path)
         assert found.repairs == ("line 21 is the beginning of a line that was never finished: left out",)
         assert len(found.entries) == 19
 
-    def test_zeros_at_the_end_a_mark_at_the_beginning_and_other_line_ends(self, tmp_path: Path) -> None:
-        """What editors and losses of power do to a file does not keep it from being read."""
+    def test_trailing_zeros_bom_and_crlf_are_accepted(self, tmp_path: Path) -> None:
+        """Editors and power losses cause these changes, which are no damage."""
         path = dump_lines(tmp_path / "s.jsonl", pi_tree())
         path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n") + b"\0" * 512)
         found = read_conversation(path)
         assert found.entries == read(tmp_path, pi_tree()).entries
-        assert found.repairs == ("512 zero bytes at the end, as a loss of power leaves them: left out",)
+        assert found.repairs == ("512 zero bytes at the end, which a power loss can cause: left out",)
 
-    def test_half_a_document(self, tmp_path: Path) -> None:
-        """A list of messages that was cut off is no list."""
+    def test_truncated_document_is_refused(self, tmp_path: Path) -> None:
+        """A JSON list without its end raises DamagedError."""
         path = tmp_path / "m.json"
         path.write_text(json.dumps(chat(2), indent=1)[:-40])
-        with pytest.raises(DamagedError, match="not a whole JSON array"):
+        with pytest.raises(DamagedError, match="not a complete JSON array"):
             read_conversation(path)
 
-    def test_a_file_without_an_end_to_its_depth(self, tmp_path: Path) -> None:
-        """What is nested deeper than anybody means is refused."""
+    def test_deeply_nested_document_is_refused(self, tmp_path: Path) -> None:
+        """The file raises DamagedError instead of a recursion error."""
         path = tmp_path / "deep.json"
         path.write_text('[{"role":"user","content":' + "[" * 100_000)
         with pytest.raises(DamagedError):
             read_file(path)
 
-    def test_what_is_no_file(self, tmp_path: Path) -> None:
-        """A folder and a missing file are errors that name them."""
+    def test_folder_or_missing_file_is_an_error(self, tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="directory"):
             read_file(tmp_path)
         with pytest.raises(StoreError, match="nothing"):
@@ -261,7 +261,7 @@ class TestRows:
     """Transcripts of a coding assistant."""
 
     def test_rows_become_a_tree_of_messages(self, tmp_path: Path) -> None:
-        """Rows of one reply are one message; results that were parted by their parents are together again."""
+        """Rows of the same reply become one message, and rows that are not messages are counted in a note."""
         found = read(tmp_path, tree_rows())
         path = session(found)
         assert_valid(path.messages)
@@ -276,17 +276,17 @@ class TestRows:
         assert two.message.content == (ToolResult("t2", (Text("two"), DOT)),)
         assert [each.parent_id for each in (reply, one, two, answer)] == [asked.id, reply.id, one.id, two.id]
         assert (found.title, found.cwd, found.repairs) == ("Two files", "/srv/no/such", ())
-        assert found.notes == ("rows that are no messages are left out: 1 file-history-snapshot, 1 progress",)
+        assert found.notes == ("rows that are not messages are left out: 1 file-history-snapshot, 1 progress",)
 
-    def test_a_prompt_that_was_written_anew_is_a_branch(self, tmp_path: Path) -> None:
-        """Both ways are there, and the conversation goes on with the last one."""
+    def test_edited_prompt_is_a_branch(self, tmp_path: Path) -> None:
+        """The entry before an edited prompt has one child for each version."""
         found = read(tmp_path, tree_rows())
         answer = next(each for each in messages(found) if text_of(each.message) == "Both are there.")
         after = [text_of(each.message) for each in messages(found) if each.parent_id == answer.id]
-        assert after == ["Now delete them", "What is this?"]
+        assert after == ["Now delete them", "What is this?\n\n[image: image/png, 1x1]"]
 
-    def test_a_compaction_has_the_summary_that_was_written(self, tmp_path: Path) -> None:
-        """The model reads the summary and what came after it."""
+    def test_compaction_row_shows_its_summary(self, tmp_path: Path) -> None:
+        """The model reads the summary and the messages after it."""
         found = read(tmp_path, tree_rows())
         (entry,) = [each for each in found.entries if isinstance(each, CompactionEntry)]
         assert (entry.summary, entry.tokens_before, entry.first_kept_entry_id) == ("We read two files.", 900, entry.id)
@@ -294,8 +294,8 @@ class TestRows:
         assert [text.rpartition("\n")[2] for text in texts] == ["Go on", "Gladly."]
         assert "We read two files." in texts[0]
 
-    def test_subagents_in_files_beside_it(self, tmp_path: Path) -> None:
-        """Each subagent's file is a conversation below; files of other conversations are none."""
+    def test_subagent_files_beside_the_session_are_read(self, tmp_path: Path) -> None:
+        """Files of other sessions are ignored, and an unreadable file is reported."""
         folder = tmp_path / "session" / "subagents"
         folder.mkdir(parents=True)
         dump_lines(folder / "agent-a1b2.jsonl", subagent_rows())
@@ -303,22 +303,21 @@ class TestRows:
         dump_lines(tmp_path / "agent-e5f6.jsonl", subagent_rows(session="other"))
         (tmp_path / "agent-bad.jsonl").write_text("\0\0\1")
         found = read(tmp_path, tree_rows())
-        assert [each.name for each in found.below] == ["agent-a1b2.jsonl", "agent-c3d4.jsonl"]
-        assert text_of(session(found.below[0]).messages[-1]) == "Seven."
+        assert [each.name for each in found.subagents] == ["agent-a1b2.jsonl", "agent-c3d4.jsonl"]
+        assert text_of(session(found.subagents[0]).messages[-1]) == "Seven."
         assert "agent-bad.jsonl is left out" in found.repairs[0]
 
-    def test_subagents_among_the_rows(self, tmp_path: Path) -> None:
-        """Rows beside the conversation are conversations of their own."""
+    def test_sidechain_rows_are_conversations_of_subagents(self, tmp_path: Path) -> None:
+        """Rows of a subagent in the session's file form a separate conversation."""
         rows = tree_rows()
         inside = [{**row, "agentId": None} for row in subagent_rows()]
         rows[5:5] = inside
         found = read(tmp_path, rows)
-        assert len(found.below) == 1
-        assert [text_of(message) for message in session(found.below[0]).messages] == ["Count the lines", "Seven."]
+        assert len(found.subagents) == 1
+        assert [text_of(message) for message in session(found.subagents[0]).messages] == ["Count the lines", "Seven."]
         assert len(messages(found)) == len(messages(read(tmp_path, tree_rows())))
 
-    def test_a_subagents_own_file(self, tmp_path: Path) -> None:
-        """By itself it is the conversation."""
+    def test_subagent_file_alone_is_a_conversation(self, tmp_path: Path) -> None:
         found = read(tmp_path, subagent_rows())
         assert [text_of(message) for message in session(found).messages] == ["Count the lines", "Seven."]
 
@@ -326,14 +325,14 @@ class TestRows:
         ("change", "words"),
         [
             ({"uuid": "u1"}, "line 4 has the id of line 2"),
-            ({"parentUuid": "u3"}, "line 4 follows itself or a row that comes after it"),
-            ({"parentUuid": 7}, "line 4 follows 7, which is no id"),
-            ({"message": 7}, "line 4 is of type assistant and holds no message"),
-            ({"message": {"role": "assistant", "content": 7}}, "line 4 is no message"),
+            ({"parentUuid": "u3"}, "line 4 follows itself or a later row"),
+            ({"parentUuid": 7}, "line 4 follows 7, which is not an id"),
+            ({"message": 7}, "line 4 is of type assistant and contains no message"),
+            ({"message": {"role": "assistant", "content": 7}}, "line 4 is not a message"),
         ],
     )
-    def test_damage(self, tmp_path: Path, change: dict[str, Any], words: str) -> None:
-        """What is wrong in a row is an error with its line, or set right."""
+    def test_damaged_row_is_an_error_or_repaired(self, tmp_path: Path, change: dict[str, Any], words: str) -> None:
+        """The error has the line of the row."""
         rows = tree_rows()
         rows[3] |= change
         with pytest.raises(DamagedError, match=words):
@@ -342,58 +341,61 @@ class TestRows:
         assert words in found.repairs[0]
         assert_valid(session(found).messages)
 
-    def test_a_row_that_is_gone(self, tmp_path: Path) -> None:
-        """A parent that is nowhere is usual enough to be no error, and is told of."""
+    def test_missing_parent_row_is_reported(self, tmp_path: Path) -> None:
+        """A missing parent is a reported repair, and no error without `repair`."""
         rows = tree_rows()
         del rows[8]
         found = read(tmp_path, rows)
-        assert found.repairs[0] == "line 9 follows a row that is not in the file: it is put where it stands"
+        assert found.repairs[0] == "line 9 follows a row that is not in the file; it keeps its position in the file"
         assert text_of(session(found).messages[-1]) == "Gladly."
 
 
 class TestPlain:
     """Lists of messages."""
 
-    def test_system_text_is_a_message(self, tmp_path: Path) -> None:
-        """What a program told the model beforehand is there."""
+    def test_system_text_of_plain_messages_is_kept(self, tmp_path: Path) -> None:
+        """The text becomes a system message."""
         path = tmp_path / "m.json"
         path.write_text(json.dumps(chat(1)))
         found = read_conversation(path)
         assert messages(found)[0].message == Message("system", (Text("Be good."),))
         assert_valid(session(found).messages)
 
-    def test_several_conversations_in_one_file(self, tmp_path: Path) -> None:
-        """Which one is meant has to be said."""
+    def test_file_with_several_conversations_needs_a_choice(self, tmp_path: Path) -> None:
+        """Without a number, or with an unknown number, reading fails."""
         path = dump_lines(tmp_path / "m.jsonl", [{"messages": chat(1)}, {"messages": chat(2)}])
-        with pytest.raises(ConfigError, match="holds 2 conversations: choose one by number, from 1 to 2"):
+        with pytest.raises(ConfigError, match="contains 2 conversations; choose one by its number, from 1 to 2"):
             read_conversation(path)
         assert len(read_conversation(path, 2).entries) == 9
-        with pytest.raises(ConfigError, match="no number 3"):
+        with pytest.raises(ConfigError, match="no conversation number 3"):
             read_conversation(path, 3)
 
-    def test_typed_blocks(self, tmp_path: Path) -> None:
-        """Pictures, thinking and results are what they were."""
+    def test_typed_blocks_are_read(self, tmp_path: Path) -> None:
+        """An image block becomes an Image."""
         image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PICTURE}}
         path = tmp_path / "m.json"
         path.write_text(json.dumps([{"role": "user", "content": [image]}]))
         assert messages(read_conversation(path))[0].message.content == (DOT,)
 
-    def test_a_message_that_is_none(self, tmp_path: Path) -> None:
-        """It is named; repaired, it is left out."""
+    def test_invalid_message_is_named_or_skipped_by_repair(self, tmp_path: Path) -> None:
         path = dump_lines(tmp_path / "m.jsonl", [*chat(1), {"role": "alien", "content": ""}])
-        with pytest.raises(ForeignFileError, match="line 6: a message needs the role"):
+        with pytest.raises(ForeignFileError, match="line 6: a message must have the role"):
             read_conversation(path)
         assert len(read_conversation(path, repair=True).repairs) == 1
 
     @pytest.mark.parametrize(
         ("role", "block", "words"),
         [
-            ("assistant", {"type": "tool_result", "tool_use_id": "a", "content": "x"}, "user's message behind it"),
-            ("user", {"type": "tool_use", "id": "a", "name": "n", "input": {}}, "in an assistant's message"),
+            (
+                "assistant",
+                {"type": "tool_result", "tool_use_id": "a", "content": "x"},
+                "in the user message after the call",
+            ),
+            ("user", {"type": "tool_use", "id": "a", "name": "n", "input": {}}, "in an assistant message"),
         ],
     )
-    def test_what_a_role_does_not_say(self, tmp_path: Path, role: str, block: Any, words: str) -> None:
-        """A result that the assistant says, and a call by the user, are no conversation."""
+    def test_block_under_the_wrong_role_is_refused(self, tmp_path: Path, role: str, block: Any, words: str) -> None:
+        """A result in an assistant message, and a call in a user message, are refused."""
         path = tmp_path / "m.json"
         path.write_text(json.dumps([{"role": "user", "content": "q"}, {"role": role, "content": [block]}]))
         with pytest.raises(ForeignFileError, match=words):
@@ -401,10 +403,10 @@ class TestPlain:
 
 
 class TestOwn:
-    """Session files of ours."""
+    """Session files of orch."""
 
-    def test_is_read_with_its_checksums(self, tmp_path: Path) -> None:
-        """What is there is what was written; a flipped bit is damage."""
+    def test_own_checksums_are_verified(self, tmp_path: Path) -> None:
+        """A changed line raises DamagedError; a repair leaves the line out."""
         transcript = Transcript.open(tmp_path / "a", agent="a", cwd="/srv")
         for number in range(3):
             transcript.message(user(f"question {number}"), "t")
@@ -420,8 +422,8 @@ class TestOwn:
         repaired = read_conversation(path, repair=True)
         assert [text_of(each.message) for each in messages(repaired)] == ["question 0", "question 2"]
 
-    def test_lines_that_are_gone(self, tmp_path: Path) -> None:
-        """A line that was taken out is noticed by the one behind it."""
+    def test_removed_lines_are_detected(self, tmp_path: Path) -> None:
+        """The line after the gap raises DamagedError."""
         transcript = Transcript.open(tmp_path / "a", agent="a", cwd="/srv")
         for number in range(3):
             transcript.message(user(f"question {number}"), "t")

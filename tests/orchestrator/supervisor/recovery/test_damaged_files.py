@@ -1,5 +1,5 @@
-"""A journal and a transcript in which lines were lost, repeated, moved or altered, with and without a checksum that
-says so: what can be read of them is, and everything goes on."""
+"""Journals and transcripts with lost, repeated, moved or changed lines. Readable parts are used, and agents
+continue."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import pytest
 
 from agent_history import PROFILES, Life, steps
 from damaged_lines import spoilt
-from orch.tree.journal.events import Recover, RetireIdleAgents, StartQuery
+from orch.tree.interface.events import Recover, RetireIdleAgents, StartQuery
 from orch.tree.journal.journal import Journal
 from orch.tree.tree import Tree
 from orch_protocol.core.errors import DamagedError, OrchError
 from orch_protocol.core.messages import assistant
-from orch_worker.session.transcript import Transcript, read_last_turn, read_session, read_usage
+from orch_worker.session.session_reader import read_last_turn, read_session, read_usage
+from orch_worker.session.transcript import Transcript
 from orchestrator.root_double import World, nesting
 
 JOURNALS = 400
@@ -27,7 +28,7 @@ KID = {"tool": "spawn_subagent", "input": {"task": "x", "name": "kid"}}
 
 @pytest.fixture
 async def journal(tmp_path: Path) -> bytes:
-    """A journal of some agents that were asked, steered, killed, resumed and had children."""
+    """A journal of agents that were queried, steered, killed and resumed, and that had children."""
     async with World(tmp_path / "home", run="r", config=nesting(max_concurrent=4)) as world:
         one = await world.scripted("one", "two", "three", name="one")
         two = await world.scripted(items=[KID, "done", "more"], tools=["spawn_subagent"], name="two")
@@ -43,7 +44,7 @@ async def journal(tmp_path: Path) -> bytes:
 
 
 def answered(tree: Tree) -> int:
-    """Let a root take over what the journal holds, ask every agent, and return how many can be asked."""
+    """Recover the tree, query every agent, and return how many queries were accepted."""
     tree.apply(tree.decide(Recover(1), 1.0).entries)
     tree.apply(tree.decide(RetireIdleAgents(), 2.0).entries)
     asked = 0
@@ -52,12 +53,12 @@ def answered(tree: Tree) -> int:
             tree.apply(tree.decide(StartQuery(id, f"q{number}", "?"), 3.0).entries)
             asked += 1
         except OrchError:
-            continue  # killed, by what is left of it; or no room
+            continue  # killed according to the remaining entries, or no free slot
     return asked
 
 
-async def test_a_journal_that_was_spoilt_is_opened(journal: bytes, tmp_path: Path) -> None:
-    """Whatever was done to its lines below the first: the run opens, and agents of it can be asked."""
+async def test_damaged_journal_is_opened(journal: bytes, tmp_path: Path) -> None:
+    """In most runs with damage, at least one agent accepts a query."""
     asked = 0
     for seed in range(JOURNALS):
         folder = tmp_path / str(seed)
@@ -69,8 +70,8 @@ async def test_a_journal_that_was_spoilt_is_opened(journal: bytes, tmp_path: Pat
     assert asked > JOURNALS * 0.8
 
 
-def test_a_transcript_that_was_spoilt_is_opened_and_goes_on(tmp_path: Path) -> None:
-    """It is read from both ends, opened and appended to; what comes then is archived; archives are whole or say not."""
+def test_damaged_transcript_is_opened_and_continued(tmp_path: Path) -> None:
+    """New turns are archived. Each archive is complete or raises DamagedError."""
     life = Life(tmp_path / "agent", PROFILES["tight"])
     for turn in range(1, 5):
         life.work(turn, 3)

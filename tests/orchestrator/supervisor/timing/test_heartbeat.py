@@ -1,4 +1,4 @@
-"""Who counts as alive: by what is heard, and not when the listener itself was asleep."""
+"""Heartbeats of workers: a silent worker is stuck, except while the root itself was suspended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOOL_SECONDS = 90.0
 
 
 def agent(incarnation: int = 1) -> AgentRecord:
-    """Return an agent at work whose tools may take 90 s."""
+    """Return a busy agent whose tools may take 90 s."""
     spec = AgentSpec(
         id="a", seq=1, name="a", task="t", backend=BackendSpec("scripted"), folder="/", cwd="/",
         limits=Limits(tool_seconds=TOOL_SECONDS),
@@ -28,17 +28,17 @@ def agent(incarnation: int = 1) -> AgentRecord:
 
 
 async def looked(pulses: Heartbeats, node: AgentRecord, seconds: float) -> list[AgentRecord]:
-    """Look as often as a root does for so long; return what was found silent."""
+    """Check the agent at the interval of a root for `seconds`. Return the agents that were found silent."""
     found: list[AgentRecord] = []
     for _ in range(round(seconds / CHECK_SECONDS)):
         await passed(CHECK_SECONDS)
-        found += pulses.look([node])
+        found += pulses.find_unresponsive([node])
     return found
 
 
 @virtual
-async def test_who_says_nothing_for_longer_than_a_tool_may_take_is_stuck() -> None:
-    """It is asked each time that somebody looks, and given up when its time and some grace are over; not before."""
+async def test_silent_worker_is_stuck_after_the_tool_limit() -> None:
+    """The worker is pinged at each check. It is stuck after the tool limit and a grace period."""
     asked: list[str] = []
     pulses, node = Heartbeats(asked.append), agent()
     pulses.beat("a", 1)
@@ -48,8 +48,8 @@ async def test_who_says_nothing_for_longer_than_a_tool_may_take_is_stuck() -> No
 
 
 @virtual
-async def test_whatever_is_heard_counts_and_only_of_this_process() -> None:
-    """A word in time is enough; what the last process said does not speak for this one."""
+async def test_any_message_of_the_current_process_resets_the_timer() -> None:
+    """Messages of an earlier process do not reset it."""
     pulses, node = Heartbeats(lambda _: None), agent(incarnation=2)
     for _ in range(10):
         assert await looked(pulses, node, TOOL_SECONDS) == []
@@ -60,21 +60,21 @@ async def test_whatever_is_heard_counts_and_only_of_this_process() -> None:
 
 
 @virtual
-async def test_a_root_that_was_asleep_judges_nobody_by_it() -> None:
-    """After an hour without a look everybody has all of their time again."""
+async def test_sleeping_root_restarts_all_timers() -> None:
+    """After an hour without a check, each worker has its full time again."""
     pulses, node = Heartbeats(lambda _: None), agent()
     pulses.beat("a", 1)
     await passed(3600)
-    assert pulses.slept() == 3600 - CHECK_SECONDS
-    assert pulses.look([node]) == []
-    assert not pulses.slept()
+    assert pulses.suspended_seconds() == 3600 - CHECK_SECONDS
+    assert pulses.find_unresponsive([node]) == []
+    assert not pulses.suspended_seconds()
     assert await looked(pulses, node, TOOL_SECONDS + GRACE_SECONDS) == []
     assert await looked(pulses, node, CHECK_SECONDS) == [node]
 
 
 @virtual
-async def test_a_machine_that_was_suspended_wakes_without_a_massacre(tmp_path: Path) -> None:
-    """The time of the turn, and of its grace, passes at once for root and worker: it ends as turns end."""
+async def test_suspended_machine_ends_no_worker(tmp_path: Path) -> None:
+    """Although the time limit passes at once for root and worker, the turn ends without an error."""
     async with opened(tmp_path) as world:
         limits = Limits(turn_seconds=100)
         worker = await world.scripted(items=[{"sleep": 99, "text": "done"}, "more"], limits=limits)
@@ -88,8 +88,8 @@ async def test_a_machine_that_was_suspended_wakes_without_a_massacre(tmp_path: P
 
 
 @virtual
-async def test_an_agent_whose_process_answers_nothing_is_ended_and_revived(tmp_path: Path) -> None:
-    """Whoever asked is told that it was stuck; the next question is answered. One that does answer is left alone."""
+async def test_stuck_worker_is_replaced_and_reported(tmp_path: Path) -> None:
+    """The query fails with the reason, and the next query is answered. A responsive worker is not replaced."""
     async with opened(tmp_path) as world:
         items = [{"sleep": 1000, "text": "done"}, {"sleep": 1000, "text": "never heard"}, "fine"]
         worker = await world.scripted(items=items)

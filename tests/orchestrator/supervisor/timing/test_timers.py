@@ -1,4 +1,4 @@
-"""What is to be done later is done once, or called off, and then there is nothing left of it."""
+"""Timers: each fires once or is cancelled, and then uses no memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from virtual_clock import passed, virtual
 
 
 class Deed:
-    """Something to be done."""
+    """A callback that records its name."""
 
     def __init__(self, done: list[str], name: str) -> None:
         self.done, self.name = done, name
@@ -22,8 +22,8 @@ class Deed:
 
 
 @virtual
-async def test_each_is_done_once_in_its_time_unless_it_is_called_off() -> None:
-    """One of the same key takes the place of the one before; nothing comes after the end."""
+async def test_timer_fires_once_unless_cancelled_or_replaced() -> None:
+    """A timer with the same key replaces the earlier one. Closing cancels all timers."""
     timers, done = Timers(), list[str]()
     for seconds, name, key in ((3, "c", None), (1, "a", None), (2, "never", "k"), (2, "b", "k"), (9, "late", None)):
         timers.later(seconds, Deed(done, name).do, key)
@@ -38,8 +38,8 @@ async def test_each_is_done_once_in_its_time_unless_it_is_called_off() -> None:
 
 
 @virtual
-async def test_what_is_over_is_gone_without_a_garbage_collection() -> None:
-    """Ten thousand of them would be a part of what a root takes."""
+async def test_finished_timers_are_freed_without_garbage_collection() -> None:
+    """A timer that has fired and one that was cancelled keep no reference to their callback."""
     timers, done = Timers(), list[str]()
     gc.collect()
     gc.disable()
@@ -57,8 +57,8 @@ async def test_what_is_over_is_gone_without_a_garbage_collection() -> None:
 
 
 @virtual
-async def test_a_process_that_came_up_in_time_leaves_no_timer(tmp_path: Path) -> None:
-    """Nor does one that is killed."""
+async def test_ready_or_killed_worker_leaves_no_timer(tmp_path: Path) -> None:
+    """The number of timers is the same as before the spawns."""
     async with opened(tmp_path) as world:
         before = len(world.supervisor.timers)
         for _ in range(3):

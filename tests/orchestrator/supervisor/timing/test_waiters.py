@@ -1,4 +1,4 @@
-"""Who waits is told once, and what is told to nobody is nobody's."""
+"""Waiters: each receives a result once."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from virtual_clock import passed, virtual
 
 
 @virtual
-async def test_everybody_who_waits_is_told() -> None:
-    """With the value, at once; later ones wait for the next time."""
+async def test_all_waiters_receive_the_value() -> None:
+    """Waiters of a topic receive the value at once. A later waiter waits for the next value."""
     waiters = Waiters()
     both = [asyncio.ensure_future(waiters.until("t", 10)) for _ in range(2)]
     await passed(1)
-    waiters.tell("t", 5)
+    waiters.notify("t", 5)
     late = asyncio.ensure_future(waiters.until("t", 10))
     assert await asyncio.gather(*both) == [5, 5]
     with pytest.raises(TimeoutError):
@@ -26,11 +26,11 @@ async def test_everybody_who_waits_is_told() -> None:
 
 
 @virtual
-async def test_each_gets_an_error_of_its_own() -> None:
-    """One that is raised twice would carry two stories."""
+async def test_each_waiter_gets_its_own_error() -> None:
+    """An exception object that is raised twice would contain both tracebacks."""
     waiters = Waiters()
     both = [waiters.watch("t") for _ in range(2)]
-    waiters.tell("t", error=ErrorInfo("AgentDiedError", "dead"))
+    waiters.notify("t", error=ErrorInfo("AgentDiedError", "dead"))
     one, other = await asyncio.gather(*both, return_exceptions=True)
     assert isinstance(one, AgentDiedError)
     assert isinstance(other, AgentDiedError)
@@ -38,8 +38,8 @@ async def test_each_gets_an_error_of_its_own() -> None:
 
 
 @virtual
-async def test_whoever_has_given_up_takes_nothing() -> None:
-    """From the very moment on in which the time is over, or the wait is cancelled."""
+async def test_cancelled_or_timed_out_waiter_takes_nothing() -> None:
+    """From the moment of its timeout or cancellation, a waiter is no longer the taker of a value."""
     waiters = Waiters()
     expired, cancelled = waiters.watch("t", "one"), waiters.watch("t", "other")
     assert waiters.taker("t") == "one"
@@ -48,14 +48,14 @@ async def test_whoever_has_given_up_takes_nothing() -> None:
     cancelled.cancel()
     assert waiters.taker("t") is None
     patient = waiters.watch("t", "third")
-    waiters.tell("t", 1)
+    waiters.notify("t", 1)
     assert await patient == 1
     assert waiters.taker("t") is None
 
 
 @virtual
-async def test_a_failure_of_all_reaches_all() -> None:
-    """Whatever they wait for."""
+async def test_failing_all_waiters_reaches_each() -> None:
+    """The error reaches the waiters of every topic."""
     waiters = Waiters()
     futures = [waiters.watch(f"t{number}") for number in range(3)]
     waiters.fail(ErrorInfo("AgentDiedError", "closed"))

@@ -1,4 +1,4 @@
-"""Agents that rest for long are packed: a root that had many is as small as one that had few, and knows all of them."""
+"""Agents that are idle for long are packed, which saves memory. Every lookup still finds them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import pytest
 
 from orch.tree.agents import agent_table
 from orch.tree.agents.agent_refs import resolve
+from orch.tree.interface.events import ChangeTitle, CollectReply, KillRequested, ResumeRequested
 from orch.tree.journal.entries import AgentSpawned, TitleChanged
-from orch.tree.journal.events import ChangeTitle, CollectReply, KillRequested, ResumeRequested
 from orchestrator.tree_double import Forest
 
 
 @pytest.fixture
 def forest(monkeypatch: pytest.MonkeyPatch) -> Forest:
-    """Agents of which two that rest stay as they are; more are packed by twos."""
+    """A tree that keeps two idle agents unpacked and packs further ones in pairs."""
     monkeypatch.setattr(agent_table, "MAX_UNPACKED_IDLE", 2)
     monkeypatch.setattr(agent_table, "PACK_SIZE", 2)
     return Forest(max_concurrent=99)
 
 
 def ended(forest: Forest, name: str = "") -> str:
-    """Let an agent answer and be killed, and return its id."""
+    """Spawn an agent that answers and is killed. Return its id."""
     id = forest.spawn(name=name)
     forest.ask(id, f"q-{id}")
     forest.finish(id, f"q-{id}")
@@ -36,15 +36,15 @@ def awake(forest: Forest) -> set[str]:
     return {node.spec.id for node in forest.tree.agents.by_id.unpacked()}
 
 
-def test_those_that_rest_for_long_are_packed(forest: Forest) -> None:
-    """All but the last ones; whoever lives is not."""
+def test_long_idle_agents_are_packed(forest: Forest) -> None:
+    """The most recently idle agents and live agents stay unpacked."""
     lives = forest.spawn()
     gone = [ended(forest) for _ in range(9)]
     assert awake(forest) == {lives, *gone[-3:]}
 
 
-def test_all_of_a_packed_agent_is_known(forest: Forest) -> None:
-    """By number, id, its beginning and name, in order; its answer, what it used, whose child it was."""
+def test_packed_agent_is_found_with_all_its_fields(forest: Forest) -> None:
+    """Lookups by number, id, prefix and name find it, and its fields are unchanged."""
     ids = [ended(forest, name) for name in ("", "reader", "", "", "", "", "")]
     nodes = forest.tree.agents
     assert [node.spec.id for node in nodes] == list(nodes.by_id) == ids
@@ -58,8 +58,8 @@ def test_all_of_a_packed_agent_is_known(forest: Forest) -> None:
     assert forest.refold().agents.by_id == nodes.by_id
 
 
-def test_whoever_has_one_sees_what_happens_to_it(forest: Forest) -> None:
-    """It is the same object for all, also when it is unpacked to be changed, and packed once more."""
+def test_held_agent_record_reflects_later_changes(forest: Forest) -> None:
+    """The record stays the same object when it is unpacked and packed again."""
     ids = [ended(forest) for _ in range(7)]
     held = resolve(forest.tree.agents, ids[0])
     assert held.spec.id not in awake(forest)
@@ -73,8 +73,8 @@ def test_whoever_has_one_sees_what_happens_to_it(forest: Forest) -> None:
     assert ids[0] in awake(forest)
 
 
-def test_agent_held_while_it_is_packed_stays_the_same_object(forest: Forest) -> None:
-    """A caller that got the agent before it was packed sees later changes."""
+def test_record_held_while_it_is_packed_stays_the_same_object(forest: Forest) -> None:
+    """A caller that has looked up the agent before it was packed sees later changes."""
     held = resolve(forest.tree.agents, ended(forest))
     assert held.spec.id in awake(forest)
     for _ in range(6):
@@ -85,8 +85,8 @@ def test_agent_held_while_it_is_packed_stays_the_same_object(forest: Forest) -> 
     assert held.status == "cold"
 
 
-def test_many_that_one_entry_is_about_may_be_packed_meanwhile(forest: Forest) -> None:
-    """As archives that are deleted together: one that is packed on the way is not lost when its turn comes."""
+def test_change_of_many_agents_finds_packed_ones(forest: Forest) -> None:
+    """While an entry changes many agents, the table may pack some of them. All changes are kept."""
     ids = [ended(forest) for _ in range(9)]
     nodes = forest.tree.agents.by_id
     for _ in range(4):
@@ -100,8 +100,8 @@ def test_many_that_one_entry_is_about_may_be_packed_meanwhile(forest: Forest) ->
     assert awake(forest) <= set(ids[-3:])
 
 
-def test_one_of_which_something_cannot_be_written_stays_as_it_is(forest: Forest) -> None:
-    """Half a character in its title: those that would have been packed with it are."""
+def test_unserializable_record_stays_unpacked(forest: Forest) -> None:
+    """Other agents are packed."""
     ids = [ended(forest) for _ in range(3)]
     forest.tree.apply([TitleChanged(at=9.0, id=ids[1], title="\ud800")])
     ids += [ended(forest) for _ in range(7)]
@@ -109,8 +109,8 @@ def test_one_of_which_something_cannot_be_written_stays_as_it_is(forest: Forest)
     assert [node.spec.id for node in forest.tree.agents] == ids
 
 
-def test_one_below_which_there_is_work_is_not_packed(forest: Forest) -> None:
-    """A holder works for an agent that was killed: the time in which there is no root is not taken for its work."""
+def test_agent_with_active_descendants_is_not_packed(forest: Forest) -> None:
+    """The owner of a holder with a running query stays unpacked."""
     owner = ended(forest)
     holder = forest.spec(parent_id=owner, kind="holder", seq=2)
     forest.write([AgentSpawned(at=1.0, id=holder.id, spec=holder)])
@@ -121,8 +121,8 @@ def test_one_below_which_there_is_work_is_not_packed(forest: Forest) -> None:
     assert forest.tree.agents[owner].worked.turns == 1
 
 
-def test_a_name_is_its_youngest_agents(forest: Forest) -> None:
-    """Of those that live, then of those that were killed; one that came back has it again."""
+def test_name_refers_to_the_latest_agent(forest: Forest) -> None:
+    """A live agent precedes killed ones, and among killed agents the latest has the name."""
     first, second = ended(forest, "x"), ended(forest, "x")
     ended(forest, "y")
     assert resolve(forest.tree.agents, "x").spec.id == second
@@ -130,8 +130,8 @@ def test_a_name_is_its_youngest_agents(forest: Forest) -> None:
     assert resolve(forest.tree.agents, "x").spec.id == first
 
 
-def test_an_agent_that_was_killed_takes_little_memory() -> None:
-    """Less than half a kilobyte each, of which most is its name in the indexes."""
+def test_packed_agent_uses_under_half_a_kilobyte() -> None:
+    """Most of this memory is the agent's name in the indexes."""
     forest = Forest(max_concurrent=9)
     tracemalloc.start()
     try:

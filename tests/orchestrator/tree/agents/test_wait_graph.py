@@ -1,4 +1,4 @@
-"""The check that no two agents wait for each other."""
+"""The check that agents do not wait for each other in a cycle."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orchestrator.tree_double import Forest
 
 
 def test_waiting_is_transitive() -> None:
-    """A waits for B and B for C: A waits for both, and C cannot wait for A."""
+    """If A waits for B and B waits for C, then A waits for both, and C cannot query A."""
     forest = Forest()
     a, b, c = forest.spawn(), forest.spawn(), forest.spawn()
     forest.ask(b, asker=a, waits=True)
@@ -22,8 +22,8 @@ def test_waiting_is_transitive() -> None:
         check_no_cycle(pending.values(), c, forest.tree.agents[a])
 
 
-def test_submitted_queries_do_not_count() -> None:
-    """An agent that submitted a query goes on working, so nobody waits for the answering agent."""
+def test_submitted_queries_are_no_wait() -> None:
+    """An agent that submitted a query continues to work."""
     forest = Forest()
     a, b = forest.spawn(), forest.spawn()
     forest.ask(b, asker=a, waits=False)
@@ -32,8 +32,8 @@ def test_submitted_queries_do_not_count() -> None:
     check_no_cycle(pending.values(), b, forest.tree.agents[a])
 
 
-def test_an_agent_cannot_wait_for_itself() -> None:
-    """The agent that asks and the agent that is asked must differ."""
+def test_agent_cannot_wait_for_itself() -> None:
+    """A query of an agent to itself raises QueryCycleError."""
     forest = Forest()
     a = forest.spawn()
     with pytest.raises(QueryCycleError):

@@ -1,4 +1,4 @@
-"""A journal that grew large is written anew at the start of a root: what it came to, and nothing lost of it."""
+"""Compaction of a large journal at the start of a root: a snapshot of the agents replaces the entries."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from orch import Config
 from orch.supervisor.run_events import read_events
 from orch.tree.agents.state import TreeState
+from orch.tree.interface.events import CollectReply, KillRequested, ResumeRequested
 from orch.tree.journal import journal
 from orch.tree.journal.entries import AgentSpawned, RunSnapshot, Snapshot, SteeringQueued
-from orch.tree.journal.events import CollectReply, KillRequested, ResumeRequested
 from orch.tree.journal.journal import Journal
 from orch.tree.rules.deletions import redacted
 from orch_protocol.core.errors import AgentGoneError
@@ -27,13 +27,13 @@ INDEXES = ("names", "alive", "pending", "warm", "holders", "requests", "usage", 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However small a journal is, it is written anew."""
+    """Compact journals of any size."""
     monkeypatch.setattr(journal, "REWRITE_MIN_BYTES", 0)
     monkeypatch.setattr(journal, "REWRITE_MAX_RATIO", 9.0)
 
 
 def lived() -> Forest:
-    """Return agents that have been through something, none of them at work."""
+    """Return a tree of agents with finished turns, children, kills and a resumption."""
     forest = Forest(max_concurrent=99, allow_nested=True)
     for number in range(6):
         id = forest.spawn(name=f"n{number % 3}" if number < 3 else "")
@@ -50,7 +50,7 @@ def lived() -> Forest:
 
 
 def same(one: TreeState, other: TreeState) -> None:
-    """See that both are the same agents."""
+    """Check that both states contain the same agents and indexes."""
     assert one.by_id == other.by_id
     assert list(one.by_id) == list(other.by_id)
     for index in INDEXES:
@@ -58,35 +58,35 @@ def same(one: TreeState, other: TreeState) -> None:
 
 
 def written(path: Path, forest: Forest) -> Journal:
-    """Return the journal of what they lived through."""
+    """Return a journal file with the entries of `forest`."""
     book = Journal.open(path)
     for entry in forest.journal:
         book.append([entry])
     return book
 
 
-def test_what_is_kept_comes_to_the_same_agents() -> None:
-    """All of what is known of them, and of all together; and what happens next happens to them."""
+def test_snapshot_folds_to_the_same_agents() -> None:
+    """The snapshot contains the totals of the run, and later entries apply to it."""
     forest = lived()
-    kept = forest.tree.agents.kept(1.0)
+    kept = forest.tree.agents.snapshot_entries(1.0)
     again = TreeState(kept)
     same(again, forest.tree.agents)
-    said = len(forest.journal)
+    found = len(forest.journal)
     ids = list(forest.tree.agents.by_id)
     forest.handle(CollectReply(ids[0], "the user"))
     forest.ask(ids[0], "later")
-    for entry in forest.journal[said:]:
+    for entry in forest.journal[found:]:
         again.apply(entry)
     same(again, forest.tree.agents)
 
 
 @pytest.mark.usefixtures("small")
-def test_what_follows_is_numbered_as_before(tmp_path: Path) -> None:
-    """Who knows the number of the last event hears of what comes after it, and of nothing twice."""
+def test_event_numbers_continue_after_a_snapshot(tmp_path: Path) -> None:
+    """A client that continues after its last number gets each later event once."""
     forest, path = lived(), tmp_path / "journal.jsonl"
     book = written(path, forest)
     events = read_events(path, "r", 0, 10_000)
-    assert book.shorten(lambda: forest.tree.agents.kept(1.0))
+    assert book.shorten(lambda: forest.tree.agents.snapshot_entries(1.0))
     assert read_events(path, "r", 0, 10_000) == []
     id = next(iter(forest.tree.agents.by_id))
     book.append([SteeringQueued(at=2.0, id=id, steer_id="s", text="go on")])
@@ -94,16 +94,16 @@ def test_what_follows_is_numbered_as_before(tmp_path: Path) -> None:
     book.close()
     opened = Journal.open(path)
     assert [type(entry) for entry in opened.entries[-2:]] == [RunSnapshot, SteeringQueued]
-    assert (len(opened.taken()), opened.entries) == (len(forest.tree.agents) + 2, [])
+    assert (len(opened.take_entries()), opened.entries) == (len(forest.tree.agents) + 2, [])
     opened.close()
 
 
-def test_a_small_journal_stays_as_it_is(tmp_path: Path) -> None:
-    """So does one of which little would go."""
+def test_small_journal_is_not_compacted(tmp_path: Path) -> None:
+    """A journal that would remain almost as large is not compacted, either."""
     forest, path = lived(), tmp_path / "journal.jsonl"
     book = written(path, forest)
     before = path.read_bytes()
-    assert not book.shorten(lambda: forest.tree.agents.kept(1.0))
+    assert not book.shorten(lambda: forest.tree.agents.snapshot_entries(1.0))
     journal_large, journal.REWRITE_MIN_BYTES = journal.REWRITE_MIN_BYTES, 0
     try:
         assert not book.shorten(lambda: forest.journal)
@@ -114,62 +114,62 @@ def test_a_small_journal_stays_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_a_damaged_journal_stays_as_it_is(tmp_path: Path) -> None:
-    """What cannot be read may be mended yet."""
+def test_damaged_journal_is_not_compacted(tmp_path: Path) -> None:
+    """The damaged line stays in the file, so that it can still be repaired."""
     forest, path = lived(), tmp_path / "journal.jsonl"
     written(path, forest).close()
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:5], b"x" + lines[5][1:], *lines[6:]]))
     book = Journal.open(path)
     before = path.read_bytes()
-    assert not book.shorten(lambda: forest.tree.agents.kept(1.0))
+    assert not book.shorten(lambda: forest.tree.agents.snapshot_entries(1.0))
     book.close()
     assert path.read_bytes() == before
 
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("call", ["fsync", "replace", "write"])
-def test_without_room_the_old_one_stays_and_is_gone_on_with(
+def test_full_disk_during_compaction_keeps_the_old_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """A full disk at any step: not a byte is lost, and the journal can be written to."""
+    """The file is unchanged when a step fails, and the journal accepts new entries."""
     forest, path = lived(), tmp_path / "journal.jsonl"
     book = written(path, forest)
     book.sync()
     before = path.read_bytes()
 
-    def full(*_: Any) -> Any:
+    def full(*_: Any, **__: Any) -> Any:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, call, full)
-        assert not book.shorten(lambda: forest.tree.agents.kept(1.0))
+        assert not book.shorten(lambda: forest.tree.agents.snapshot_entries(1.0))
     assert path.read_bytes() == before
     book.append([SteeringQueued(at=2.0, id="x", steer_id="s", text="go on")])
     book.close()
 
 
-def test_what_is_deleted_later_is_told_by_no_kept_agent() -> None:
-    """Neither what a holder was about nor the answer; and it is the same tree."""
+def test_snapshot_contains_nothing_of_deleted_sessions() -> None:
+    """Redacting a snapshot removes the holder's task and the answer, and the tree stays the same."""
     past = Past()
     past.turn("q1")
     past.hold("h1")
-    kept = past.tree.agents.kept(1.0) if not past.tree.agents.pending else []
+    kept = past.tree.agents.snapshot_entries(1.0) if not past.tree.agents.pending else []
     assert kept
     past.journal[:] = kept
     past.delete("h1")
     entries = redacted(past.journal)
     assert TreeState(entries).by_id == past.tree.agents.by_id
-    told = b"".join(bytes(entry.state) for entry in entries if isinstance(entry, Snapshot))
-    assert b"deleted" in told
+    found = b"".join(bytes(entry.state) for entry in entries if isinstance(entry, Snapshot))
+    assert b"deleted" in found
     again = redacted(entries)
     assert all(one is other for one, other in zip(entries, again, strict=True))
 
 
 @pytest.mark.usefixtures("small")
 @virtual
-async def test_a_run_whose_journal_is_written_anew_has_all_its_agents(tmp_path: Path) -> None:
-    """Numbers, names, answers, what was used, who was killed; queries that were repeated are the same."""
+async def test_compacted_run_has_all_its_agents(tmp_path: Path) -> None:
+    """Numbers, names, usage and answers are the same, and killed agents stay killed."""
     config = Config()
     async with opened(tmp_path, run="r", config=config) as world:
         first = await world.scripted("one", "two", name="first")

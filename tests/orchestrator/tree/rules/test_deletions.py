@@ -1,8 +1,9 @@
-"""What a root forgets when archives are deleted: in its tree, and in its journal."""
+"""The deletion of archives in the tree and in the journal of a root."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ import msgspec
 import pytest
 
 from orch.processes.session_holds import SessionHolds
-from orch.services.archives.prune import seconds_of
-from orch.tree.journal.entries import AgentSpawned, ContentDeleted, Entry, QueryFinished, RunStarted
-from orch.tree.journal.events import (
+from orch.services.archives.prune import parse_age
+from orch.tree.agents.state import TreeState
+from orch.tree.interface.events import (
     AddHolder,
     ConfirmSteering,
     FinishQuery,
@@ -23,11 +24,22 @@ from orch.tree.journal.events import (
     StartQuery,
     StopIfIdle,
 )
+from orch.tree.interface.topics import QueryTopic, ReadyTopic
+from orch.tree.journal.entries import (
+    AgentSpawned,
+    ContentDeleted,
+    Entry,
+    QueryFinished,
+    QueryStarted,
+    RunStarted,
+    TranscriptRewritten,
+)
 from orch.tree.journal.journal import Journal
 from orch.tree.rules.deletions import redacted
 from orch_protocol.core.archives import ArchiveSource
 from orch_protocol.core.errors import ArchiveDeletedError, ConfigError, StoreError
-from orch_protocol.core.messages import Reply
+from orch_protocol.core.messages import Image, Reply
+from orch_protocol.session.entries import TranscriptPosition
 from orch_worker.session.log.append_log import AppendLog
 from orchestrator.root_double import fill
 from orchestrator.tree_double import Forest, Launch, Notify, Signal
@@ -38,7 +50,7 @@ SECRET = "the secret"
 
 
 class Past(Forest):
-    """An agent with an archive, told of and asked; `SECRET` is in all that was said."""
+    """An agent with a queried archive. `SECRET` is part of every text."""
 
     def __init__(self, *, warm: bool = True) -> None:
         super().__init__()
@@ -51,13 +63,13 @@ class Past(Forest):
             self.turn("q2", "h1")
 
     def hold(self, id: str, *, at: int = 0) -> None:
-        """Make the archive a holder; or let it know where its lines are."""
+        """Add a holder for the archive, or update the location of its lines."""
         source = ArchiveSource("/nowhere", self.agent, "turn", SECRET, ((at, 10),), "hash")
         spec = self.spec(id=id, kind="holder", name=id, task=SECRET, source=source, parent_id=self.agent)
         self.handle(AddHolder(spec))
 
     def turn(self, query_id: str, id: str | None = None) -> None:
-        """Let the agent, or another one, answer a query in which something was said to it."""
+        """Let the agent `id` answer a query with a steering message. The default is the agent with the archive."""
         id = id or self.agent
         self.handle(StartQuery(id, query_id, SECRET))
         if self.status(id) == "starting":
@@ -67,31 +79,60 @@ class Past(Forest):
         self.handle(FinishQuery(id, query_id, Reply(id, query_id, SECRET, files_changed=(SECRET,))))
 
     def delete(self, *holders: str, turns: tuple[str, ...] = ("q1",)) -> None:
-        """Delete archives."""
         self.handle(RecordDeletion(self.agent, dict.fromkeys(holders, WHEN), dict.fromkeys(turns, WHEN)))
 
 
-def told(entries: list[Entry]) -> list[Entry]:
-    """Return those that tell the secret."""
+def with_secret(entries: list[Entry]) -> list[Entry]:
+    """Return the entries that contain the secret."""
     return [entry for entry in entries if SECRET in str(entry)]
 
 
-def test_the_journal_tells_of_it_no_more() -> None:
-    """Neither of the turns nor of what their holder was asked and said; what is folded is the same tree."""
+def test_deletion_removes_turns_and_questions_from_the_journal() -> None:
+    """The redacted journal results in the same tree."""
     past = Past()
-    assert len(told(past.journal)) == 9
+    assert len(with_secret(past.journal)) == 9
     past.delete("h1")
     after = redacted(past.journal)
     assert [type(entry) for entry in after] == [type(entry) for entry in past.journal]
-    assert told(after) == [entry for entry in past.journal if isinstance(entry, AgentSpawned) and entry.id == "h2"]
+    assert with_secret(after) == [
+        entry for entry in past.journal if isinstance(entry, AgentSpawned) and entry.id == "h2"
+    ]
     tree = Forest()
     tree.tree.apply(after)
     assert tree.tree.agents.by_id == past.tree.agents.by_id
     assert tree.tree.agents.names == past.tree.agents.names
 
 
-def test_what_is_not_deleted_is_told_as_before() -> None:
-    """An entry that stays is the same object; doing it again changes nothing."""
+def test_prompt_and_images_of_an_ended_query_are_removed() -> None:
+    """Redaction keeps the prompt and images of a running query, because the next root may send them again."""
+    past = Past()
+    past.handle(StartQuery(past.agent, "q9", "?", prompt=SECRET, images=(Image("image/png", SECRET),)))
+    assert redacted(past.journal)[-1] is past.journal[-1]
+    past.handle(FinishQuery(past.agent, "q9", Reply(past.agent, "q9", "done")))
+    asked = [entry for entry in redacted(past.journal) if isinstance(entry, QueryStarted)][-1]
+    assert (asked.query_id, asked.head, asked.prompt, asked.images) == ("q9", "?", "", ())
+
+
+def test_transcript_rewrite_is_pending_until_its_new_position_is_recorded() -> None:
+    """A compacted journal contains the pending rewrite, too. A rewrite that ends late does not replace a newer
+    position."""
+    past, old, new, newer = Past(), *(TranscriptPosition(seq, 7) for seq in (5, 6, 8))
+    past.write([TranscriptRewritten(at=1.0, id=past.agent, before=old)])
+    past.write([TranscriptRewritten(at=2.0, id=past.agent, before=new)])  # the first rewrite is still unfinished
+    for entries in (past.journal, past.tree.agents.snapshot_entries(2.0)):
+        assert TreeState(entries).rewriting == {past.agent: old}
+        assert TreeState(entries)[past.agent].transcript is None
+    past.write([TranscriptRewritten(at=3.0, id=past.agent, transcript=new)])
+    assert (past.tree.agents.rewriting, past.tree.agents[past.agent].transcript) == ({}, new)
+    past.write([TranscriptRewritten(at=4.0, id=past.agent, before=new)])
+    past.turn("q9")
+    past.write([QueryFinished(at=5.0, id=past.agent, query_id="q9", transcript=newer)])
+    past.write([TranscriptRewritten(at=6.0, id=past.agent, transcript=new)])
+    assert (past.tree.agents.rewriting, past.tree.agents[past.agent].transcript) == ({}, newer)
+
+
+def test_other_entries_are_unchanged_by_a_deletion() -> None:
+    """An unchanged entry is the same object, and a second redaction changes nothing."""
     past = Past()
     past.turn("q3")
     assert all(one is two for one, two in zip(past.journal, redacted(past.journal), strict=True))
@@ -105,11 +146,11 @@ def test_what_is_not_deleted_is_told_as_before() -> None:
 
 @pytest.mark.parametrize("shortened", [False, True])
 def test_prompt_is_dropped_when_its_query_is_over(shortened: bool) -> None:
-    """While the query is pending the journal keeps the prompt; afterwards the transcript has it."""
+    """While the query is pending, the journal keeps the prompt. Afterwards, the transcript contains it."""
     past = Past()
     past.ask(past.agent, "q3", stays=True, prompt="all of it")
     if shortened:
-        past.journal = past.tree.agents.kept(past.now)
+        past.journal = past.tree.agents.snapshot_entries(past.now)
     assert b"all of it" in msgspec.json.encode(redacted(past.journal))
     past.finish(past.agent, "q3")
     after = redacted(past.journal)
@@ -119,8 +160,8 @@ def test_prompt_is_dropped_when_its_query_is_over(shortened: bool) -> None:
     assert tree.tree.agents.by_id == past.tree.agents.by_id
 
 
-def test_where_a_holder_found_what_it_holds_is_told_once() -> None:
-    """The latest place counts: of an era it has texts, which may be of what is deleted."""
+def test_latest_location_of_a_holders_archive_is_kept() -> None:
+    """Earlier locations may contain text of deleted archives."""
     past = Past()
     past.hold("h2", at=99)
     past.hold("h2", at=7)
@@ -132,26 +173,26 @@ def test_where_a_holder_found_what_it_holds_is_told_once() -> None:
     assert tree.tree.agents.by_id == past.tree.agents.by_id
 
 
-def test_a_deleted_holder_answers_nobody() -> None:
-    """It is listed as killed, and says when what it held was deleted; resuming it is no help."""
+def test_deleted_holder_cannot_be_asked_or_resumed() -> None:
+    """The holder has the status `killed`, and the error contains the deletion date."""
     past = Past()
     past.delete("h1")
     assert (past.status("h1"), past.status("h2")) == ("killed", "cold")
     for asked in (StartQuery("h1", "q9", "hi"), QueueSteering("h1", "s9", "hi"), ResumeRequested("h1")):
-        with pytest.raises(ArchiveDeletedError, match="h1 held was deleted on 2026-11-21"):
+        with pytest.raises(ArchiveDeletedError, match="h1 was deleted on 2026-11-21"):
             past.handle(asked)
     assert past.refold().agents.by_id == past.tree.agents.by_id
 
 
-def test_who_waits_for_a_deleted_holder_is_told() -> None:
-    """It was asked as its archive was being deleted: its process does not come up, and the error says why."""
+def test_query_to_a_holder_being_deleted_fails() -> None:
+    """The holder's starting process is killed, and the error says that the archive was deleted."""
     past = Past(warm=False)
     past.ask("h1", "q9")
     assert past.told(Launch)
     past.delete("h1")
-    [up, query] = sorted(past.told(Notify), key=lambda notify: notify.topic, reverse=True)
-    assert (up.topic, query.topic) == ("up:h1", "query:q9")
-    assert query.error.type == "ArchiveDeletedError"
+    notified = {notify.topic: notify for notify in past.told(Notify)}
+    assert notified.keys() == {ReadyTopic("h1"), QueryTopic("q9")}
+    assert notified[QueryTopic("q9")].error.type == "ArchiveDeletedError"
     assert past.told(Signal) == [Signal("h1", 1, "kill")]
     past.gone("h1")
     assert past.status("h1") == "killed"
@@ -159,8 +200,8 @@ def test_who_waits_for_a_deleted_holder_is_told() -> None:
     assert past.refold().agents.by_id == past.tree.agents.by_id
 
 
-def test_what_is_known_to_be_deleted_is_not_told_twice() -> None:
-    """Of holders that were asked and of others."""
+def test_deletion_is_recorded_once() -> None:
+    """A second deletion writes no entry or only the new holders and turns."""
     past = Past()
     past.handle(RecordArchives(past.agent, (("h3", "third"),)))
     past.delete("h1", "h3")
@@ -173,8 +214,8 @@ def test_what_is_known_to_be_deleted_is_not_told_twice() -> None:
     assert (entry.holders, entry.turns) == ({"h2": WHEN}, {"q5": WHEN})
 
 
-def test_the_answer_that_can_still_be_collected_is_deleted_too() -> None:
-    """If it is that of a deleted turn."""
+def test_collectable_answer_of_a_deleted_turn_is_deleted() -> None:
+    """The text of the stored reply is replaced by the deletion date."""
     past = Past()
     past.delete("h1")
     last = past.tree.agents[past.agent].last
@@ -184,8 +225,8 @@ def test_the_answer_that_can_still_be_collected_is_deleted_too() -> None:
 
 
 @pytest.mark.parametrize(("status", "rests"), [("idle", True), ("busy", False), ("starting", False), ("cold", False)])
-def test_only_who_idles_is_sent_to_rest(status: str, rests: bool) -> None:
-    """The others are at work, or have no process."""
+def test_stop_if_idle_stops_idle_agents_only(status: str, rests: bool) -> None:
+    """An idle agent is stopped once."""
     forest = Forest()
     id = forest.spawn(up=status != "starting")
     if status == "busy":
@@ -200,7 +241,7 @@ def test_only_who_idles_is_sent_to_rest(status: str, rests: bool) -> None:
     assert forest.told(Signal) == []
 
 
-# The journal's file.
+# The journal file.
 
 
 def journal(path: Path, *entries: Entry) -> Journal:
@@ -213,8 +254,8 @@ def silenced(entries: Any) -> list[Entry]:
     return [msgspec.structs.replace(entry, pid=0) if isinstance(entry, RunStarted) else entry for entry in entries]
 
 
-def test_a_journal_is_written_anew(tmp_path: Path) -> None:
-    """What is damaged or of a later version stays, and what follows is written to the new file."""
+def test_rewritten_journal_keeps_damaged_and_unknown_lines(tmp_path: Path) -> None:
+    """Later entries are appended to the new file."""
     path = tmp_path / "journal.jsonl"
     book = journal(path, *(RunStarted(at=1.0, pid=number) for number in (4711, 4712, 4713)))
     book.log.append(b'{"type":"of_a_later_version","secret":4711}')
@@ -235,8 +276,8 @@ def test_a_journal_is_written_anew(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_journal_that_need_not_change_is_left_alone(tmp_path: Path) -> None:
-    """It is the same file afterwards."""
+def test_journal_without_changes_is_not_rewritten(tmp_path: Path) -> None:
+    """The file keeps its inode."""
     path = tmp_path / "journal.jsonl"
     book = journal(path, RunStarted(at=1.0, pid=1))
     before = path.stat().st_ino
@@ -245,16 +286,16 @@ def test_a_journal_that_need_not_change_is_left_alone(tmp_path: Path) -> None:
     book.close()
 
 
-def test_a_full_disk_leaves_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says so, and goes on."""
+def test_full_disk_during_a_rewrite_keeps_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rewrite raises StoreError, and the journal accepts new entries."""
     path = tmp_path / "journal.jsonl"
     book = journal(path, RunStarted(at=1.0, pid=4711))
     before = path.read_bytes()
 
-    def full(*_: Any) -> Any:
+    def full(*_: Any, **__: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("orch_worker.session.log.atomic_rewrite.os.replace", full)
+    monkeypatch.setattr(os, "replace", full)
     with pytest.raises(StoreError, match="disk full"):
         book.rewrite(silenced)
     monkeypatch.undo()
@@ -263,8 +304,8 @@ def test_a_full_disk_leaves_the_journal(tmp_path: Path, monkeypatch: pytest.Monk
     book.close()
 
 
-def test_a_journal_that_cannot_be_synced_is_not_written_anew(tmp_path: Path) -> None:
-    """What it holds is uncertain."""
+def test_journal_that_cannot_be_synced_is_not_rewritten(tmp_path: Path) -> None:
+    """After a failed write, the content on the disk is uncertain."""
     book = journal(tmp_path / "journal.jsonl", RunStarted(at=1.0, pid=1))
     room = fill(book.log)
     book.record([RunStarted(at=2.0, pid=2)])
@@ -275,18 +316,18 @@ def test_a_journal_that_cannot_be_synced_is_not_written_anew(tmp_path: Path) -> 
     assert len(Journal.open(tmp_path / "journal.jsonl").entries) == 2
 
 
-# Whom the root keeps from starting.
+# Delayed starts.
 
 
 @virtual
-async def test_who_is_held_waits(tmp_path: Path) -> None:  # noqa: ARG001
-    """An agent and its holders; nobody else."""
+async def test_held_session_delays_its_agent_and_holders(tmp_path: Path) -> None:  # noqa: ARG001
+    """Other agents and subagents do not wait."""
     holds, forest = SessionHolds(), Forest()
     agent = forest.spec(id="a")
     others = [forest.spec(id="b"), forest.spec(id="c", parent_id="a")]
     held = [agent, forest.spec(id="h", parent_id="a", kind="holder")]
     with holds.hold("a"):
-        waiting = [asyncio.ensure_future(holds.over(spec)) for spec in (*held, *others)]
+        waiting = [asyncio.ensure_future(holds.wait_until_released(spec)) for spec in (*held, *others)]
         await asyncio.sleep(0)
         assert [wait.done() for wait in waiting] == [False, False, True, True]
     await asyncio.gather(*waiting)
@@ -296,20 +337,20 @@ async def test_who_is_held_waits(tmp_path: Path) -> None:  # noqa: ARG001
     ("text", "seconds"),
     [(0, 0), (1.5, 1.5), ("90m", 5400), ("12h", 43200), ("30d", 2592000), ("8w", 4838400), (" 1.5 D ", 129600)],
 )
-def test_an_age(text: Any, seconds: float) -> None:
-    """Seconds, or a number with a unit."""
-    assert seconds_of(text) == seconds
+def test_age_is_parsed_in_seconds_or_with_a_unit(text: Any, seconds: float) -> None:
+    """A number means seconds."""
+    assert parse_age(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "30", "d", "30 dogs", "-1d", -1, float("nan"), float("inf"), True, None, [1]])
-def test_no_age(text: Any) -> None:
-    """Anything else is told what an age is."""
+def test_invalid_age_explains_the_format(text: Any) -> None:
+    """The ConfigError contains an example."""
     with pytest.raises(ConfigError, match=r"invalid age .*30d"):
-        seconds_of(text)
+        parse_age(text)
 
 
-def test_the_log_is_the_journals_own(tmp_path: Path) -> None:
-    """An unfinished rewriting of it goes when it is opened."""
+def test_unfinished_rewrite_is_removed_on_open(tmp_path: Path) -> None:
+    """The leftover file of the rewrite is removed."""
     path = tmp_path / "journal.jsonl"
     journal(path, RunStarted(at=1.0, pid=1)).close()
     path.with_name("journal.jsonl.new").write_bytes(b"half")

@@ -1,4 +1,4 @@
-"""How a query ended, as one of seven words, once and for all: for whoever lists, shows, waits or collects."""
+"""The outcome of a query is one of seven words, and every caller gets the same word."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import pytest
 from orch import Budget, Limits, ScriptedBackend
 from orch.processes.oom_detector import OomDetector
 from orch.tree.agents.state import AgentRecord
-from orch.tree.journal.entries import QueryFinished
-from orch.tree.journal.events import (
+from orch.tree.interface.events import (
     CancelRequested,
     FinishQuery,
     KillRequested,
     LaunchFailed,
-    Notify,
     ProcessExited,
     Recover,
     TurnTimeout,
 )
+from orch.tree.interface.instructions import Notify
+from orch.tree.interface.topics import QueryTopic
+from orch.tree.journal.entries import QueryFinished
 from orch_protocol.core.errors import (
     AgentDiedError,
     AgentGoneError,
@@ -53,8 +54,8 @@ OOM = "out of memory: the kernel killed it"
         ("error", "failed"),
     ],
 )
-def test_a_reply_is_done_or_was_cut_short(stop: StopReason, outcome: str) -> None:
-    """One that the agent ended itself is done, whatever it says."""
+def test_reply_is_done_or_truncated(stop: StopReason, outcome: str) -> None:
+    """A reply that the model finished is `done`, for any text."""
     assert Reply("a", "q", "x", stop).outcome == outcome
 
 
@@ -70,15 +71,15 @@ def test_a_reply_is_done_or_was_cut_short(stop: StopReason, outcome: str) -> Non
         (BudgetExceededError("no"), "budget"),
     ],
 )
-def test_an_error_knows_how_the_query_ended(error: Exception, outcome: str) -> None:
-    """As data, and raised again elsewhere, too."""
+def test_error_carries_the_end_reason(error: Exception, outcome: str) -> None:
+    """The outcome is part of the serialized error and of the error restored from it."""
     info = error_info(error)
     assert outcome_of(info) == outcome == error_from(info).outcome
     assert outcome_of(ErrorInfo("Unheard", "of")) == "failed"
 
 
 class Ending:
-    """An agent at work, and what is told of its query's end."""
+    """A busy agent, with the notifications about its query."""
 
     def __init__(self) -> None:
         self.forest = Forest()
@@ -86,16 +87,16 @@ class Ending:
         self.forest.ask(self.id)
 
     def end(self, *events: Any) -> tuple[str, str]:
-        """Let events happen; return the outcome on record and that of the error that was told."""
-        told = []
+        """Handle the events. Return the recorded outcome and the outcome of the reported error."""
+        collected = []
         for event in events:
             self.forest.handle(event)
-            told += [each.error for each in self.forest.told(Notify) if each.topic == "query:q"]
+            collected += [each.error for each in self.forest.told(Notify) if each.topic == QueryTopic("q")]
         node: AgentRecord = self.forest.refold().agents[self.id]
         assert node.last is not None
         assert len([entry for entry in self.forest.journal if isinstance(entry, QueryFinished)]) == 1
-        assert len(told) <= 1  # after a root's death nobody waits
-        error = told[0] if told else node.last.error
+        assert len(collected) <= 1  # after the death of a root, no caller waits
+        error = collected[0] if collected else node.last.error
         return node.last.outcome, outcome_of(error) if error else "done"
 
 
@@ -108,7 +109,7 @@ class Ending:
         ([ProcessExited("a001", 1, -9, oom=OOM)], "oom"),
         ([ProcessExited("a001", 1, 1, detail="the end of its log:\nTraceback\nMemoryError: no")], "oom"),
         ([ProcessExited("a001", 1, 0, detail="it spoke of a\nMemoryError")], "lost"),
-        ([TurnTimeout("a001", 1, "q"), ProcessExited("a001", 1, -9, late=True)], "timeout"),
+        ([TurnTimeout("a001", 1, "q"), ProcessExited("a001", 1, -9, timed_out=True)], "timeout"),
         ([KillRequested(("a001",), "the user"), ProcessExited("a001", 1, -9)], "killed"),
         ([CancelRequested("a001", hard=True), ProcessExited("a001", 1, -9)], "killed"),
         ([Recover(1)], "lost"),
@@ -117,14 +118,14 @@ class Ending:
         ([FinishQuery("a001", "q", Reply("a001", "q", "yes"))], "done"),
     ],
 )
-def test_each_end_has_its_word(events: list[Any], outcome: str) -> None:
-    """On record, and told to whoever waits."""
+def test_each_end_reason_is_recorded_and_reported(events: list[Any], outcome: str) -> None:
+    """The journal and the waiting callers have the same outcome."""
     assert Ending().end(*events) == (outcome, outcome)
 
 
 @pytest.mark.parametrize("first", range(4))
-def test_the_first_end_is_the_one(first: int) -> None:
-    """Whatever else is heard of the query later changes nothing, in any order."""
+def test_first_end_reason_wins(first: int) -> None:
+    """Later events do not change the outcome, in several orders."""
     ends: list[Any] = [
         FinishQuery("a001", "q", Reply("a001", "q", "yes")),
         KillRequested(("a001",), "the user"),
@@ -135,8 +136,8 @@ def test_the_first_end_is_the_one(first: int) -> None:
     assert Ending().end(*ends[first:], *ends[:first])[0] == outcomes[first]
 
 
-def test_a_start_without_memory_says_so() -> None:
-    """To the spawner as well."""
+def test_start_out_of_memory_is_reported() -> None:
+    """The spawner gets the outcome, too."""
     forest = Forest(restarts=0)
     id = forest.spawn(up=False)
     forest.handle(ProcessExited(id, 1, -9, oom=OOM))
@@ -149,10 +150,10 @@ def test_a_start_without_memory_says_so() -> None:
 
 
 class TestMemory:
-    """What the kernel counts."""
+    """The kernel's counter of out-of-memory kills."""
 
-    def test_a_kill_is_claimed_once(self, tmp_path: Path) -> None:
-        """As many as were counted; what was counted before anybody looked is nobody's."""
+    def test_oom_kill_is_claimed_once(self, tmp_path: Path) -> None:
+        """Kills before the detector was created belong to no agent."""
         counter = tmp_path / "memory.events"
         counter.write_text("low 0\noom 3\noom_kill 2\noom_group_kill 0\n")
         ooms = OomDetector(counter)
@@ -162,19 +163,19 @@ class TestMemory:
         assert ooms.claim() != ""
         assert ooms.claim() == ""
         counter.write_text("oom_kill 5\n")
-        ooms.look()
+        ooms.ignore_earlier()
         assert ooms.claim() == ""
 
-    def test_where_nothing_counts_nothing_is_claimed(self, tmp_path: Path) -> None:
-        """A guess would be worse than none."""
+    def test_no_oom_is_claimed_without_a_counter(self, tmp_path: Path) -> None:
+        """Without a counter, the detector does not guess."""
         ooms = OomDetector(tmp_path / "none")
-        ooms.look()
+        ooms.ignore_earlier()
         assert ooms.claim() == ""
 
 
 @virtual
-async def test_everybody_can_see_how_a_query_ended(tmp_path: Path) -> None:
-    """In the list while no other is under way, with the reply and with the error."""
+async def test_end_reason_is_in_list_reply_and_error(tmp_path: Path) -> None:
+    """The outcome in the list is empty while a query runs."""
     async with opened(tmp_path) as world:
         agent = await world.scripted("done", {"text": "slow", "sleep": 60}, "x", budget=Budget(max_model_calls=2))
         assert (await agent.state()).outcome == ""
@@ -184,7 +185,7 @@ async def test_everybody_can_see_how_a_query_ended(tmp_path: Path) -> None:
         assert (await agent.state()).outcome == ""
         await agent.cancel()
         assert (await asking).outcome == "killed"
-        assert (await agent.query("more")).outcome == "done"  # one that is cut off costs no call
+        assert (await agent.query("more")).outcome == "done"  # a cancelled request costs no call
         with pytest.raises(BudgetExceededError) as raised:
             await agent.query("and more")
         assert raised.value.outcome == (await agent.state()).outcome == "budget"
@@ -201,10 +202,8 @@ async def test_everybody_can_see_how_a_query_ended(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_an_agent_that_has_no_memory_left_in_its_process_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The process goes on, and answers the next question."""
+async def test_memory_error_in_a_worker_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process continues."""
     respond = ScriptedBackend.assistant_turn
 
     async def full(*_: Any) -> Any:

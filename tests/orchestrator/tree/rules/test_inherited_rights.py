@@ -1,6 +1,6 @@
-"""One rule: an agent may use what its parent may use and it was granted itself, at any depth, and ever less.
+"""An agent may use the tools that were granted to it and to all its ancestors. Its rights never grow.
 
-The table says it of what agents do: each calls every tool there is, and what is not its right is refused.
+In the table, each agent calls every tool, and the calls without a right are refused.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from orch import AsyncSubagent, Question
 from orch.policy.caller import USER, AgentCaller
 from orch.services import call
-from orch.tree.journal.events import KillRequested, ResumeRequested, RevokeTools, Send
+from orch.tree.interface.events import KillRequested, ResumeRequested, RevokeTools
+from orch.tree.interface.instructions import Send
 from orch.tree.rules.inherited_rights import own_rights
 from orch_protocol.core.errors import AgentError, ConfigError, SpawnError, ToolNotGrantedError
-from orch_protocol.services.requests import REVOKE_TOOLS, SPAWN, RevokeAgentTools, Spawn
+from orch_protocol.services.agents.spawn import SPAWN, Spawn
+from orch_protocol.services.resources.tools import REVOKE_TOOLS, RevokeAgentTools
 from orch_protocol.wire.worker_messages import WithdrawTools as NarrowFrame
 from orchestrator.policy.test_policy import results, rules
 from orchestrator.root_double import NEST, Gate, World, opened
@@ -57,7 +59,7 @@ TABLE: dict[str, tuple[Sequence[Sequence[str] | None], Sequence[Step], Sequence[
 
 
 async def chain(world: World, grants: Sequence[Sequence[str] | None]) -> list[AsyncSubagent]:
-    """Return agents of which each is the child of the one before it. Each says, again and again, every tool's name."""
+    """Return agents in a chain of parent and child. Each script calls every tool, repeatedly."""
     script = ({"loop": [{"tools": [{"tool": name, "input": INPUT[name]} for name in ALL]}, "done"]},)
     parent: str | None = None
     made = []
@@ -72,13 +74,13 @@ async def chain(world: World, grants: Sequence[Sequence[str] | None]) -> list[As
 
 
 async def used(world: World, agent: AsyncSubagent) -> tuple[str, ...]:
-    """Let the agent try every tool; return those that ran, which are those that it is said to have."""
+    """Let the agent call every tool. Return the tools that ran, which must equal its listed tools."""
     reply = await agent.query("Try")
-    told = results(world, agent.id)[-len(ALL) :]
+    outcomes = results(world, agent.id)[-len(ALL) :]
     ran = tuple(
         name
-        for name, text in zip(ALL, told, strict=True)
-        if "is not granted" not in text and "was taken from this agent" not in text
+        for name, text in zip(ALL, outcomes, strict=True)
+        if "is not granted" not in text and "was revoked for this agent" not in text
     )
     assert reply.tool_calls == len(ran)
     assert set(ran) == set((await agent.state()).tools) & set(ALL)
@@ -87,10 +89,10 @@ async def used(world: World, agent: AsyncSubagent) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("after", ["at once", "resumed", "in the next root"])
 @pytest.mark.parametrize("row", TABLE.values(), ids=TABLE)
-async def test_the_rule(
+async def test_rights_are_the_intersection_of_all_ancestors(
     tmp_path: Path, row: tuple[Sequence[Sequence[str] | None], Sequence[Step], Sequence[Sequence[str]]], after: str
 ) -> None:
-    """What each agent of a tree may use is what it was granted and everybody above it may use; whatever happened."""
+    """An agent may use exactly the tools of all its ancestors, at once, after a resumption, and in the next root."""
     grants, steps, expected = row
     config = rules()
     async with World(tmp_path, run="r", config=config) as world:
@@ -114,14 +116,14 @@ NAMES = st.sampled_from(["a", "b", "c", "d"])
 SOME = st.frozensets(NAMES)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.tuples(st.sampled_from(["spawn", "narrow", "kill", "resume"]), st.integers(0, 99), SOME), max_size=20)
 )
-def test_whatever_happens_nobody_has_more_than_its_parent_or_than_before(
+def test_rights_never_exceed_the_parents_or_grow(
     acts: list[tuple[str, int, frozenset[str]]],
 ) -> None:
-    """Of any tree, narrowed, killed and resumed in any order, live and as it is folded from the journal."""
+    """For any operations, each agent has a subset of its parent's tools, and the journal results in the same tree."""
     forest = Forest(allow_nested=True, max_concurrent=100, depth_cap=100)
     ids = [forest.spawn(tools=("a", "b", "c", "d"))]
     for act, number, names in acts:
@@ -147,12 +149,12 @@ def test_whatever_happens_nobody_has_more_than_its_parent_or_than_before(
     assert forest.refold().agents.by_id == forest.tree.agents.by_id
 
 
-async def test_narrowing_never_widens(tmp_path: Path) -> None:
-    """What the agent was not granted, or not any more, cannot be kept; what is no tool is told; nothing has changed."""
+async def test_revoking_never_widens_rights(tmp_path: Path) -> None:
+    """Tools that the agent does not have cannot be kept."""
     async with opened(tmp_path) as world:
         agent = await world.scripted("-", tools=[READ, LIST])
         for names, error in (([READ, GREP], ToolNotGrantedError), (["file", "baash"], ToolNotGrantedError)):
-            with pytest.raises(error, match="narrowing never widens"):
+            with pytest.raises(error, match="so they cannot be kept"):
                 await agent.revoke_tools(keep=names)
         with pytest.raises(ConfigError, match="keep must be a list of names"):
             await agent.revoke_tools(keep="file")
@@ -162,8 +164,8 @@ async def test_narrowing_never_widens(tmp_path: Path) -> None:
             await agent.revoke_tools(keep=[READ])
 
 
-async def test_an_agent_narrows_those_below_it_alone(tmp_path: Path) -> None:
-    """Neither itself nor those above: and none of its tools asks for it."""
+async def test_agent_revokes_tools_of_its_descendants_only(tmp_path: Path) -> None:
+    """A child that revokes tools of its parent gets an AgentError."""
     async with opened(tmp_path, config=rules()) as world:
         agent = await world.scripted("-", tools=[READ, *NEST])
         asked = Spawn("t", tools=(READ,), script=("x",))
@@ -174,9 +176,9 @@ async def test_an_agent_narrows_those_below_it_alone(tmp_path: Path) -> None:
         assert (await AsyncSubagent(world, child.id).state()).tools == ()
 
 
-async def test_what_runs_goes_on_and_what_waits_does_not_begin(tmp_path: Path) -> None:
-    """Narrowed in the middle of a turn: a call under way ends as it would, one that is being asked about does not run
-    after the yes, and the next one is refused; the model is told at the end of each request."""
+async def test_revocation_in_mid_turn_stops_later_calls(tmp_path: Path) -> None:
+    """A running call ends. A call that waits for approval does not run after the approval, and later calls are
+    refused."""
     gate, ran = Gate(), []
     asked, answer = asyncio.Event(), asyncio.Event()
 
@@ -202,12 +204,12 @@ async def test_what_runs_goes_on_and_what_waits_does_not_begin(tmp_path: Path) -
         reply = await future
         first, *refused = results(world, agent.id)
         assert (first, ran, reply.tool_calls) == ("open", [], 1)
-        assert all("ring was not run: it was taken from this agent. Stop and ask" in each for each in refused)
+        assert all("ring was not run: it was revoked for this agent. Stop and ask" in each for each in refused)
         assert len(refused) == 2
 
 
-async def test_a_process_that_says_otherwise_is_not_believed(tmp_path: Path) -> None:
-    """What was taken from an agent the root does not do for it either."""
+async def test_root_refuses_revoked_tools_claimed_by_the_worker(tmp_path: Path) -> None:
+    """The root checks each call of a root tool against the remaining tools."""
     async with opened(tmp_path, config=rules()) as world:
         agent = await world.scripted("-", tools=["chat", *NEST])
         await agent.revoke_tools(keep=["list_subagents"])
@@ -215,8 +217,8 @@ async def test_a_process_that_says_otherwise_is_not_believed(tmp_path: Path) -> 
             await call(world.supervisor, AgentCaller(agent.id), SPAWN, Spawn("t", tools=(), script=("x",)))
 
 
-async def test_a_child_works_below_its_parents_folder(tmp_path: Path) -> None:
-    """A folder is a ceiling too, also through a link."""
+async def test_child_folder_is_below_its_parents(tmp_path: Path) -> None:
+    """Links are resolved before the check."""
     (tmp_path / "in" / "deep").mkdir(parents=True)
     (tmp_path / "in" / "out").symlink_to(tmp_path)
     async with opened(tmp_path / "home", config=rules()) as world:
@@ -230,8 +232,8 @@ async def test_a_child_works_below_its_parents_folder(tmp_path: Path) -> None:
         assert world.supervisor.tree.agents[child.id].spec.cwd == str(tmp_path / "in" / "deep")
 
 
-def test_an_agent_that_is_coming_up_is_told_as_soon_as_it_is() -> None:
-    """Its process may have been described before: the word comes behind the description, before any query."""
+def test_revocation_during_start_is_delivered_before_any_query() -> None:
+    """The worker may have received its tools already, so it gets the change when it is ready."""
     forest = Forest()
     id = forest.spawn(up=False, tools=("a", "b"))
     forest.handle(RevokeTools(id, ("a",)))
@@ -241,8 +243,8 @@ def test_an_agent_that_is_coming_up_is_told_as_soon_as_it_is() -> None:
     assert (word.kind, word.body) == ("revoke_tools", NarrowFrame(("b",)))
 
 
-def test_rights_of_its_own() -> None:
-    """Reading back what it archived, and the way out of its plan mode, nobody above an agent grants or takes."""
+def test_own_archive_tools_and_plan_exit_need_no_grant() -> None:
+    """Plan mode itself grants the tool that leaves it."""
     forest = Forest()
     spec = forest.spec(tools=("exit_plan_mode",), plan=True)
     assert own_rights(spec) == {"exit_plan_mode"}

@@ -1,4 +1,4 @@
-"""Processes that end before their work is begun, or in the middle of it, again and again: pauses, limits, ways out."""
+"""Processes that end repeatedly: restart delays, limits, and recovery."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from pathlib import Path
 import pytest
 
 from orch.testing import FakeLauncher
-from orch.tree.journal.events import (
+from orch.tree.interface.events import (
     KillRequested,
-    Launch,
     LaunchFailed,
-    Notify,
     ProcessExited,
     Recover,
     RestartWorker,
     ResumeRequested,
-    Send,
-    Timer,
 )
+from orch.tree.interface.instructions import Launch, Notify, Send, Timer
+from orch.tree.interface.topics import ExitTopic, ReadyTopic
 from orch.tree.rules.restart_backoff import JITTER, MAX_DELAY, MAX_FAILED_STARTS, WINDOW, check_starts, restart_delay
 from orch_protocol.core.errors import AgentDiedError, AgentGoneError, LaunchError
 from orch_protocol.policy.budget import Budget
@@ -29,8 +27,8 @@ from orchestrator.tree_double import Forest
 from virtual_clock import passed, virtual
 
 
-def test_pauses_grow_and_end() -> None:
-    """Twice as long each time, to a bound; what is longer ago than a minute does not count."""
+def test_restart_delays_double_up_to_a_limit() -> None:
+    """Failures older than the window do not count."""
     crashes: list[float] = []
     pauses = []
     while (seconds := restart_delay(crashes, 100.0 + len(crashes), 8)) is not None:
@@ -43,34 +41,36 @@ def test_pauses_grow_and_end() -> None:
 
 
 class TestAgent:
-    """One agent."""
+    """Restarts of one agent."""
 
-    def test_a_start_that_fails_is_tried_again_after_a_pause(self) -> None:
-        """The spawner waits on, who asks meanwhile is answered by the next process, and its room stays its own."""
+    def test_failed_start_is_retried_after_a_delay(self) -> None:
+        """The spawner and later queries wait for the next process, and the agent keeps its slot."""
         forest = Forest(max_concurrent=1)
         id = forest.spawn(up=False)
         forest.handle(LaunchFailed(id, 1, "the zygote ended"))
         assert forest.told(Timer) == [Timer(0.1, RestartWorker(id, 1), spread=JITTER)]
-        assert [notify.topic for notify in forest.told(Notify)] == [f"gone:{id}:1"]
+        assert [notify.topic for notify in forest.told(Notify)] == [ExitTopic(id, 1)]
         forest.ask(id)
         assert list(forest.tree.agents.alive) == [id]
         forest.back(id)
         assert forest.told(Launch) == [Launch(id, 2)]
         forest.up(id)
-        assert (forest.told(Notify)[0].topic, forest.told(Send)) == (f"up:{id}", [Send(id, "q")])
+        assert (forest.told(Notify)[0].topic, forest.told(Send)) == (ReadyTopic(id), [Send(id, "q")])
         assert forest.refold().agents.by_id == forest.tree.agents.by_id
 
-    @pytest.mark.parametrize("how", [{"code": 71}, {"code": -9, "late": True}, {"code": -9, "oom": "out of memory"}])
-    def test_what_would_end_the_same_is_not_tried_again(self, how: dict[str, int]) -> None:
-        """A process that ends by itself says why; one that took all the time there is takes it again."""
+    @pytest.mark.parametrize(
+        "how", [{"code": 71}, {"code": -9, "timed_out": True}, {"code": -9, "oom": "out of memory"}]
+    )
+    def test_deterministic_failure_is_not_retried(self, how: dict[str, int]) -> None:
+        """A process that exits by itself, exceeds its time limit or runs out of memory is not started again."""
         forest = Forest()
         id = forest.spawn(up=False)
         forest.gone(id, **how)  # type: ignore[arg-type]
         assert forest.told(Timer) == []
         assert forest.status(id) == "failed"
 
-    def test_one_that_dies_in_each_turn_has_failed(self) -> None:
-        """Nobody revives it any more by asking; the last error and resume say so, and a resume begins anew."""
+    def test_agent_dying_in_each_turn_fails(self) -> None:
+        """`resume` resets the count."""
         forest = Forest(restarts=2)
         id = forest.spawn()
         for number in itertools.count(1):
@@ -83,9 +83,9 @@ class TestAgent:
             assert forest.status(id) == "died"
         assert number == 3
         error = forest.told(Notify)[0].error.message
-        assert "`orch resume 1` lets it answer again" in error
-        assert "the end of its process number 3 within 60 s" in error
-        with pytest.raises(AgentGoneError, match="number 3 within 60 s; `orch resume 1`"):
+        assert "`orch resume 1` makes it usable again" in error
+        assert "3 processes of this agent ended within 60 s" in error
+        with pytest.raises(AgentGoneError, match="3 processes of this agent ended within 60 s; `orch resume 1`"):
             forest.ask(id, "more")
         forest.handle(ResumeRequested(id))
         forest.ask(id, "more")
@@ -93,8 +93,8 @@ class TestAgent:
         forest.gone(id)
         assert forest.status(id) == "died"
 
-    def test_a_turn_that_is_finished_makes_up_for_it(self) -> None:
-        """So does time."""
+    def test_finished_turn_resets_the_failure_count(self) -> None:
+        """Time resets the count, too."""
         forest = Forest(restarts=1)
         id = forest.spawn()
         for number in range(6):
@@ -109,21 +109,21 @@ class TestAgent:
                 forest.ask(id, "whole")
                 forest.up(id)
                 forest.finish(id, "whole")
-                forest.gone(id)  # idle: that is no crash
+                forest.gone(id)  # the end of an idle process is not a crash
 
-    def test_one_that_is_killed_in_the_pause_does_not_come_back(self) -> None:
-        """Its spawner hears of it."""
+    def test_kill_during_the_delay_cancels_the_restart(self) -> None:
+        """The spawner gets an error."""
         forest = Forest()
         id = forest.spawn(up=False)
         forest.handle(ProcessExited(id, 1, -9))
         forest.handle(KillRequested((id,), "the user"))
-        assert [notify.topic for notify in forest.told(Notify)] == [f"up:{id}"]
+        assert [notify.topic for notify in forest.told(Notify)] == [ReadyTopic(id)]
         forest.back(id)
         assert forest.told(Launch) == []
         assert forest.status(id) == "killed"
 
-    def test_a_process_that_cannot_be_had_ends_it(self) -> None:
-        """As when a budget of processes is used up: who waits is told."""
+    def test_refused_process_ends_the_retries(self) -> None:
+        """When the process budget is exhausted, waiting callers get an error."""
         forest = Forest()
         id = forest.spawn()
         forest.ask(id)
@@ -132,8 +132,8 @@ class TestAgent:
         assert "no process is left" in forest.told(Notify)[0].error.message
         assert (forest.status(id), forest.tree.agents[id].pending) == ("failed", None)
 
-    def test_a_root_that_takes_over_starts_nobody(self) -> None:
-        """Who was about to come back does so when it is asked."""
+    def test_new_root_restarts_agents_on_demand(self) -> None:
+        """An agent that was waiting for its restart is started by the next query."""
         forest = Forest()
         id = forest.spawn(up=False)
         forest.handle(ProcessExited(id, 1, -9))
@@ -144,10 +144,10 @@ class TestAgent:
 
 
 class TestTree:
-    """All of them together."""
+    """Failed starts of all agents together."""
 
-    def test_when_many_starts_fail_nothing_is_started_for_a_while(self) -> None:
-        """Whoever wants a process is told why and for how long; one that comes up ends it, and so does time."""
+    def test_many_failed_starts_pause_all_starts(self) -> None:
+        """The error contains the reason and the remaining time. A successful start ends the pause."""
         forest = Forest(restarts=0, max_concurrent=99)
         ids = [forest.spawn(up=False) for _ in range(MAX_FAILED_STARTS + 1)]
         for id in ids[:-1]:
@@ -163,8 +163,8 @@ class TestTree:
 
 
 @virtual
-async def test_an_agent_comes_back_by_itself(tmp_path: Path) -> None:
-    """Its process died before it heard the question, twice, and could not be started once: the answer comes."""
+async def test_agent_is_restarted_without_a_new_query(tmp_path: Path) -> None:
+    """The query is answered after two deaths of the process and one failed start."""
     launcher = FakeLauncher()
     async with opened(tmp_path, launcher=launcher) as world:
         agent = await world.scripted("done")
@@ -181,8 +181,8 @@ async def test_an_agent_comes_back_by_itself(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_no_process_is_started_beyond_a_budget(tmp_path: Path) -> None:
-    """Not by itself either."""
+async def test_restart_respects_the_process_budget(tmp_path: Path) -> None:
+    """The query fails when the budget allows no further process."""
     async with opened(tmp_path) as world:
         agent = await world.scripted("done", budget=Budget(max_processes=1))
         world.lose(lambda kind: kind == "query")

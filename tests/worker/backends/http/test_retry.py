@@ -1,4 +1,4 @@
-"""Asking a model again: how long to wait in between is nobody's to know beforehand."""
+"""Retries of requests: the waits between attempts, and which failures are retried."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from orch_protocol.core.errors import BackendError, RateLimitError
-from orch_worker.backends.http.failures import Endpoint, unreachable
-from orch_worker.backends.http.retry import RequestFailure, RetryPolicy, persist
+from orch_worker.backends.http.failures import Endpoint, unreachable_failure
+from orch_worker.backends.http.retry import RequestFailure, RetryPolicy, send_with_retries
 
 
 async def waits(**options: Any) -> list[float]:
-    """Return the waits between attempts that fail for a time."""
+    """Return the waits between attempts, the first four of which fail."""
     waited: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -24,15 +24,15 @@ async def waits(**options: Any) -> list[float]:
             raise RequestFailure(RateLimitError("no"), transient=True)
         return "yes"
 
-    assert await persist(attempt, RetryPolicy(first=1.0, most=4.0), sleep=sleep, **options) == "yes"
+    assert await send_with_retries(attempt, RetryPolicy(first=1.0, max_seconds=4.0), sleep=sleep, **options) == "yes"
     return waited
 
 
 WHO = Endpoint("acme", "m", "http://127.0.0.1:8000/v1", loopback=True, base_url_variable="ACME_BASE_URL")
 
 
-async def test_a_refused_connection_on_loopback_fails_after_one_retry_within_two_seconds() -> None:
-    """A server of this machine that is not running is not waited for; the error names its address and the setting."""
+async def test_refused_loopback_connection_fails_after_one_retry_within_two_seconds() -> None:
+    """The error names the address and the setting."""
     waited: list[float] = []
     attempts = 0
 
@@ -42,30 +42,30 @@ async def test_a_refused_connection_on_loopback_fails_after_one_retry_within_two
     async def attempt() -> str:
         nonlocal attempts
         attempts += 1
-        raise unreachable(WHO, ConnectionRefusedError("refused"), refused=True)
+        raise unreachable_failure(WHO, ConnectionRefusedError("refused"), refused=True)
 
     with pytest.raises(BackendError, match=r"http://127\.0\.0\.1:8000/v1 .*Start the server.*ACME_BASE_URL"):
-        await persist(attempt, RetryPolicy(), sleep=sleep)
+        await send_with_retries(attempt, RetryPolicy(), sleep=sleep)
     assert attempts == 2
     assert sum(waited) <= 2.0
 
 
-async def test_a_connection_that_is_lost_or_refused_elsewhere_is_tried_as_often_as_others() -> None:
-    """Only a refusal on this machine is final so soon."""
+async def test_lost_or_remote_refused_connections_use_all_retries() -> None:
+    """Only a connection that is refused on loopback has fewer attempts."""
     elsewhere = Endpoint("acme", "m", "http://acme.example/v1")
     for failure in (
-        unreachable(WHO, ConnectionResetError("reset"), refused=False),
-        unreachable(elsewhere, ConnectionRefusedError("refused"), refused=True),
+        unreachable_failure(WHO, ConnectionResetError("reset"), refused=False),
+        unreachable_failure(elsewhere, ConnectionRefusedError("refused"), refused=True),
     ):
         assert failure.transient
         assert failure.attempts is None
 
 
-async def test_programs_that_seed_random_do_not_ask_again_in_the_same_moment() -> None:
-    """Between half of the pause and all of it; whoever hands in a luck of his own has the waits that this gives."""
+async def test_retry_jitter_is_independent_of_the_seed_of_random() -> None:
+    """A wait is between half and all of the pause, and a given Random makes the waits reproducible."""
     random.seed(7)
     once = await waits()
     random.seed(7)
     assert await waits() != once
-    assert all(most / 2 <= wait <= most for wait, most in zip(once, (1, 2, 4, 4), strict=True))
-    assert await waits(luck=random.Random(1)) == await waits(luck=random.Random(1))
+    assert all(limit / 2 <= wait <= limit for wait, limit in zip(once, (1, 2, 4, 4), strict=True))
+    assert await waits(random_source=random.Random(1)) == await waits(random_source=random.Random(1))

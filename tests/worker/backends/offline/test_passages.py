@@ -1,4 +1,4 @@
-"""Passages: what of a text is quoted together."""
+"""Splitting a text into passages, which are quoted as a whole."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def split(label: str, text: str, first: int = 1) -> list[LineBlock]:
 
 
 def texts(label: str, text: str, first: int = 1) -> list[str]:
-    """Return the passages of `text` as text."""
+    """Return the texts of the passages of `text`."""
     return ["\n".join(block.lines) for block in split(label, text, first)]
 
 
@@ -21,7 +21,7 @@ class TestDocumentation:
     """Markdown and plain text."""
 
     def test_list_items_are_whole(self) -> None:
-        """An item has its continuation lines and its nested text, and ends where the next one begins."""
+        """A list item with its continuation lines is one passage."""
         items = "- one\n  goes on\n- two\n  goes on\n  and on\n"
         assert texts("a.md", f"Before:\n{items}\nAfter.") == [
             "Before:",
@@ -31,12 +31,12 @@ class TestDocumentation:
         ]
 
     def test_paragraphs_are_whole(self) -> None:
-        """A paragraph of more lines than a block of code may have is one passage."""
+        """A paragraph of 20 lines is one passage."""
         paragraph = "\n".join(f"line {number}" for number in range(20))
         assert texts("a.md", f"{paragraph}\n\nend") == [paragraph, "end"]
 
     def test_paragraphs_have_their_heading(self) -> None:
-        """The heading above is known, and which passage is the first below it. A bare heading is a passage."""
+        """A passage has the heading above it and states whether it is the first; a heading alone is a passage."""
         found = split("a.md", "# Pump\n\nOne.\n\nTwo.\n\n## Empty")
         assert [(block.number, block.lines, block.heading, block.opens) for block in found] == [
             (3, ["One."], "Pump", True),
@@ -44,12 +44,12 @@ class TestDocumentation:
             (7, ["# Empty"], "Empty", True),
         ]
 
-    def test_rows_are_single(self) -> None:
-        """Each row of a table is a passage, without the line below the header."""
+    def test_each_table_row_is_a_passage(self) -> None:
+        """Each row of a table is a passage, and the line below the header is omitted."""
         assert texts("a.md", "| a | b |\n|---|---|\n| 1 | 2 |\n| 3 | 4 |") == ["| a | b |", "| 1 | 2 |", "| 3 | 4 |"]
 
-    def test_comments_in_samples_are_no_headings(self) -> None:
-        """A fenced block is one passage, also when the text begins in the middle of one."""
+    def test_comments_in_code_blocks_are_no_headings(self) -> None:
+        """A fenced code block is one passage, also if the text begins inside a block."""
         assert texts("a.md", "Run:\n\n```sh\n# once\n\nmake\n```\nDone.") == [
             "Run:",
             "```sh\n# once\nmake\n```",
@@ -59,7 +59,7 @@ class TestDocumentation:
 
 
 def test_definitions_begin_a_passage() -> None:
-    """A function is quoted from its decorator on, up to a blank line."""
+    """A passage of code begins at the decorator of a function and ends at a blank line."""
     code = "LIMIT = 7\n@tool\ndef one() -> None:\n    return\n\n\nclass Two:\n    x = 1\n    def three(self): ..."
     assert texts("a.py", code) == [
         "LIMIT = 7",
@@ -69,8 +69,8 @@ def test_definitions_begin_a_passage() -> None:
     ]
 
 
-def test_rows_of_a_file_know_their_columns() -> None:
-    """Lines of data are single passages; those of a table have the first line as heading."""
+def test_each_row_of_a_data_file_is_a_passage() -> None:
+    """Each line of data is a passage, and a line of a CSV file has the first line as its heading."""
     assert [block.heading for block in split("a.csv", "id,name\n1,x")] == ["id,name", "id,name"]
     assert texts("a.log", "first\n\nsecond") == ["first", "second"]
 
@@ -91,5 +91,5 @@ def test_rows_of_a_file_know_their_columns() -> None:
     ],
 )
 def test_kinds_of_files(path: str, prose: bool, secondary: bool) -> None:
-    """Documentation is told from code, and tests, examples and lists of changes from the rest."""
+    """`is_prose` recognizes documentation; `is_secondary` recognizes tests, examples and change logs."""
     assert (is_prose(path), is_secondary(path)) == (prose, secondary)

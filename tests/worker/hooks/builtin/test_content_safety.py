@@ -1,4 +1,4 @@
-"""The hooks that come with orch: what they find, and what they leave alone."""
+"""The built-in hooks `content_safety` and `loop_detection`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from orch_worker.hooks.loader import BUILTIN, configured_hooks
 
 
 def github_token(body: str = "a" * 30) -> str:
-    """Return what has the shape and the checksum of a token, and opens nothing."""
+    """Return a text with the shape and the checksum of a token that gives access to nothing."""
     number, digits = binascii.crc32(body.encode()), ""
     while number:
         number, rest = divmod(number, 62)
@@ -27,7 +27,7 @@ def github_token(body: str = "a" * 30) -> str:
 
 
 def jwt() -> str:
-    """Return what has the shape of a signed token."""
+    """Return a text with the shape of a signed token."""
     parts = (b'{"alg":"HS256","typ":"JWT"}', b'{"sub":"nobody at all"}', b"no signature at all, really")
     return ".".join(base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in parts)
 
@@ -44,16 +44,32 @@ SECRETS = {
     "card": "4539 1488 0343 6467",
     "iban": "DE89 3704 0044 0532 0130 00",
 }
+TEST_CARDS = (
+    *("4242424242424242", "4111111111111111", "4012888888881881", "4000056655665556", "4222222222222"),
+    *("5555555555554444", "5105105105105100", "5200828282828210", "2223003122003222"),
+    *("378282246310005", "371449635398431", "378734493671000", "3782 822463 10005"),
+    *("6011111111111117", "6011000990139424", "6011981111111113"),
+    *("30569309025904", "38520000023237", "36227206271667", "3056930009020004"),
+    *("3530111333300000", "3566002020360505", "6200000000000005", "6205500000000000004"),
+)
 
 
 class TestContentSafety:
-    """Secrets and payment data."""
+    """Redaction of secrets and payment data."""
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_each_kind_is_found_in_text(self, kind: str) -> None:
-        """Each kind is replaced by its name; what stands around it stays."""
+    def test_each_kind_of_sensitive_data_is_redacted(self, kind: str) -> None:
+        """The name of the kind replaces the data, and the text around the data stays."""
         assert redact_text(f"x={SECRETS[kind]}\nnext") == f"x=[redacted: {kind}]\nnext"
         assert redact_text(SECRETS[kind], ()) == SECRETS[kind]
+
+    @pytest.mark.parametrize("number", TEST_CARDS)
+    def test_card_numbers_that_payment_services_publish_for_tests_are_redacted(self, number: str) -> None:
+        """Such numbers are also redacted in groups of four digits."""
+        assert redact_text(f"card={number}, next") == "card=[redacted: card], next"
+        if len(number) % 4 == 0:
+            groups = " ".join(number[place : place + 4] for place in range(0, len(number), 4))
+            assert redact_text(f"card {groups}.") == "card [redacted: card]."
 
     @pytest.mark.parametrize(
         "text",
@@ -62,7 +78,7 @@ class TestContentSafety:
             "somebody@example.org, +49 30 1234567, 078-05-1120",
             "4539 1488 0343 6468",  # the check digit is wrong
             "1732183200123456 4111111111111112",
-            "4444 4444 4444 4448",
+            "4444 4444 4444 4444",
             "DE89 3704 0044 0532 0130 01",
             github_token()[:-1] + "0",
             "eyJhbGciOiJub25l",
@@ -72,12 +88,11 @@ class TestContentSafety:
             "550e8400-e29b-41d4-a716-446655440000",
         ],
     )
-    def test_what_only_looks_so_stays(self, text: str) -> None:
-        """Numbers, versions, addresses, checksums and wrong check digits are left as they are."""
+    def test_lookalikes_of_sensitive_data_stay(self, text: str) -> None:
         assert redact_text(text) == text
 
-    def test_only_the_kinds_that_are_asked_for(self) -> None:
-        """A configuration names the kinds; one that does not exist is refused."""
+    def test_only_configured_kinds_are_redacted(self) -> None:
+        """A configuration with an unknown kind is refused."""
         options = HookOptions(content_safety=ContentSafety(("card",)))
         text = f"{SECRETS['card']} {SECRETS['aws_key']}"
         patch = call(configured_hooks(["content_safety"], options)[0], returned(text=text))
@@ -85,8 +100,8 @@ class TestContentSafety:
         with pytest.raises(ConfigError, match="unknown kind 'cards'"):
             configured_hooks(["content_safety"], HookOptions(content_safety=ContentSafety(("cards",))))
 
-    def test_a_million_characters_are_soon_looked_through(self) -> None:
-        """No text makes it slow: numbers, letters, dashes and beginnings of keys are gone through once."""
+    def test_redaction_of_a_long_text_is_fast(self) -> None:
+        """Redacting 300,000 characters that resemble secrets takes less than two seconds."""
         import time
 
         for unit in ("1234 5678-", "eyJ", "-----BEGIN PRIVATE KEY-----", "DE89 3704 ", "sk-", "4539148803436467"):
@@ -95,39 +110,38 @@ class TestContentSafety:
             assert time.process_time() - began < 2.0, unit
 
 
-class Circling:
-    """An agent whose calls go through loop detection."""
+class RepeatingAgent:
+    """An agent whose calls are checked by loop detection."""
 
     def __init__(self, **options: int) -> None:
         [self.hook] = configured_hooks(["loop_detection"], HookOptions(loop_detection=LoopDetection(**options)))
         self.ctx = Ctx()
 
     def runs(self, name: str = "read_file", text: str = "same", files: tuple[str, ...] = (), **input: Any) -> bool:
-        """Make a call; return whether it was let run."""
-        said = call(self.hook, ToolCall(id="1", name=name, input=input), self.ctx)
-        event = returned(name, input, text=text, files_changed=files, ran=said is None)
+        """Make a call. Return whether the hook allowed the call."""
+        found = call(self.hook, ToolCall(id="1", name=name, input=input), self.ctx)
+        event = returned(name, input, text=text, files_changed=files, ran=found is None)
         assert call(self.hook, event, self.ctx) is None
-        assert said is None or isinstance(said, Block)
-        return said is None
+        assert found is None or isinstance(found, Block)
+        return found is None
 
 
 class TestLoopDetection:
-    """An agent that goes in circles."""
+    """Detection of repeated calls."""
 
-    def test_the_same_call_with_the_same_result_is_blocked(self) -> None:
-        """After as many calls as are configured the next one does not run, however often it is tried."""
-        agent = Circling(repeats=2)
+    def test_repeated_identical_call_is_blocked(self) -> None:
+        """A call is blocked after the configured number of identical calls with the same result."""
+        agent = RepeatingAgent(repeats=2)
         assert [agent.runs(path="a") for _ in range(5)] == [True, True, False, False, False]
         assert agent.runs(path="b")
 
-    def test_another_result_is_no_circle(self) -> None:
-        """A call whose result changes may be made on and on."""
-        agent = Circling(repeats=2)
+    def test_call_with_changing_results_is_never_blocked(self) -> None:
+        agent = RepeatingAgent(repeats=2)
         assert all(agent.runs(text=str(number)) for number in range(9))
 
-    def test_a_change_in_between_lets_it_be_tried_again(self) -> None:
-        """A new call that may have changed something lets old ones be tried again; the same one again does not."""
-        agent = Circling(repeats=2)
+    def test_intervening_change_resets_loop_detection(self) -> None:
+        """Repeating the same change does not reset loop detection a second time."""
+        agent = RepeatingAgent(repeats=2)
         test = {"name": "bash", "command": "pytest"}
         assert [agent.runs(**test) for _ in range(3)] == [True, True, False]
         assert agent.runs("write_file", files=("a.py",), path="a.py", content="1")
@@ -135,22 +149,22 @@ class TestLoopDetection:
         assert agent.runs("write_file", files=("a.py",), path="a.py", content="1")
         assert not agent.runs(**test)
 
-    def test_tools_that_wait_may_be_called_again(self) -> None:
-        """A tool whose purpose is to be called until something is done is left alone."""
-        agent = Circling(repeats=1)
+    def test_polling_tools_are_exempt_from_loop_detection(self) -> None:
+        """`bg_status` can be called with the same result until the job has ended."""
+        agent = RepeatingAgent(repeats=1)
         assert all(agent.runs("bg_status", job="j1") for _ in range(9))
 
-    def test_many_edits_of_one_file_are_told_once(self) -> None:
-        """The agent is told to look at a file that it changed so many times, once."""
-        agent = Circling(edits=3)
+    def test_many_edits_of_one_file_cause_one_reminder(self) -> None:
+        """The reminder names the file and the number of edits."""
+        agent = RepeatingAgent(edits=3)
         for number in range(6):
             agent.runs("replace_in_file", files=("a.py",), path="a.py", new=str(number))
         assert len(agent.ctx.said) == 1
         assert "a.py 3 times" in agent.ctx.said[0]
 
 
-def test_each_built_in_hook_can_be_had() -> None:
-    """Each name stands for a hook of that name, and for others whose names begin with it."""
+def test_each_built_in_hook_is_found_by_name() -> None:
+    """Additional hooks of a built-in hook have its name as a prefix."""
     for name in BUILTIN:
         first, *more = configured_hooks([name], HookOptions(model_router=ModelRouter(("a:one", "a:two"))))
         assert first.row.name == name

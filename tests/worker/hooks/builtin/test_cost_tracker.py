@@ -1,4 +1,4 @@
-"""The cost tracker: what is counted of all agents, day by day."""
+"""The cost tracker, which sums the usage of all agents by day."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orch_protocol.core.messages import Usage
 from orch_protocol.hooks.events import Failed, ToolCall, TurnEnd
 from orch_protocol.hooks.options import CostTracker, HookOptions
 from orch_worker.hooks.builtin.cost_tracker import FILE
-from orch_worker.hooks.builtin.usage_log import KEPT_DAYS, DailyUsage, ModelUsage, ToolUsage, UsageLog, day_of
+from orch_worker.hooks.builtin.usage_log import MAX_DAYS, DailyUsage, ModelUsage, ToolUsage, UsageLog, day_of
 from orch_worker.hooks.loader import configured_hooks
 
 NOON = 1_800_014_400.0
@@ -23,7 +23,7 @@ DAY = 86400.0
 
 
 class Agent:
-    """An agent whose turns are counted; a process of its own each."""
+    """An agent whose turns are counted, with a separate hook object for each agent."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         given = HookOptions(cost_tracker=CostTracker(**options), evidence=str(folder))
@@ -31,16 +31,16 @@ class Agent:
         self.ctx = Ctx()
 
     def hears(self, event: Any) -> None:
-        """Let the hook hear of an event."""
+        """Pass an event to the hook."""
         assert call(self.hook, event, self.ctx) is None
 
     def asks(self, cost: float, at: float = NOON) -> None:
-        """Ask the model."""
+        """Pass the response of a model to the hook."""
         self.hears(responded("x", usage=Usage(100, 10, cost_usd=cost), at=at))
 
 
-def test_requests_and_calls_of_all_agents_are_added_up(tmp_path: Path) -> None:
-    """Models by tokens and dollars, tools by calls, errors and seconds; one file, whoever adds to it."""
+def test_usage_of_all_agents_is_summed_in_one_file(tmp_path: Path) -> None:
+    """The file has tokens and dollars by model, and calls, errors and seconds by tool."""
     for _ in range(2):
         agent = Agent(tmp_path)
         agent.asks(0.25)
@@ -53,8 +53,8 @@ def test_requests_and_calls_of_all_agents_are_added_up(tmp_path: Path) -> None:
     assert sums.tools == {"bash": ToolUsage(2, 2, 4.0)}
 
 
-def test_a_turn_that_fails_is_counted_too(tmp_path: Path) -> None:
-    """What was used before a failure was used; calls that did not run were not made."""
+def test_failed_turn_is_counted(tmp_path: Path) -> None:
+    """The calls of a failed turn are counted, except for calls that did not run."""
     agent = Agent(tmp_path)
     agent.hears(returned("bash", at=NOON))
     agent.hears(returned("bash", ran=False, at=NOON))
@@ -62,25 +62,25 @@ def test_a_turn_that_fails_is_counted_too(tmp_path: Path) -> None:
     assert UsageLog(tmp_path / FILE).days()[day_of(NOON)].tools["bash"].calls == 1
 
 
-def test_days_are_apart_and_the_oldest_go(tmp_path: Path) -> None:
-    """The last one is first, and so many are kept."""
+def test_usage_is_grouped_by_day_and_old_days_are_dropped(tmp_path: Path) -> None:
+    """The newest day comes first, and `MAX_DAYS` days are kept."""
     ledger = UsageLog(tmp_path / FILE)
-    for number in range(KEPT_DAYS + 2):
+    for number in range(MAX_DAYS + 2):
         ledger.add(day_of(NOON + number * DAY), DailyUsage(tools={"bash": ToolUsage(1)}))
     days = list(ledger.days())
-    assert (len(days), days[0]) == (KEPT_DAYS, day_of(NOON + (KEPT_DAYS + 1) * DAY))
+    assert (len(days), days[0]) == (MAX_DAYS, day_of(NOON + (MAX_DAYS + 1) * DAY))
 
 
-def test_past_a_limit_agents_are_told_once_a_turn(tmp_path: Path) -> None:
-    """What others have spent counts; the next turn is told again, another day is not."""
+def test_spending_limit_reminds_once_per_turn(tmp_path: Path) -> None:
+    """The spending of other agents counts, and a new day starts at zero."""
     Agent(tmp_path).asks(0.9)
     agent = Agent(tmp_path, warn_usd=1.0)
     agent.asks(0.05)
     assert agent.ctx.said == []
     agent.asks(0.1)
     agent.asks(0.1)
-    [said] = agent.ctx.said
-    assert "cost $1.05 today, past the $1.00" in said
+    [found] = agent.ctx.said
+    assert "cost $1.05 today, more than the limit of $1.00" in found
     agent.ctx.turn_state = {}
     agent.asks(0.1)
     assert len(agent.ctx.said) == 2
@@ -90,17 +90,17 @@ def test_past_a_limit_agents_are_told_once_a_turn(tmp_path: Path) -> None:
 
 
 class TestCommand:
-    """`orch costs`."""
+    """The command `orch costs`."""
 
     @pytest.fixture(autouse=True)
     def home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        """A home of its own."""
+        """A separate ORCH_HOME."""
         monkeypatch.setenv("ORCH_HOME", str(tmp_path))
         monkeypatch.chdir(tmp_path)
         return tmp_path
 
-    def test_it_shows_days_models_and_tools(self, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """As a table, and as data; the days asked for, the sum of their dollars, a price that is missing."""
+    def test_costs_command_shows_days_models_and_tools(self, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """The output is a table or JSON, with sums and a mark for unknown prices."""
         for number, known in ((0, True), (1, False)):
             used = ModelUsage(3, Usage(1000, 50, 400, cost_usd=0.5, cost_known=known))
             sums = DailyUsage({"anthropic:x": used}, {"bash": ToolUsage(7, 1, 2.5)})
@@ -114,23 +114,21 @@ class TestCommand:
         [(day, sums)] = json.loads(capsys.readouterr().out).items()
         assert (day, sums["models"]["anthropic:x"]["requests"]) == (day_of(NOON + DAY), 3)
 
-    def test_nothing_counted_says_how_to_count(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """It names the setting."""
+    def test_costs_command_without_data_names_the_setting(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert run(["costs"]) == 0
         assert 'set load = ["cost_tracker"] under [hooks]' in capsys.readouterr().out
 
-    def test_a_file_that_cannot_be_read_is_an_error(self, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """Nothing is thrown away in silence, by the command or the hook."""
+    def test_unreadable_usage_file_is_an_error(self, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """Neither the command nor the hook overwrites the file."""
         (home / "evidence").mkdir()
         (home / "evidence" / FILE).write_text("{")
         assert run(["costs"]) != 0
-        assert "costs.json cannot be read" in capsys.readouterr().err
-        with pytest.raises(ConfigError, match="cannot be read"):
+        assert "costs.json (Input data was truncated): remove the file" in capsys.readouterr().err
+        with pytest.raises(ConfigError, match="cannot read"):
             Agent(home / "evidence").asks(0.1)
         assert (home / "evidence" / FILE).read_text() == "{"
 
     @pytest.mark.parametrize("days", ["0", "-1"])
-    def test_days_are_a_number_from_one(self, days: str, capsys: pytest.CaptureFixture[str]) -> None:
-        """Others are refused."""
+    def test_number_of_days_below_one_is_refused(self, days: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert run(["costs", "--days", days]) == 2
-        assert f"argument --days: '{days}' is no number from 1" in capsys.readouterr().err
+        assert f"argument --days: '{days}' is not a whole number above 0" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The model router: which model answers, and what was measured of each."""
+"""The model router, which chooses the model of a turn by the outcomes of earlier turns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEAR, CHEAP = "anthropic:dear", "openai:cheap"
 
 
 class Agent:
-    """An agent whose turns go through the router; a process of its own each."""
+    """An agent whose turns use the router, with a separate hook object for each agent."""
 
     def __init__(self, folder: Path, *models: str, **options: Any) -> None:
         settings = ModelRouter(models or (DEAR, CHEAP), **options)
@@ -30,13 +30,13 @@ class Agent:
         self.evidence = OutcomeLog(folder / model_router.FILE)
 
     def did(self, model: str, *, cost: float, good: bool = True, about: str = QUESTION) -> None:
-        """Keep what came of a turn that `model` answered."""
+        """Record the outcome of a turn that `model` answered."""
         self.evidence.add(
             RecordedOutcome(0.0, question_terms(about), (model,), (model,) if good else (), {model: cost})
         )
 
     def begins(self, prompt: str = QUESTION) -> str:
-        """Begin a turn; return the model that answers it."""
+        """Begin a turn. Return the model of the turn."""
         return str(call(self.choose, BeforeTurn(prompt=prompt, model=DEAR)).model)
 
     def ends(self, stop: Any = "end_turn", cost: float = 0.0) -> None:
@@ -47,12 +47,12 @@ class Agent:
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outcomes are of now."""
+    """Set the clock to the time of all outcomes."""
     monkeypatch.setattr(model_router.time, "time", lambda: 0.0)
 
 
-def test_each_model_is_tried_and_the_one_that_does_well_goes_on(tmp_path: Path) -> None:
-    """The first fails, so another one is tried; that one does well, and answers from then on, in every process."""
+def test_each_model_is_tried_and_the_best_is_kept(tmp_path: Path) -> None:
+    """The choice is shared by all processes."""
     agent = Agent(tmp_path)
     assert agent.begins() == DEAR
     agent.ends("max_turns")
@@ -61,8 +61,8 @@ def test_each_model_is_tried_and_the_one_that_does_well_goes_on(tmp_path: Path) 
     assert Agent(tmp_path).begins() == CHEAP
 
 
-def test_of_two_that_do_well_the_cheaper_one_answers(tmp_path: Path) -> None:
-    """Dollars decide where the outcomes do not; without thrift they do not count."""
+def test_equal_outcomes_choose_the_cheaper_model(tmp_path: Path) -> None:
+    """With `thrift=0`, the cost has no influence."""
     agent = Agent(tmp_path)
     for _ in range(3):
         agent.did(DEAR, cost=0.50)
@@ -71,8 +71,8 @@ def test_of_two_that_do_well_the_cheaper_one_answers(tmp_path: Path) -> None:
     assert Agent(tmp_path, thrift=0.0).begins() == DEAR
 
 
-def test_a_dear_model_answers_where_the_cheap_one_fails(tmp_path: Path) -> None:
-    """What the cheap one could not do goes to the dear one; other questions do not suffer from that."""
+def test_expensive_model_is_used_where_the_cheap_one_fails(tmp_path: Path) -> None:
+    """Other questions still use the cheap model."""
     agent, other = Agent(tmp_path), "How long is the train?"
     for _ in range(4):
         agent.did(CHEAP, cost=0.01, good=False)
@@ -83,8 +83,8 @@ def test_a_dear_model_answers_where_the_cheap_one_fails(tmp_path: Path) -> None:
     assert agent.begins(other) == CHEAP
 
 
-def test_calls_that_fail_speak_against_a_model(tmp_path: Path) -> None:
-    """A turn most of whose calls failed did not do well, whatever its end."""
+def test_turn_with_mostly_failed_calls_counts_as_a_failure(tmp_path: Path) -> None:
+    """The stop reason of the turn has no influence."""
     agent = Agent(tmp_path)
     agent.begins()
     for fails in (True, True, False):
@@ -93,17 +93,17 @@ def test_calls_that_fail_speak_against_a_model(tmp_path: Path) -> None:
     assert [each.good for each in agent.evidence.outcomes()] == [()]
 
 
-@pytest.mark.parametrize("stop", sorted(model_router.NOT_ITS_DOING))
-def test_ends_that_say_nothing_of_the_model_are_left_out(tmp_path: Path, stop: str) -> None:
-    """What a person, a limit or a hook ended is no evidence."""
+@pytest.mark.parametrize("stop", sorted(model_router.NEUTRAL_STOPS))
+def test_turns_ended_by_user_limit_or_hook_are_not_counted(tmp_path: Path, stop: str) -> None:
+    """Such turns give no information about the model."""
     agent = Agent(tmp_path)
     agent.begins()
     agent.ends(stop)
     assert agent.evidence.outcomes() == ()
 
 
-def test_failures_count_when_they_are_the_models(tmp_path: Path) -> None:
-    """A provider's error is evidence against its model; a budget that is spent is none."""
+def test_provider_errors_count_against_the_model(tmp_path: Path) -> None:
+    """An exceeded budget does not count against the model."""
     agent = Agent(tmp_path)
     agent.begins()
     call(agent.measure, Failed(kind="BudgetExceededError", message="spent"))
@@ -114,7 +114,7 @@ def test_failures_count_when_they_are_the_models(tmp_path: Path) -> None:
     assert (outcome.tried, outcome.good) == ((DEAR,), ())
 
 
-def test_one_model_is_no_choice() -> None:
-    """Without two models the hook is refused where it is loaded, and says what to set."""
-    with pytest.raises(ConfigError, match=r"hooks.model_router.models is to name two models or more"):
+def test_single_model_is_refused() -> None:
+    """Loading the hook with fewer than two models raises an error that names the setting."""
+    with pytest.raises(ConfigError, match=r"hooks.model_router.models must name at least two models"):
         configured_hooks(["model_router"], HookOptions())

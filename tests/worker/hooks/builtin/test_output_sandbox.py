@@ -1,4 +1,4 @@
-"""output_sandbox: which results are shown in part, and what becomes of the rest."""
+"""The hook `output_sandbox`: truncation of long results, and access to the rest by a handle."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from orch_worker.tools.dispatch.toolbox import Toolbox, refused_outcome
 LONG = "".join(f"line {number}\n" for number in range(2_000))
 
 
-def said(text: str, options: OutputSandbox = OutputSandbox(), **fields: Any) -> Any:  # noqa: B008
-    """Return what the hook says of a result."""
+def hook_text(text: str, options: OutputSandbox = OutputSandbox(), **fields: Any) -> Any:  # noqa: B008
+    """Return the patch of the hook for a result with this text."""
     [hook] = configured_hooks(["output_sandbox"], HookOptions(output_sandbox=options))
     return call(hook, returned(text=text, **fields))
 
 
-def test_long_results_are_bounded_and_others_left_alone() -> None:
-    """By their length, their tool, and whether they are results at all."""
-    assert said(LONG) == ResultPatch(most=6_000)
-    assert said(LONG, OutputSandbox(chars=1_000)) == ResultPatch(most=1_000)
-    assert said("short") is None
-    assert said(LONG, ran=False) is None
-    assert said(LONG, OutputSandbox(tools=("bash",))) is None
-    assert said(LONG, OutputSandbox(tools=("bash",)), name="bash") is not None
+def test_long_results_are_truncated_and_others_unchanged() -> None:
+    """Short results, calls that did not run, and tools that are not configured are unchanged."""
+    assert hook_text(LONG) == ResultPatch(max_chars=6_000)
+    assert hook_text(LONG, OutputSandbox(chars=1_000)) == ResultPatch(max_chars=1_000)
+    assert hook_text("short") is None
+    assert hook_text(LONG, ran=False) is None
+    assert hook_text(LONG, OutputSandbox(tools=("bash",))) is None
+    assert hook_text(LONG, OutputSandbox(tools=("bash",)), name="bash") is not None
 
 
 @tool
@@ -42,19 +42,19 @@ def look() -> ToolOutput:
     return ToolOutput(LONG)
 
 
-async def shown(folder: Path, *names: str, most: int) -> tuple[Toolbox, str]:
-    """Return the tools of an agent, and what it is shown of a long result of which a hook lets it see `most`."""
+async def shown(folder: Path, *names: str, limit: int) -> tuple[Toolbox, str]:
+    """Return the toolbox of an agent, and the text of a long result that a hook limits to `limit` characters."""
     box = Toolbox([look, *load(names)], ToolContext(folder, folder=folder))
     use = ToolUse("c1", "look", {})
     outcome = refused_outcome(use, "")
-    outcome = type(outcome)(with_text(outcome.result, LONG), most=most)
-    (cut,) = box.shown([use], [outcome])
+    outcome = type(outcome)(with_text(outcome.result, LONG), max_chars=limit)
+    (cut,) = box.limit_results([use], [outcome])
     return box, text_in(cut.result)
 
 
-async def test_the_rest_is_read_under_its_handle(tmp_path: Path) -> None:
-    """How it begins, how it ends, and where the whole of it is, in no more characters than were asked for."""
-    box, text = await shown(tmp_path, "read_handle", most=1_000)
+async def test_truncated_result_shows_head_tail_and_handle(tmp_path: Path) -> None:
+    """The shown text has at most `limit` characters, and the handle gives access to the rest."""
+    box, text = await shown(tmp_path, "read_handle", limit=1_000)
     assert len(text) <= 1_000
     assert text.startswith("line 0\n")
     assert text.endswith("line 1999\n")
@@ -64,17 +64,17 @@ async def test_the_rest_is_read_under_its_handle(tmp_path: Path) -> None:
     assert "line 1000" in text_in(part.result)
 
 
-async def test_who_cannot_read_the_rest_sees_it(tmp_path: Path) -> None:
-    """What an agent cannot get at later is not kept from it now."""
-    _, text = await shown(tmp_path, most=1_000)
+async def test_agent_without_read_handle_sees_the_whole_result(tmp_path: Path) -> None:
+    """A result is not truncated if the agent cannot read the rest later."""
+    _, text = await shown(tmp_path, limit=1_000)
     assert text == LONG
 
 
-async def test_many_strangers_results_at_once_are_never_cut_to_nothing(tmp_path: Path) -> None:
-    """However many there are in a step, a label leaves room for some of each."""
+async def test_labeled_results_of_one_step_each_keep_some_text(tmp_path: Path) -> None:
+    """Each of 600 untrusted results in one step shows more than 100 characters."""
     box = Toolbox([look], ToolContext(tmp_path, folder=tmp_path))
     uses = [ToolUse(f"c{number}", "look", {}) for number in range(600)]
     outcomes = [refused_outcome(use, "x" * 5_000) for use in uses]
-    outcomes = [type(each)(each.result, marks=(TaintLabel("untrusted", "a page"),)) for each in outcomes]
-    texts = [text_in(each.result) for each in box.shown(uses, outcomes)]
+    outcomes = [type(each)(each.result, taint_labels=(TaintLabel("untrusted", "a page"),)) for each in outcomes]
+    texts = [text_in(each.result) for each in box.limit_results(uses, outcomes)]
     assert all(text.count("x") > 100 for text in texts)

@@ -1,4 +1,4 @@
-"""Built-in hooks that remind an agent: to say what it does, and to check what it changed."""
+"""The built-in hooks that remind an agent to describe its work and to check its changes."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from orch_worker.hooks.loader import configured_hooks
 
 
 class TestNarrationGuard:
-    """An agent that works without a word."""
+    """Reminders for an agent that makes calls without text."""
 
     def heard(self, *steps: tuple[str, list[str]], after: int = 3) -> list[str]:
-        """Return what an agent is told in a turn of these responses: text and calls."""
+        """Return the reminders in a turn with these responses. A response is a text and the names of its calls."""
         [hook] = configured_hooks(["narration_guard"], HookOptions(narration_guard=NarrationGuard(after)))
         ctx = Ctx()
         for text, calls in steps:
             assert call(hook, responded(text, calls), ctx) is None
         return ctx.said
 
-    def test_it_is_told_after_so_many_silent_steps_and_again_after_as_many(self) -> None:
-        """Three responses with calls and no text bring one reminder, six bring two."""
+    def test_reminder_after_every_three_silent_steps(self) -> None:
+        """Three responses with calls and no text cause one reminder, and six cause two."""
         silent = ("", ["read_file"])
         assert self.heard(silent, silent) == []
         assert len(self.heard(silent, silent, silent, silent, silent)) == 1
         assert len(self.heard(*[silent] * 6)) == 2
         assert "3 rounds of tool calls" in self.heard(*[silent] * 3)[0]
 
-    def test_a_word_begins_the_count_anew(self) -> None:
-        """Text beside the calls counts as telling; blanks do not."""
+    def test_text_with_calls_resets_the_count(self) -> None:
+        """White space does not reset the count."""
         silent, telling, blank = ("", ["read_file"]), ("I look at it.", ["read_file"]), (" \n", ["read_file"])
         assert self.heard(silent, silent, telling, silent, silent) == []
         assert len(self.heard(silent, silent, blank)) == 1
 
-    def test_an_answer_is_not_silence(self) -> None:
-        """A response without calls, empty as it may be, ends the row."""
+    def test_response_without_calls_resets_the_count(self) -> None:
+        """A response without text and calls also resets the count."""
         assert self.heard(("", ["a"]), ("", []), ("", ["a"]), after=2) == []
 
 
 class Worker:
-    """An agent that works under the checklist, in one turn."""
+    """An agent with the completion checklist, in one turn."""
 
     def __init__(self, **options: Any) -> None:
         given = HookOptions(completion_checklist=CompletionChecklist(**options))
@@ -52,30 +52,30 @@ class Worker:
         assert call(self.hook, returned("write_file", files_changed=files), self.ctx) is None
 
     def runs(self, name: str = "bash", text: str = "", input: dict[str, Any] | None = None, **fields: Any) -> None:
-        """Run something."""
+        """Call a tool that runs a command."""
         assert call(self.hook, returned(name, input, text=text, **fields), self.ctx) is None
 
     def stops(self) -> str:
-        """Answer without a call; return what it is told then, "" for nothing."""
+        """Answer without a call. Return the reminder, or "" if there is none."""
         before = len(self.ctx.said)
         assert call(self.hook, responded("It is done."), self.ctx) is None
         return "".join(self.ctx.said[before:])
 
 
 class TestCompletionChecklist:
-    """An agent that stops after changing files."""
+    """Reminders for an agent that stops after changing files."""
 
-    def test_changes_that_nothing_was_run_after_are_asked_about(self) -> None:
-        """It is told which files, when it would stop and not while it goes on."""
+    def test_unverified_changes_are_asked_about_at_the_end(self) -> None:
+        """The reminder lists the files and is sent when the agent would stop."""
         agent = Worker()
         agent.writes("pump.py", "valve.py")
         call(agent.hook, responded("Next,", ["read_file"]), agent.ctx)
         assert agent.ctx.said == []
-        said = agent.stops()
-        assert "you changed pump.py, valve.py, and have run nothing since" in said
+        found = agent.stops()
+        assert "you changed pump.py, valve.py, and have run nothing since" in found
 
-    def test_a_run_that_succeeded_is_enough(self) -> None:
-        """Whatever ran well after the last change answers the question; a change after it asks anew."""
+    def test_successful_command_after_the_last_change_is_a_check(self) -> None:
+        """After another change, a new check is needed."""
         agent = Worker()
         agent.writes("pump.py")
         agent.runs("run_python_script")
@@ -83,8 +83,8 @@ class TestCompletionChecklist:
         agent.writes("pump.py")
         assert "pump.py" in agent.stops()
 
-    def test_a_run_that_failed_is_told_of(self) -> None:
-        """A failure after a change is named; it does not count as a check, and a success after it does."""
+    def test_failed_command_after_a_change_is_named(self) -> None:
+        """A failed command is not a check, and a later successful command is a check."""
         agent = Worker()
         agent.writes("pump.py")
         agent.runs(is_error=True)
@@ -93,15 +93,14 @@ class TestCompletionChecklist:
         agent.runs()
         assert agent.stops() == ""
 
-    def test_it_may_stop_after_so_many_reminders(self) -> None:
-        """It is asked as often as is configured, no more."""
+    def test_reminders_stop_at_the_configured_number(self) -> None:
         agent = Worker(reminders=1)
         agent.writes("pump.py")
         assert agent.stops()
         assert agent.stops() == ""
 
-    def test_a_job_in_the_background_counts_when_it_has_ended(self) -> None:
-        """Starting a job, or one that still runs, says nothing yet; its end does."""
+    def test_background_job_counts_as_a_check_when_it_has_ended(self) -> None:
+        """A job that was started or is running is not a check."""
         agent = Worker(reminders=9)
         agent.writes("pump.py")
         agent.runs(input={"background": True}, text="Started bg1.")
@@ -112,16 +111,15 @@ class TestCompletionChecklist:
         agent.runs("bg_status", "out\n[bg1 ended with exit status 0; bytes 0 to 4 of 4]")
         assert agent.stops() == ""
 
-    def test_what_did_not_run_is_no_check(self) -> None:
-        """A call that was denied says nothing of the change, nor do tools that only look."""
+    def test_denied_calls_and_read_only_tools_are_no_check(self) -> None:
         agent = Worker()
         agent.writes("pump.py")
         agent.runs(ran=False, is_error=True)
         agent.runs("grep_files")
         assert "have run nothing since" in agent.stops()
 
-    def test_texts_need_no_check_unless_configured(self) -> None:
-        """Files that match `ignore` are not asked about."""
+    def test_ignored_file_patterns_need_no_check(self) -> None:
+        """Files that match `ignore` cause no reminder."""
         agent = Worker()
         agent.writes("NOTES.md", "docs/a.rst")
         assert agent.stops() == ""
@@ -129,8 +127,7 @@ class TestCompletionChecklist:
         strict.writes("NOTES.md")
         assert "NOTES.md" in strict.stops()
 
-    def test_many_files_are_counted(self) -> None:
-        """Five are named, the others are a number."""
+    def test_reminder_names_five_files_and_counts_the_rest(self) -> None:
         agent = Worker()
         agent.writes(*[f"f{number}.py" for number in range(9)])
         assert "f4.py and 4 more" in agent.stops()

@@ -1,4 +1,4 @@
-"""The tool router: what was measured of tools, and what an agent is told of it."""
+"""The tool router, which tells an agent which tools succeeded in earlier turns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOOLS = ("fetch_url", "grep_files", "read_file")
 
 
 class Agent:
-    """An agent whose turns go through the router; a process of its own each."""
+    """An agent whose turns use the router, with a separate hook object for each agent."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         given = HookOptions(tool_router=ToolRouter(**options), evidence=str(folder))
@@ -27,11 +27,11 @@ class Agent:
         self.evidence = OutcomeLog(folder / tool_router.FILE)
 
     def begins(self, prompt: str = QUESTION) -> Any:
-        """Begin a turn; return what is said of its tools."""
+        """Begin a turn. Return the patch of the hook."""
         return call(self.tell, BeforeTurn(prompt=prompt, tools=TOOLS))
 
     def asked(self, step: int = 0, tail: str = "") -> str:
-        """Return the end of the next request."""
+        """Return the tail of the next request."""
         request = ProviderRequest(provider="p", model="m", system="s", tools=TOOLS, messages=(), tail=tail, step=step)
         patch = call(self.tell, request, Ctx())
         return tail if patch is None else str(patch.tail)
@@ -45,7 +45,7 @@ class Agent:
             assert call(self.measure, event) is None
 
     def turn(self, *tools: str, prompt: str = QUESTION, stop: Any = "end_turn", **options: Any) -> None:
-        """Play a whole turn that uses `tools`."""
+        """Run a whole turn that uses `tools`."""
         self.begins(prompt)
         for tool in tools:
             self.uses(tool, **options)
@@ -54,12 +54,12 @@ class Agent:
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outcomes are of now."""
+    """Set the clock to the time of all outcomes."""
     monkeypatch.setattr(tool_router.time, "time", lambda: 0.0)
 
 
-def test_an_agent_is_told_what_did_well_for_such_questions(tmp_path: Path) -> None:
-    """After enough turns the first request of the next one says so; later ones, and other questions, do not."""
+def test_agent_learns_which_tools_worked_for_similar_questions(tmp_path: Path) -> None:
+    """The advice appears only in the first request of a turn with a similar question."""
     for _ in range(3):
         Agent(tmp_path).turn("grep_files")
     agent = Agent(tmp_path)
@@ -70,8 +70,7 @@ def test_an_agent_is_told_what_did_well_for_such_questions(tmp_path: Path) -> No
     assert agent.asked() == ""
 
 
-def test_other_last_words_stay_last(tmp_path: Path) -> None:
-    """What the request ends with anyway comes behind what is said of tools."""
+def test_tool_advice_precedes_the_existing_tail(tmp_path: Path) -> None:
     for _ in range(3):
         Agent(tmp_path).turn("grep_files")
     agent = Agent(tmp_path)
@@ -79,8 +78,7 @@ def test_other_last_words_stay_last(tmp_path: Path) -> None:
     assert agent.asked(tail="Live subagents: none").endswith(".)\n\nLive subagents: none")
 
 
-def test_nothing_is_said_before_enough_was_measured(tmp_path: Path) -> None:
-    """Fewer turns than `least` say nothing."""
+def test_no_advice_below_the_minimum_of_turns(tmp_path: Path) -> None:
     agent = Agent(tmp_path)
     agent.turn("grep_files")
     agent.turn("grep_files")
@@ -89,8 +87,8 @@ def test_nothing_is_said_before_enough_was_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["the call fails", "the turn does not end", "the turn fails"])
-def test_what_does_not_do_well_is_not_named(tmp_path: Path, how: str) -> None:
-    """Calls that fail and turns that come to no good count against the tools that were used."""
+def test_tools_with_failed_calls_or_turns_are_not_recommended(tmp_path: Path, how: str) -> None:
+    """A failed call, and a turn that fails or ends at a limit, count against the used tools."""
     agent = Agent(tmp_path)
     for _ in range(4):
         if how == "the turn fails":
@@ -104,30 +102,30 @@ def test_what_does_not_do_well_is_not_named(tmp_path: Path, how: str) -> None:
     assert agent.asked() == ""
 
 
-def test_the_better_tool_is_named_first(tmp_path: Path) -> None:
-    """Evidence decides the order: what failed at times comes behind what never did."""
+def test_better_tool_is_recommended_first(tmp_path: Path) -> None:
+    """A tool that sometimes failed is listed after a tool that never failed."""
     agent = Agent(tmp_path, most=2)
     for number in range(6):
         agent.turn("fetch_url", fails=number % 3 == 0)
         agent.turn("read_file")
     agent.begins()
-    said = agent.asked()
-    assert said.index("read_file") < said.index("fetch_url")
+    found = agent.asked()
+    assert found.index("read_file") < found.index("fetch_url")
 
 
-def test_of_equals_the_faster_tool_is_named_first(tmp_path: Path) -> None:
-    """Seconds decide between tools that do equally well."""
+def test_equal_tools_are_ordered_by_speed(tmp_path: Path) -> None:
+    """Of two tools with equal success, the faster tool is listed first."""
     agent = Agent(tmp_path)
     for _ in range(4):
         agent.turn("fetch_url", seconds=9.0)
         agent.turn("grep_files", seconds=0.1)
     agent.begins()
-    said = agent.asked()
-    assert said.index("grep_files") < said.index("fetch_url")
+    found = agent.asked()
+    assert found.index("grep_files") < found.index("fetch_url")
 
 
-def test_narrow_takes_hopeless_tools_from_the_turn(tmp_path: Path) -> None:
-    """A tool that kept failing at such questions cannot be used in one; at others it can, and where it is not set."""
+def test_narrow_removes_failing_tools_from_the_turn(tmp_path: Path) -> None:
+    """Tools are removed only for similar questions, and only with `narrow`."""
     agent = Agent(tmp_path, narrow=True)
     for _ in range(3):
         assert agent.begins() is None

@@ -1,4 +1,4 @@
-"""Append-only files: what is written stays, what is damaged is skipped, what is foreign is not changed."""
+"""Append-only log files: appending, reading, repair of incomplete writes, damaged lines, foreign files."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from append_logs import HEADER, encoded, sealed, written
 from orch_protocol.core.errors import ForeignFileError, StoreError
 from orch_worker.session.log import append_log
-from orch_worker.session.log.append_log import AppendLog, load, newest_first
+from orch_worker.session.log.append_log import AppendLog
+from orch_worker.session.log.log_reader import load, newest_first
 from orch_worker.session.log.record_format import seal_lines, sealed_at, unseal_line
 
 
 def test_round_trip(path: Path) -> None:
-    """What was appended comes back byte for byte, in order, after the header."""
+    """`load` returns the header and the appended objects byte for byte and in order."""
     objects = [
         encoded(1),
         encoded(2, 'quotes "s":5,"c":"00000000"}'),
@@ -35,14 +36,14 @@ def test_round_trip(path: Path) -> None:
     assert loaded.seq == 6
 
 
-def test_sealing_without_a_file(path: Path) -> None:
-    """The lines that the log writes are those that `seal_lines` makes."""
+def test_seal_lines_matches_the_log(path: Path) -> None:
+    """A log writes exactly the lines that `seal_lines` returns."""
     appends = [(encoded(1),), (encoded(2), encoded(3))]
     assert written(path, *appends) == sealed(*appends)
 
 
 def test_lines_are_plain_json(path: Path) -> None:
-    """Each line is a JSON object with its number and, last, its checksum."""
+    """Each line is a JSON object with a line number and, as the last field, a checksum."""
     data = written(path, (encoded(1), encoded(2)))
     lines = [json.loads(line) for line in data.splitlines()]
     assert [line["s"] for line in lines] == [1, 2, 3]
@@ -50,7 +51,7 @@ def test_lines_are_plain_json(path: Path) -> None:
 
 
 def test_append_continues_after_reopening(path: Path) -> None:
-    """A second writer goes on where the first stopped: numbers and checksums are one chain."""
+    """A second writer continues the line numbers and the checksum chain of the first writer."""
     written(path, (encoded(1),))
     written(path, (encoded(2),))
     loaded = load(path, header=HEADER)
@@ -59,13 +60,13 @@ def test_append_continues_after_reopening(path: Path) -> None:
 
 
 def test_file_is_private(log: AppendLog) -> None:
-    """A new file has mode 0600 and its descriptor does not pass through exec."""
+    """A new file has mode 0600, and programs that the process starts do not inherit the descriptor."""
     assert log.path.stat().st_mode & 0o777 == 0o600
     assert not os.get_inheritable(log._descriptor)
 
 
-def test_missing_and_empty_files_hold_nothing(path: Path) -> None:
-    """Reading a file that is not there, or empty, is no error and creates nothing."""
+def test_missing_and_empty_files_contain_no_objects(path: Path) -> None:
+    """Reading a missing or an empty file returns no objects and creates no file."""
     assert load(path, header=HEADER).objects == []
     assert list(newest_first(path)) == []
     assert not path.exists()
@@ -74,8 +75,8 @@ def test_missing_and_empty_files_hold_nothing(path: Path) -> None:
     assert written(path).count(b"\n") == 1
 
 
-def test_cut_at_every_byte(path: Path) -> None:
-    """Of a file cut anywhere, the whole appends before the cut are left; the rest is kept aside and work goes on."""
+def test_file_cut_at_any_byte_keeps_whole_appends(path: Path) -> None:
+    """Opening a cut file keeps complete appends, saves the incomplete bytes elsewhere and allows appends."""
     appends = [(encoded(1),), (encoded(2), encoded(3)), (encoded(4, "ü\u2028"),)]
     ends, data = [], written(path)
     ends.append(len(data))
@@ -94,18 +95,18 @@ def test_cut_at_every_byte(path: Path) -> None:
         log, loaded = AppendLog.open(path, header=HEADER)
         assert loaded.objects == expected
         assert loaded.torn == data[:cut][ends[whole] if whole >= 0 else 0 :]
-        assert bool(loaded.torn) == bool(loaded.aside) == bool(loaded.report)
-        if loaded.aside:
-            assert loaded.aside.read_bytes() == loaded.torn
-            loaded.aside.unlink()
+        assert bool(loaded.torn) == bool(loaded.torn_tail_file) == bool(loaded.report)
+        if loaded.torn_tail_file:
+            assert loaded.torn_tail_file.read_bytes() == loaded.torn
+            loaded.torn_tail_file.unlink()
         log.append(encoded(9))
         log.close()
         again = load(path, header=HEADER)
         assert (again.objects, again.report) == ([*expected, encoded(9)], "")
 
 
-def test_torn_tails_are_kept_side_by_side(path: Path) -> None:
-    """A second torn tail does not overwrite the first one's copy."""
+def test_second_torn_tail_does_not_overwrite_the_first_copy(path: Path) -> None:
+    """Each torn tail is saved in a separate file with a number in the name."""
     for number in (1, 2):
         with path.open("ab") as file:
             file.write(written(path) and b'{"n":%d' % number)
@@ -116,8 +117,8 @@ def test_torn_tails_are_kept_side_by_side(path: Path) -> None:
     assert path.with_name("log.jsonl.torn-2").read_bytes() == b'{"n":2'
 
 
-def test_torn_tail_stays_when_it_cannot_be_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With no room for the copy of a torn tail, opening fails and the file is as it was."""
+def test_open_fails_when_a_torn_tail_cannot_be_saved(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without space for the copy of the torn tail, opening fails and the file is unchanged."""
     data = written(path, (encoded(1),)) + b'{"n":'
     path.write_bytes(data)
 
@@ -131,7 +132,7 @@ def test_torn_tail_stays_when_it_cannot_be_kept(path: Path, monkeypatch: pytest.
 
 
 def damaged(data: bytes, number: int, line: bytes | None) -> bytes:
-    """Return `data` with its line `number`, from 1, replaced, or left out."""
+    """Return `data` with the line `number` (counted from 1) replaced by `line`, or removed if `line` is None."""
     lines = data.split(b"\n")
     lines[number - 1 : number] = [] if line is None else [line]
     return b"\n".join(lines)
@@ -141,13 +142,13 @@ def damaged(data: bytes, number: int, line: bytes | None) -> bytes:
     ("old", "new", "reason"),
     [
         (b'"x"', b'"y"', "its checksum does not match"),
-        (b'{"n"', b'\0\0\0\0"', "not a line of ours"),
+        (b'{"n"', b'\0\0\0\0"', "not in the format of orch"),
         (b'"s":3', b'"s":1', "its checksum does not match"),
-        (b'{"n":2,"text":"x","s":3', b"", "not a line of ours"),
+        (b'{"n":2,"text":"x","s":3', b"", "not in the format of orch"),
     ],
 )
-def test_damage_inside_hides_nothing_else(path: Path, old: bytes, new: bytes, reason: str) -> None:
-    """A bad line is skipped and reported by number; the lines before and after it are read; the file stays."""
+def test_damaged_line_hides_no_other_line(path: Path, old: bytes, new: bytes, reason: str) -> None:
+    """A damaged line is skipped and reported with its number; other lines are read and the file is unchanged."""
     data = written(path, *((encoded(number),) for number in range(1, 5)))
     bad = damaged(data, 3, data.split(b"\n")[2].replace(old, new))
     assert bad != data
@@ -160,8 +161,8 @@ def test_damage_inside_hides_nothing_else(path: Path, old: bytes, new: bytes, re
 
 
 @pytest.mark.parametrize("line", [b"garbage", b"", b"\0" * 70, None], ids=["garbage", "empty", "zeros", "gone"])
-def test_line_behind_a_lost_one_is_read_unchecked(path: Path, line: bytes | None) -> None:
-    """Where nothing of a line is left, the next one cannot be checked; it is read all the same, and that is said."""
+def test_line_after_a_lost_line_is_read_unverified(path: Path, line: bytes | None) -> None:
+    """A line after a lost line is read, and the report states that the line cannot be checked."""
     data = written(path, *((encoded(number),) for number in range(1, 5)))
     path.write_bytes(damaged(data, 3, line))
     loaded = load(path, header=HEADER)
@@ -169,8 +170,8 @@ def test_line_behind_a_lost_one_is_read_unchecked(path: Path, line: bytes | None
     assert "follows lost lines, so that it cannot be checked" in loaded.report
 
 
-def test_neighbouring_damage_is_all_found(path: Path) -> None:
-    """Altered lines in a row are each skipped: a bad line is still good enough to check the next one against."""
+def test_adjacent_damaged_lines_are_each_reported(path: Path) -> None:
+    """The line after two damaged lines is still verified, against the checksum in the damaged line."""
     data = written(path, *((encoded(number),) for number in range(1, 6)))
     for number in (3, 4):
         data = damaged(data, number, data.split(b"\n")[number - 1].replace(b'"x"', b'"y"'))
@@ -180,17 +181,17 @@ def test_neighbouring_damage_is_all_found(path: Path) -> None:
     assert [damage.line for damage in loaded.damage] == [3, 4]
 
 
-def test_carriage_return_inside_is_damage(path: Path) -> None:
-    """A line that an editor ended with CRLF is skipped; the next one is still checked against it."""
+def test_crlf_line_is_damage(path: Path) -> None:
+    """A line that ends with CRLF is damaged, and the next line is still verified against its checksum."""
     data = written(path, (encoded(1),), (encoded(2),), (encoded(3),))
     path.write_bytes(damaged(data, 3, data.split(b"\n")[2] + b"\r"))
     loaded = load(path, header=HEADER)
     assert loaded.objects == [encoded(1), encoded(3)]
-    assert [str(damage) for damage in loaded.damage] == ["line 3: not a line of ours"]
+    assert [str(damage) for damage in loaded.damage] == ["line 3: not in the format of orch"]
 
 
 def test_inserted_and_repeated_lines_are_skipped(path: Path) -> None:
-    """A line of elsewhere, or one that stands there twice, does not break the chain of the others."""
+    """A copied, foreign or invalid line in the middle of a file does not break the checksum chain."""
     data = written(path, (encoded(1),), (encoded(2),))
     lines = data.split(b"\n")
     for stranger in (lines[1], b"a stranger", seal_lines([encoded(7)], 1, 5)[0].strip()):
@@ -200,8 +201,8 @@ def test_inserted_and_repeated_lines_are_skipped(path: Path) -> None:
         assert [damage.line for damage in loaded.damage] == [3]
 
 
-def test_damaged_header_does_not_hide_the_file(path: Path) -> None:
-    """A flipped bit in the header costs the header alone."""
+def test_damaged_header_costs_the_header_only(path: Path) -> None:
+    """A flipped bit in the header loses the header and no other line."""
     data = written(path, (encoded(1),), (encoded(2),))
     path.write_bytes(data.replace(b'"test"', b'"tesu"', 1))
     loaded = load(path, header=HEADER)
@@ -209,14 +210,13 @@ def test_damaged_header_does_not_hide_the_file(path: Path) -> None:
     assert [damage.line for damage in loaded.damage] == [1]
 
 
-@settings(deadline=None)
 @given(
     texts=st.lists(st.text(max_size=20), min_size=1, max_size=12),
     where=st.floats(0, 1, exclude_max=True),
     run=st.one_of(st.integers(0, 7).map(lambda bit: (1, 1 << bit)), st.integers(1, 200).map(lambda size: (size, 0))),
 )
-def test_one_damaged_place_costs_the_lines_it_touches(texts: list[str], where: float, run: tuple[int, int]) -> None:
-    """Whatever bit flips, or run of bytes turns to zeros, only lines it touches are lost; none comes back altered."""
+def test_damage_costs_only_the_lines_it_touches(texts: list[str], where: float, run: tuple[int, int]) -> None:
+    """After a flipped bit or a zeroed run, every untouched line is read and no line is returned altered."""
     objects = [encoded(number, text) for number, text in enumerate(texts)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "log")
@@ -230,7 +230,7 @@ def test_one_damaged_place_costs_the_lines_it_touches(texts: list[str], where: f
         for at in range(start, stop):
             data[at] = data[at] ^ flip if flip else 0
         path.write_bytes(data)
-        # A lost newline costs the line behind it as well.
+        # A lost newline also damages the next line.
         untouched = [
             object
             for number, object in enumerate(objects, 1)
@@ -248,13 +248,12 @@ def test_one_damaged_place_costs_the_lines_it_touches(texts: list[str], where: f
         assert loaded.report or len(loaded.objects) == len(objects)
 
 
-@settings(deadline=None)
 @given(
     count=st.integers(0, 6),
     edits=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 40), st.binary(max_size=40)), max_size=5),
 )
-def test_no_bytes_break_the_reader(count: int, edits: list[tuple[float, int, bytes]]) -> None:
-    """Arbitrary edits lead to a StoreError or to a log that works: what it read stays, what is appended follows."""
+def test_arbitrary_edits_never_crash_the_reader(count: int, edits: list[tuple[float, int, bytes]]) -> None:
+    """Opening an edited file either raises StoreError without a change or returns a log that accepts appends."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "log")
         data = sealed(*((encoded(number), encoded(number)) for number in range(count)))
@@ -291,27 +290,27 @@ FOREIGN = {
 
 @pytest.mark.parametrize("data", FOREIGN.values(), ids=FOREIGN.keys())
 def test_foreign_files_are_refused_untouched(path: Path, data: bytes) -> None:
-    """A file that does not begin with our header raises ForeignFileError and keeps every byte."""
+    """A file without a header of orch raises ForeignFileError, and no byte of the file changes."""
     path.write_bytes(data)
-    with pytest.raises(ForeignFileError, match=r"left alone|was not changed"):
+    with pytest.raises(ForeignFileError, match="was not changed"):
         load(path, header=HEADER)
-    with pytest.raises(ForeignFileError, match=r"left alone|was not changed"):
+    with pytest.raises(ForeignFileError, match="was not changed"):
         AppendLog.open(path, header=HEADER)
     assert path.read_bytes() == data
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
-    """A FIFO, a device or a folder in the file's place is refused at once, for what it is."""
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
+    """A FIFO, a device and a folder are refused without blocking."""
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "device").symlink_to("/dev/null")
     for path in ("fifo", "device", "."):
-        with pytest.raises(StoreError, match="is not a regular file: it was left alone"):
+        with pytest.raises(StoreError, match="is not a regular file and was not changed"):
             AppendLog.open(tmp_path / path, header=HEADER)
 
 
 def test_missing_folder_is_named(tmp_path: Path) -> None:
-    """Opening a log in a folder that is not there says so."""
+    """Opening a log in a folder that does not exist raises an error that states this cause."""
     with pytest.raises(StoreError, match="its folder does not exist"):
         AppendLog.open(tmp_path / "none" / "log", header=HEADER)
 
@@ -319,8 +318,8 @@ def test_missing_folder_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"\0" * 4096, HEADER[:9], HEADER + b',"s":1,"c'], ids=["empty", "zeros", "a", "b"]
 )
-def test_unborn_file_is_born_again(path: Path, data: bytes) -> None:
-    """A file whose very first line never reached the disk is begun anew; its bytes are kept aside."""
+def test_file_without_a_complete_header_is_restarted(path: Path, data: bytes) -> None:
+    """Opening such a file saves its bytes in another file and writes a new header."""
     path.write_bytes(data)
     log, loaded = AppendLog.open(path, header=HEADER)
     log.close()
@@ -328,18 +327,18 @@ def test_unborn_file_is_born_again(path: Path, data: bytes) -> None:
     assert load(path, header=HEADER).header == HEADER
 
 
-def test_removed_file_is_noticed(log: AppendLog) -> None:
-    """A file deleted under its log is an error at the next sync, not a silent loss."""
+def test_deleted_file_is_noticed_at_the_next_sync(log: AppendLog) -> None:
+    """`sync` raises an error if the file was deleted while the log was open."""
     log.append(encoded(1))
     log.path.unlink()
-    with pytest.raises(StoreError, match="somebody removed it"):
+    with pytest.raises(StoreError, match="the file was removed"):
         log.sync()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(sizes=st.lists(st.integers(0, 300_000), max_size=8))
 def test_newest_first_is_load_reversed(sizes: list[int]) -> None:
-    """Reading from the end gives the same objects as reading from the start, however long the lines are."""
+    """Reading from the end returns the objects of `load` in reverse order, for lines of any length."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "log")
         path.write_bytes(sealed(*((encoded(number, "x" * size),) for number, size in enumerate(sizes))))
@@ -347,8 +346,8 @@ def test_newest_first_is_load_reversed(sizes: list[int]) -> None:
         assert [*reversed(list(newest_first(path)))] == [loaded.header, *loaded.objects]
 
 
-def test_newest_first_passes_over_what_does_not_fit(path: Path) -> None:
-    """A bad line, and the one behind it that only it could vouch for, are left out."""
+def test_reverse_reading_skips_damaged_lines(path: Path) -> None:
+    """Reverse reading also skips the line that only a damaged line could verify."""
     data = written(path, *((encoded(number),) for number in range(1, 5)))
     path.write_bytes(damaged(data, 3, b"garbage") + b'{"torn')
     assert list(newest_first(path)) == [encoded(4), encoded(1), HEADER]
@@ -356,15 +355,15 @@ def test_newest_first_passes_over_what_does_not_fit(path: Path) -> None:
 
 @given(st.binary(max_size=60))
 def test_unseal_takes_any_bytes(line: bytes) -> None:
-    """Taking a line apart never raises."""
+    """`unseal_line` returns None or a line for any bytes, and never raises."""
     assert unseal_line(line) is None or line.startswith(b"{")
 
 
 @given(st.lists(st.binary(max_size=30).map(lambda text: text.replace(b"\n", b"")), max_size=4), st.integers(0, 9))
-def test_a_line_is_known_where_it_stands(others: list[bytes], place: int) -> None:
-    """Whatever stands before and behind it, it is one of ours exactly if it is one by itself."""
-    ours, _, _ = seal_lines([b'{"x":1}', b'{"y":2}'], place, 0)
-    data = b"\n".join([*others, *ours.splitlines(), *others])
+def test_line_is_recognized_in_any_context(others: list[bytes], place: int) -> None:
+    """`sealed_at` finds a sealed line in a file exactly if `unseal_line` accepts the line alone."""
+    sealed_lines, _, _ = seal_lines([b'{"x":1}', b'{"y":2}'], place, 0)
+    data = b"\n".join([*others, *sealed_lines.splitlines(), *others])
     start = 0
     for line in data.split(b"\n"):
         sealed = unseal_line(line)

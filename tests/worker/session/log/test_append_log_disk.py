@@ -1,4 +1,4 @@
-"""Append-only files on a disk that is full, fails, or is slow to sync: nothing half-written stays."""
+"""Append-only log files on a disk that is full, fails or syncs slowly."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import pytest
 from append_logs import HEADER, encoded
 from orch_protocol.core.errors import StoreError
 from orch_worker.session.log import append_log
-from orch_worker.session.log.append_log import AppendLog, load
+from orch_worker.session.log.append_log import AppendLog
+from orch_worker.session.log.log_reader import load
 
 
 class Disk:
-    """A disk that fails on demand: `room` bytes left, or `error` for every write; counts and fails syncs."""
+    """A disk that fails on demand: `room` is the number of free bytes, `error` and `sync_error` are raised."""
 
     def __init__(self) -> None:
         self.room: int | None = None
@@ -25,7 +26,7 @@ class Disk:
         self.writes = 0
 
     def write(self, descriptor: int, data: bytes | memoryview) -> int:
-        """Write what there is room for, then fail as the kernel does."""
+        """Write the bytes that fit, and then fail like the kernel."""
         self.writes += 1
         if self.room is None:
             written = os.write(descriptor, data)
@@ -39,7 +40,7 @@ class Disk:
         return written
 
     def fdatasync(self, descriptor: int) -> None:
-        """Count, and fail if told to."""
+        """Count the call, and raise `sync_error` if it is set."""
         self.syncs += 1
         if self.sync_error:
             raise self.sync_error
@@ -48,7 +49,7 @@ class Disk:
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
-    """Return the disk under every log of the test."""
+    """The disk below every log of the test."""
     disk = Disk()
     monkeypatch.setattr(AppendLog, "_write", staticmethod(disk.write))
     monkeypatch.setattr(AppendLog, "_fdatasync", staticmethod(disk.fdatasync))
@@ -56,8 +57,8 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 
 @pytest.mark.parametrize("room", [0, 1, 20, 60])
-def test_full_disk_leaves_nothing_behind(disk: Disk, log: AppendLog, room: int) -> None:
-    """A short write is taken back, the error names file and cause, and the log works on once there is room."""
+def test_full_disk_rolls_back_the_write(disk: Disk, log: AppendLog, room: int) -> None:
+    """The error names file and cause, and the log accepts appends when there is space again."""
     log.append(encoded(1))
     before = log.path.read_bytes()
     disk.room = room
@@ -84,7 +85,7 @@ def test_full_disk_leaves_nothing_behind(disk: Disk, log: AppendLog, room: int) 
     ],
 )
 def test_write_errors_name_their_cause(disk: Disk, log: AppendLog, error: OSError, words: str) -> None:
-    """Whatever keeps a write from happening is said in words, and the bytes it left are taken back."""
+    """A failed write is removed from the file, and the error message states the cause."""
     before = log.path.read_bytes()
     disk.error = error
     with pytest.raises(StoreError, match=words):
@@ -93,8 +94,8 @@ def test_write_errors_name_their_cause(disk: Disk, log: AppendLog, error: OSErro
     assert log.path.read_bytes() == before
 
 
-def test_interrupted_append_is_taken_back(disk: Disk, log: AppendLog) -> None:
-    """Ctrl-C between the write and its bookkeeping leaves file and memory of one mind."""
+def test_interrupted_append_is_rolled_back(disk: Disk, log: AppendLog) -> None:
+    """After KeyboardInterrupt during an append, the file does not contain the interrupted object."""
     disk.error = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         log.append(encoded(1))
@@ -103,8 +104,8 @@ def test_interrupted_append_is_taken_back(disk: Disk, log: AppendLog) -> None:
     assert load(log.path, header=HEADER).objects == [encoded(2)]
 
 
-def test_failed_roll_back_ends_the_log(disk: Disk, log: AppendLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the half line cannot be taken back, the log refuses to go on behind it; opening anew repairs it."""
+def test_failed_rollback_closes_the_log(disk: Disk, log: AppendLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the rollback fails, the log refuses appends, and opening the file again repairs the file."""
     disk.room = 10
 
     def refuse(*_: object) -> None:
@@ -112,10 +113,10 @@ def test_failed_roll_back_ends_the_log(disk: Disk, log: AppendLog, monkeypatch: 
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "ftruncate", refuse)
-        with pytest.raises(StoreError, match="open it anew"):
+        with pytest.raises(StoreError, match="open it again"):
             log.append(encoded(1))
     disk.room = None
-    with pytest.raises(StoreError, match="open it anew"):
+    with pytest.raises(StoreError, match="open it again"):
         log.append(encoded(2))
     log.close()
     reopened, loaded = AppendLog.open(log.path, header=HEADER)
@@ -124,8 +125,8 @@ def test_failed_roll_back_ends_the_log(disk: Disk, log: AppendLog, monkeypatch: 
     assert len(loaded.torn) == 10
 
 
-def test_several_objects_are_one_write(disk: Disk, log: AppendLog) -> None:
-    """All objects of an append go to the kernel together; an append of none does nothing."""
+def test_append_of_several_objects_is_one_write(disk: Disk, log: AppendLog) -> None:
+    """An append of three objects is one write, and an append of none is no write."""
     disk.writes = 0
     log.append(encoded(1), encoded(2), encoded(3))
     log.append()
@@ -133,8 +134,8 @@ def test_several_objects_are_one_write(disk: Disk, log: AppendLog) -> None:
     assert load(log.path, header=HEADER).objects == [encoded(1), encoded(2), encoded(3)]
 
 
-def test_objects_that_would_break_lines_are_refused(log: AppendLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is no object, holds a newline, or is beyond the cap is refused before anything is written."""
+def test_invalid_objects_are_refused_before_writing(log: AppendLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty objects, other values, objects with a newline and oversized objects are refused."""
     before = log.path.read_bytes()
     monkeypatch.setattr(append_log, "MAX_LINE_BYTES", 100)
     for bad in (b"{}", b"[1]", b"", b'{"a":\n1}', b'{"a":"%b"}' % (b"x" * 100)):
@@ -143,8 +144,8 @@ def test_objects_that_would_break_lines_are_refused(log: AppendLog, monkeypatch:
     assert log.path.read_bytes() == before
 
 
-def test_dirty_bytes_are_announced_once(disk: Disk, path: Path) -> None:
-    """The owner hears of unsynced bytes at the first append after a sync, and `sync` makes them durable."""
+def test_unsynced_bytes_are_reported_once_until_sync(disk: Disk, path: Path) -> None:
+    """`on_dirty` is called at the first append after a sync, and `sync` resets `dirty`."""
     log, _ = AppendLog.open(path, header=HEADER)
     heard: list[int] = []
     log.on_dirty = lambda: heard.append(log.dirty)
@@ -162,7 +163,6 @@ def test_dirty_bytes_are_announced_once(disk: Disk, path: Path) -> None:
 
 
 def test_power_durability_syncs_each_append(disk: Disk, path: Path) -> None:
-    """With durability "power" nothing is ever dirty."""
     log, _ = AppendLog.open(path, header=HEADER, durability="power")
     for number in range(3):
         log.append(encoded(number))
@@ -171,8 +171,8 @@ def test_power_durability_syncs_each_append(disk: Disk, path: Path) -> None:
     log.close()
 
 
-def test_close_syncs_the_rest(disk: Disk, path: Path) -> None:
-    """Closing makes durable what no group sync has reached, and closing twice is nothing."""
+def test_close_syncs_pending_bytes(disk: Disk, path: Path) -> None:
+    """`close` syncs pending bytes once, and a second `close` has no effect."""
     log, _ = AppendLog.open(path, header=HEADER)
     log.append(encoded(1))
     log.close()
@@ -183,7 +183,7 @@ def test_close_syncs_the_rest(disk: Disk, path: Path) -> None:
 
 
 def test_failed_sync_is_final(disk: Disk, path: Path) -> None:
-    """After a failed sync the log refuses everything and never tries again on that descriptor."""
+    """After a failed sync, the log refuses appends and syncs and does not sync again when it is closed."""
     log, _ = AppendLog.open(path, header=HEADER)
     disk.sync_error = OSError(errno.EIO, "x")
     with pytest.raises(StoreError, match=r"cannot sync .*input/output error"):

@@ -1,4 +1,4 @@
-"""A file is written anew whole, or stays as it was."""
+"""Atomic rewriting of a log file: the file is replaced completely or stays unchanged."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from orch_protocol.core.errors import StoreError
+from orch_worker.session.archived_entries import lines_in
 from orch_worker.session.log import atomic_rewrite as module
-from orch_worker.session.log.append_log import AppendLog, load, scan_lines
+from orch_worker.session.log.append_log import AppendLog
 from orch_worker.session.log.atomic_rewrite import LogRewrite, rewriting
-from orch_worker.session.log_reader import lines_in
+from orch_worker.session.log.log_reader import load, scan_lines
 
 HEADER = b'{"type":"test","version":1}'
 MESSAGES = [b'{"type":"message","n":%d}' % number for number in range(6)]
@@ -20,7 +21,7 @@ MESSAGES = [b'{"type":"message","n":%d}' % number for number in range(6)]
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A file of a header and six lines, the first three of them one append."""
+    """A file of a header and six lines. The first three lines are one append."""
     path = tmp_path / "file.jsonl"
     log, _ = AppendLog.open(path, header=HEADER)
     log.append(*MESSAGES[:3])
@@ -31,17 +32,17 @@ def path(tmp_path: Path) -> Path:
 
 
 def copied(path: Path, new: LogRewrite, drop: int | None = None) -> None:
-    """Write the file anew, without the message with that number."""
+    """Copy the lines of the file at `path` to `new`, without the message number `drop`."""
     with open(path, "rb") as file:
-        for number, (_, line, sealed, _) in enumerate(scan_lines(file)):
-            if sealed is None:
-                new.keep(line)
-            elif number - 1 != drop:
-                new.append(sealed.object, sealed)
+        for line in scan_lines(file):
+            if line.sealed is None:
+                new.keep(line.data)
+            elif line.number - 2 != drop:
+                new.append(line.sealed.object, line.sealed)
 
 
-def test_a_copy_is_the_same_file(path: Path) -> None:
-    """To the byte, when nothing is left out: what was one append still is."""
+def test_rewrite_without_removals_copies_the_file_exactly(path: Path) -> None:
+    """A rewrite that removes no line preserves each byte, including the ends of appends."""
     before = path.read_bytes()
     with rewriting(path) as new:
         copied(path, new)
@@ -49,8 +50,8 @@ def test_a_copy_is_the_same_file(path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_what_is_left_out_is_not_missed(path: Path) -> None:
-    """Lines are chained anew, and the file goes on from there."""
+def test_rewrite_rechains_the_remaining_lines(path: Path) -> None:
+    """After a line is removed, the file has no damage and accepts appends."""
     with rewriting(path) as new:
         copied(path, new, drop=4)
         assert path.read_bytes().count(b"\n") == 7
@@ -63,10 +64,10 @@ def test_what_is_left_out_is_not_missed(path: Path) -> None:
     assert load(path, header=HEADER).report == ""
 
 
-def test_what_was_written_can_be_read_before_it_is_in_place(path: Path) -> None:
-    """Wherever it is: still waiting, or handed to the kernel."""
+def test_rewritten_bytes_are_readable_before_the_replace(path: Path) -> None:
+    """`LogRewrite.read` returns new lines in any order before the old file is replaced."""
     with open(path, "rb") as file:
-        likes = [sealed for *_, sealed, _ in scan_lines(file) if sealed is not None]
+        likes = [line.sealed for line in scan_lines(file) if line.sealed is not None]
     with rewriting(path) as new:
         new.append(b'{"n":1}', likes[0])
         end = new.end
@@ -76,8 +77,8 @@ def test_what_was_written_can_be_read_before_it_is_in_place(path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["open", "write", "fsync", "replace"])
-def test_a_full_disk_leaves_the_old_file(path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    """Whichever step it is that fails; the error says what to do, and nothing else is left."""
+def test_full_disk_during_a_rewrite_keeps_the_old_file(path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    """An error at any step leaves the old file unchanged and no temporary file."""
     before = path.read_bytes()
 
     def full(*_: Any, **__: Any) -> Any:
@@ -91,8 +92,8 @@ def test_a_full_disk_leaves_the_old_file(path: Path, monkeypatch: pytest.MonkeyP
     assert os.listdir(path.parent) == [path.name]
 
 
-def test_a_write_may_be_short(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left of it follows."""
+def test_short_writes_are_continued(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rewrite is complete even if each `os.write` writes only seven bytes."""
     before, write = path.read_bytes(), os.write
     monkeypatch.setattr(module.os, "write", lambda descriptor, data: write(descriptor, data[:7]))
     with rewriting(path) as new:
@@ -101,8 +102,8 @@ def test_a_write_may_be_short(path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert path.read_bytes() == before
 
 
-def test_an_error_on_the_way_leaves_the_old_file(path: Path) -> None:
-    """Whatever it is."""
+def test_error_during_a_rewrite_keeps_the_old_file(path: Path) -> None:
+    """KeyboardInterrupt leaves the old file unchanged and no temporary file."""
     before = path.read_bytes()
 
     def interrupted(new: LogRewrite) -> None:
@@ -115,8 +116,8 @@ def test_an_error_on_the_way_leaves_the_old_file(path: Path) -> None:
     assert os.listdir(path.parent) == [path.name]
 
 
-def test_what_somebody_who_was_killed_left_goes_with_the_next_opening(path: Path) -> None:
-    """It is half a file, and never took the other's place."""
+def test_temporary_file_of_a_killed_rewrite_is_removed_on_open(path: Path) -> None:
+    """Opening the log or rewriting it again removes the unfinished temporary file."""
     before = path.read_bytes()
     half = path.with_name("file.jsonl.new")
     half.write_bytes(b"half a li")
@@ -130,8 +131,8 @@ def test_what_somebody_who_was_killed_left_goes_with_the_next_opening(path: Path
     assert os.listdir(path.parent) == [path.name]
 
 
-def test_a_link_in_the_way_is_not_followed(path: Path, tmp_path: Path) -> None:
-    """Somebody may have put it there: it is removed, and what it leads to is left alone."""
+def test_link_at_the_temporary_path_is_removed_not_followed(path: Path, tmp_path: Path) -> None:
+    """The target of the link is unchanged."""
     other = tmp_path / "other"
     other.write_text("mine")
     path.with_name("file.jsonl.new").symlink_to(other)
@@ -141,52 +142,52 @@ def test_a_link_in_the_way_is_not_followed(path: Path, tmp_path: Path) -> None:
     assert load(path, header=HEADER).report == ""
 
 
-def spoilt(path: Path, *numbers: int) -> None:
-    """Change what stands on the lines of these messages."""
+def spoil_messages(path: Path, *numbers: int) -> None:
+    """Change the text of these messages in the file without changing the checksums."""
     for number in numbers:
         path.write_bytes(path.read_bytes().replace(b'"n":%d' % number, b'"n":%d' % (number + 10)))
 
 
-def behind(path: Path) -> list[bool]:
-    """Return whether each good line is sound to who begins to read with it."""
+def undamaged_from_each_line(path: Path) -> list[bool]:
+    """Return for each undamaged line whether the line is still undamaged when reading starts at the line."""
     with open(path, "rb") as file:
-        spans = [(offset, len(line)) for offset, line, sealed, _ in scan_lines(file) if sealed is not None]
-    return [line.sound for span in spans for line in lines_in(path, [span])]
+        spans = [(line.offset, len(line.data)) for line in scan_lines(file) if line.sealed is not None]
+    return [line.undamaged for span in spans for line in lines_in(path, [span])]
 
 
 @pytest.mark.parametrize("numbers", [(3,), (5,), (1, 4), (3, 4), (0, 1, 2)])
-def test_damaged_lines_are_kept(path: Path, numbers: tuple[int, ...]) -> None:
-    """What is said of them is what was said, and those behind them are sound."""
-    spoilt(path, *numbers)
+def test_rewrite_keeps_damaged_lines(path: Path, numbers: tuple[int, ...]) -> None:
+    """A rewrite keeps damaged lines with the same reports, and the other lines stay verifiable."""
+    spoil_messages(path, *numbers)
     before, data = load(path, header=HEADER), path.read_bytes()
     with rewriting(path) as new:
         copied(path, new)
     assert path.read_bytes() == data
     with open(path, "rb") as file, rewriting(path) as new:
-        for _, line, sealed, _ in scan_lines(file):
-            if sealed is not None:
-                new.append(sealed.object.replace(b'"n":', b'"number":'), sealed)
+        for line in scan_lines(file):
+            if line.sealed is not None:
+                new.append(line.sealed.object.replace(b'"n":', b'"number":'), line.sealed)
             else:
-                new.keep(line)
+                new.keep(line.data)
     after = load(path, header=HEADER)
     assert [str(damage) for damage in after.damage] == [str(damage) for damage in before.damage]
     assert after.objects == [object.replace(b'"n":', b'"number":') for object in before.objects]
-    assert all(behind(path))
+    assert all(undamaged_from_each_line(path))
 
 
 @pytest.mark.parametrize("numbers", [(3,), (5,), (1, 4), (3, 4), (0, 1, 2)])
-def test_a_damaged_line_can_be_emptied(path: Path, numbers: tuple[int, ...]) -> None:
-    """It stays as damaged as it was, and tells nothing; those around it are what they were."""
-    spoilt(path, *numbers)
+def test_damaged_line_can_be_blanked(path: Path, numbers: tuple[int, ...]) -> None:
+    """`replace_damaged` removes the content of a damaged line, which stays damaged; the other lines are unchanged."""
+    spoil_messages(path, *numbers)
     before = load(path, header=HEADER)
     with open(path, "rb") as file, rewriting(path) as new:
-        for _, line, sealed, _ in scan_lines(file):
-            if sealed is None:
-                new.spoil(line, b'{"type":"message",gone}')
+        for line in scan_lines(file):
+            if line.sealed is None:
+                new.replace_damaged(line.data, b'{"type":"message",gone}')
             else:
-                new.append(sealed.object, sealed)
+                new.append(line.sealed.object, line.sealed)
     after = load(path, header=HEADER)
     assert after.objects == before.objects
     assert [str(damage) for damage in after.damage] == [str(damage) for damage in before.damage]
     assert not any(b'"n":%d' % (number + 10) in path.read_bytes() for number in numbers)
-    assert all(behind(path))
+    assert all(undamaged_from_each_line(path))

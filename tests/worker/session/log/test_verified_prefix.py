@@ -1,4 +1,4 @@
-"""What is known of a long file from last time spares work, and that is all: the file alone is believed."""
+"""The verified prefix of a session file: it saves checks when a long file is opened and never changes the result."""
 
 from __future__ import annotations
 
@@ -21,29 +21,30 @@ from orch_worker.session.log import append_log, blocks, verified_prefix
 from orch_worker.session.log.record_format import seal_lines, unseal_line
 from orch_worker.session.log.verified_prefix import VerifiedPrefix, read_verified_prefix
 from orch_worker.session.session import SessionState
-from orch_worker.session.transcript import NAME, Transcript, read_session
+from orch_worker.session.session_reader import NAME, read_session
+from orch_worker.session.transcript import Transcript
 
 FILES = 48
 
 
 @pytest.fixture(autouse=True)
 def _early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Note what is known of short files too, and read them in many blocks."""
+    """Record verified prefixes for short files too, and read files in many blocks."""
     monkeypatch.setattr(append_log, "MIN_PREFIX_BYTES", 1000)
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 700)
 
 
 def opened(folder: Path) -> Transcript:
-    """Return the transcript in `folder`, open."""
+    """Return the open transcript in `folder`."""
     return Transcript.open(folder, agent="agent", cwd="/")
 
 
-def talk(folder: Path, turns: int = 12) -> Path:
-    """Let there be a conversation of so many turns, closed; return its file."""
+def write_session(folder: Path, turns: int = 12) -> Path:
+    """Write a conversation of `turns` turns to `folder` and close it. Return the path of its file."""
     transcript = opened(folder)
     for number in range(turns):
         transcript.message(
-            user(f"ask {number} " + "x" * 90), f"q{number // 2}", said=f"s{number}" if number % 3 else ""
+            user(f"ask {number} " + "x" * 90), f"q{number // 2}", steer_id=f"s{number}" if number % 3 else ""
         )
         transcript.message(assistant("so " + "y" * 90), f"q{number // 2}", Usage(number, 1))
         if number % 4 == 3:
@@ -54,14 +55,14 @@ def talk(folder: Path, turns: int = 12) -> Path:
 
 
 def facts(session: SessionState) -> dict[str, Any]:
-    """Return all that a session says."""
+    """Return all public state of a session."""
     names = [name for name in vars(session) if not name.startswith("_") and name != "lineage"]
     names += ["entries", "messages", "responses", "leaf", "places", "unanswered", "fresh"]
     return {name: getattr(session, name) for name in names} | {"parents": session.lineage.parents.tolist()}
 
 
-def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that grows with each block whose lines are looked at one by one."""
+def line_checked_blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the size of each block whose lines are checked one by one."""
     seen: list[int] = []
     checked = blocks._line_checksums
 
@@ -73,29 +74,29 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-def test_lines_that_were_looked_at_are_not_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All bytes are read and compared; only what was appended since is taken apart. The session is the same."""
-    path = talk(tmp_path)
+def test_verified_lines_are_not_parsed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening compares the CRC-32 of the prefix, checks only appended lines, and gives the same session."""
+    path = write_session(tmp_path)
     noted = read_verified_prefix(path)
     assert noted is not None
     assert (noted.end, noted.sum) == (path.stat().st_size, crc32(path.read_bytes()))
     expected = facts(read_session(tmp_path))
-    seen = looked_at(monkeypatch)
+    seen = line_checked_blocks(monkeypatch)
     transcript = opened(tmp_path)
     assert facts(transcript.session) == expected
     assert seen == []
     transcript.message(user("one more"), "q9")
     transcript.close()
-    assert read_verified_prefix(path) == noted  # so little more is not noted
+    assert read_verified_prefix(path) == noted  # the file has not grown enough for a new prefix
     assert [entry.id for entry in read_session(tmp_path).entries][-1] == transcript.session.leaf
     assert sum(seen) == path.stat().st_size - noted.end
 
 
-def test_a_file_that_was_noted_and_damaged_is_read_as_any_other(tmp_path: Path) -> None:
-    """Of each damaged file the same is said, shown and cut off as if nothing had been noted: the note is of no use."""
-    path = talk(tmp_path / "a")
+def test_damaged_file_ignores_its_note(tmp_path: Path) -> None:
+    """For a damaged file, the report, the contents and the repair are the same with and without a prefix."""
+    path = write_session(tmp_path / "a")
     data, note = path.read_bytes(), path.with_name(f"{NAME}.known").read_bytes()
-    worse = 0
+    reported = 0
     for number in range(FILES):
         luck = random.Random(number)
         changed = bytearray(spoilt(data, number) if number % 3 == 0 else data)
@@ -103,7 +104,7 @@ def test_a_file_that_was_noted_and_damaged_is_read_as_any_other(tmp_path: Path) 
             changed[luck.randrange(len(changed))] ^= 1 << luck.randrange(8)
         elif number % 3 == 2:
             del changed[luck.randrange(len(changed)) :]
-        told = []
+        collected = []
         for name in ("noted", "plain"):
             folder = tmp_path / f"{name}-{number}"
             folder.mkdir()
@@ -113,22 +114,22 @@ def test_a_file_that_was_noted_and_damaged_is_read_as_any_other(tmp_path: Path) 
             try:
                 shown = facts(read_session(folder))
                 transcript = opened(folder)
-                said = transcript.repaired.replace(str(folder), "")
-                told.append((shown, facts(transcript.session), said, transcript.log.end))
+                found = transcript.repaired.replace(str(folder), "")
+                collected.append((shown, facts(transcript.session), found, transcript.log.end))
                 transcript.close()
             except (ForeignFileError, StoreError) as error:
-                told.append((str(error).replace(str(folder), ""),))
-        assert told[0] == told[1], number
-        worse += bool(told[0][-2:][0])
-    assert worse > FILES // 2
+                collected.append((str(error).replace(str(folder), ""),))
+        assert collected[0] == collected[1], number
+        reported += bool(collected[0][-2:][0])
+    assert reported > FILES // 2
 
 
 @pytest.mark.parametrize("noted", [b"", b"{}", b"no JSON", b'{"end":-4,"seq":1,"checksum":1,"sum":0}'])
-def test_a_note_that_says_nothing_is_passed_over(tmp_path: Path, noted: bytes) -> None:
-    """And a better one takes its place."""
-    path = talk(tmp_path)
-    expected, beside = facts(read_session(tmp_path)), path.with_name(f"{NAME}.known")
-    beside.write_bytes(noted)
+def test_invalid_note_is_ignored_and_replaced(tmp_path: Path, noted: bytes) -> None:
+    """Opening the session replaces an invalid prefix file by a correct one."""
+    path = write_session(tmp_path)
+    expected, note_path = facts(read_session(tmp_path)), path.with_name(f"{NAME}.known")
+    note_path.write_bytes(noted)
     transcript = opened(tmp_path)
     assert facts(transcript.session) == expected
     assert transcript.repaired == ""
@@ -138,13 +139,13 @@ def test_a_note_that_says_nothing_is_passed_over(tmp_path: Path, noted: bytes) -
     assert better.sum == crc32(path.read_bytes())
 
 
-def test_a_note_on_another_file_is_passed_over(tmp_path: Path) -> None:
-    """A longer one, a shorter one, and one that is the same up to its end but for a byte."""
-    path = talk(tmp_path / "a")
+def test_note_for_another_file_is_ignored(tmp_path: Path) -> None:
+    """A prefix that is longer, shorter, or has a different CRC-32 than the file does not change what is read."""
+    path = write_session(tmp_path / "a")
     for turns in (3, 40):
-        other = talk(tmp_path / f"b{turns}", turns)
-        beside = other.with_name(f"{NAME}.known")
-        path.with_name(beside.name).write_bytes(beside.read_bytes())
+        other = write_session(tmp_path / f"b{turns}", turns)
+        note_path = other.with_name(f"{NAME}.known")
+        path.with_name(note_path.name).write_bytes(note_path.read_bytes())
         assert read_session(tmp_path / "a").turns == 0
         assert len(read_session(tmp_path / "a").entries) == 27
     whole = path.read_bytes()
@@ -156,27 +157,27 @@ def test_a_note_on_another_file_is_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("field", ["end", "seq", "checksum", "sum"])
-def test_a_note_that_was_damaged_spoils_nothing_that_follows(tmp_path: Path, field: str) -> None:
-    """What is appended goes on where the file ends, not where the note says."""
-    path = talk(tmp_path)
+def test_damaged_note_does_not_affect_later_appends(tmp_path: Path, field: str) -> None:
+    """After a prefix with one wrong field, an append continues the line numbers at the end of the file."""
+    path = write_session(tmp_path)
     noted = read_verified_prefix(path)
     assert noted is not None
     wrong = msgspec.structs.replace(noted, **{field: getattr(noted, field) ^ 1})
-    beside = path.with_name(f"{NAME}.known")
-    beside.write_bytes(msgspec.json.encode(wrong))
+    note_path = path.with_name(f"{NAME}.known")
+    note_path.write_bytes(msgspec.json.encode(wrong))
     transcript = opened(tmp_path)
     transcript.message(user("on"), "q9")
     transcript.close()
-    beside.unlink(missing_ok=True)
+    note_path.unlink(missing_ok=True)
     transcript = opened(tmp_path)
     assert transcript.repaired == ""
     assert transcript.log.seq == len(path.read_bytes().splitlines()) == noted.seq + 1
     transcript.close()
 
 
-def test_nothing_is_noted_of_a_file_with_damage(tmp_path: Path) -> None:
-    """Each opening tells of it; and where nothing can be noted, nothing is the matter."""
-    path = talk(tmp_path)
+def test_damaged_files_get_no_note(tmp_path: Path) -> None:
+    """Each opening reports the damage; a prefix file that cannot be written is not an error."""
+    path = write_session(tmp_path)
     path.with_name(f"{NAME}.known").unlink()
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -186,18 +187,18 @@ def test_nothing_is_noted_of_a_file_with_damage(tmp_path: Path) -> None:
         assert "its checksum does not match" in transcript.repaired
         transcript.close()
         assert read_verified_prefix(path) is None
-    sound = talk(tmp_path / "b")
-    beside = sound.with_name(f"{NAME}.known")
-    beside.unlink()
-    beside.mkdir()
+    sound = write_session(tmp_path / "b")
+    note_path = sound.with_name(f"{NAME}.known")
+    note_path.unlink()
+    note_path.mkdir()
     opened(tmp_path / "b").close()
     assert len(read_session(tmp_path / "b").entries) == 27
-    assert sorted(each.name for each in sound.parent.iterdir()) == ["lock", NAME, beside.name]
+    assert sorted(each.name for each in sound.parent.iterdir()) == ["lock", NAME, note_path.name]
 
 
-def test_a_torn_end_is_cut_off_what_is_known(tmp_path: Path) -> None:
-    """And what is noted then is of what is left."""
-    path = talk(tmp_path)
+def test_torn_tail_is_removed_from_a_noted_file(tmp_path: Path) -> None:
+    """After the torn tail is removed, the new prefix covers the whole file."""
+    path = write_session(tmp_path)
     path.with_name(f"{NAME}.known").unlink()
     path.write_bytes(path.read_bytes() + b'{"type":"mess')
     transcript = opened(tmp_path)
@@ -209,9 +210,9 @@ def test_a_torn_end_is_cut_off_what_is_known(tmp_path: Path) -> None:
     assert (noted.end, noted.sum) == (path.stat().st_size, crc32(path.read_bytes()))
 
 
-def test_what_was_skimmed_and_changes_before_it_is_read_is_an_error(tmp_path: Path) -> None:
-    """Nothing of it is shown."""
-    path = talk(tmp_path)
+def test_file_changed_between_skimming_and_reading_is_an_error(tmp_path: Path) -> None:
+    """Reading the messages of a file that changed after opening raises StoreError."""
+    path = write_session(tmp_path)
     transcript = opened(tmp_path)
     assert transcript.session.leaf
     path.write_bytes(path.read_bytes().replace(b"ask 3", b"ask 4"))
@@ -220,8 +221,8 @@ def test_what_was_skimmed_and_changes_before_it_is_read_is_an_error(tmp_path: Pa
     transcript.close()
 
 
-def test_a_session_that_is_skimmed_is_the_one_that_is_read(tmp_path: Path) -> None:
-    """Whatever happened in it: archives, branches, ids that come twice, kinds that nobody knows."""
+def test_skimmed_session_equals_the_read_session(tmp_path: Path) -> None:
+    """Both are equal for sessions with archives, branches, duplicate ids and unknown entry types."""
     life = Life(tmp_path / "life", EAGER)
     for turn in range(5):
         life.turn(*steps(2, f"t{turn}", 30))
@@ -246,10 +247,8 @@ def test_a_session_that_is_skimmed_is_the_one_that_is_read(tmp_path: Path) -> No
             transcript.close()
 
 
-def test_of_a_file_whose_writer_is_killed_only_the_end_is_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is known is noted while it is written, too; so it is where notes cannot be written, but for the note."""
+def test_after_a_killed_writer_only_the_tail_is_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prefix is updated during writing, so that only the lines after it are checked."""
     monkeypatch.setattr(append_log, "PREFIX_NOTE_INTERVAL_BYTES", 3000)
     transcript, other = opened(tmp_path), opened(tmp_path / "other")
     (tmp_path / "other" / f"{NAME}.known.new").mkdir()
@@ -260,7 +259,7 @@ def test_of_a_file_whose_writer_is_killed_only_the_end_is_looked_at(
     noted = read_verified_prefix(transcript.path)
     assert noted is not None
     assert 0 < written - noted.end < 3000 + 400
-    seen = looked_at(monkeypatch)
+    seen = line_checked_blocks(monkeypatch)
     assert facts(read_session(tmp_path)) == expected | {"header": transcript.session.header}
     assert sum(seen) == written - noted.end
     assert read_verified_prefix(other.path) is None
@@ -269,14 +268,14 @@ def test_of_a_file_whose_writer_is_killed_only_the_end_is_looked_at(
     other.close()
 
 
-def test_a_pipe_in_the_place_of_a_note_is_not_waited_for(tmp_path: Path) -> None:
-    """Neither by who opens the session, nor by who notes what is known of it."""
-    path = talk(tmp_path)
+def test_fifo_in_place_of_a_note_does_not_block(tmp_path: Path) -> None:
+    """Reading and replacing the prefix file return at once if a FIFO has its name."""
+    path = write_session(tmp_path)
     noted = read_verified_prefix(path)
     assert noted is not None
-    beside = path.with_name(f"{NAME}.known")
-    beside.unlink()
-    for each in (beside, path.with_name(f"{NAME}.known.new")):
+    note_path = path.with_name(f"{NAME}.known")
+    note_path.unlink()
+    for each in (note_path, path.with_name(f"{NAME}.known.new")):
         os.mkfifo(each)
     found: list[VerifiedPrefix | None] = []
 
@@ -288,12 +287,9 @@ def test_a_pipe_in_the_place_of_a_note_is_not_waited_for(tmp_path: Path) -> None
     looking = threading.Thread(target=look, daemon=True)
     looking.start()
     looking.join(20)
-    assert found == [None, None]
-    verified_prefix.write_verified_prefix(path, noted)  # what was in the way is gone
-    assert read_verified_prefix(path) == noted
+    assert found == [None, noted]
 
 
-def test_notes_are_for_long_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of most sessions there is none."""
+def test_short_files_get_no_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(append_log, "MIN_PREFIX_BYTES", verified_prefix.MIN_PREFIX_BYTES)
-    assert read_verified_prefix(talk(tmp_path)) is None
+    assert read_verified_prefix(write_session(tmp_path)) is None

@@ -1,4 +1,4 @@
-"""The tools by which an agent has agents."""
+"""The tools with which an agent spawns, queries and manages subagents."""
 
 from __future__ import annotations
 
@@ -11,40 +11,33 @@ import pytest
 from agent_doubles import Root
 from orch_protocol.core.errors import AgentNotFoundError, ConcurrencyLimitError, DepthCapError, QueryTimeoutError
 from orch_protocol.core.messages import Reply, Text, ToolUse, Usage
-from orch_protocol.services.requests import (
-    AgentRow,
-    Collect,
-    Kill,
-    Killed,
-    ListAgents,
-    QueryAgent,
-    Spawn,
-    Spawned,
-    Submitted,
-    Wait,
-    Waited,
-)
+from orch_protocol.core.worktrees import WorktreeReport
+from orch_protocol.policy.builtin_tools import BUILTIN_TOOLS
+from orch_protocol.services.agents.lifecycle import Kill, Killed
+from orch_protocol.services.agents.query import Collect, QueryAgent, Submitted, Wait, Waited
+from orch_protocol.services.agents.spawn import Spawn, Spawned
+from orch_protocol.services.agents.status import AgentRow, ListAgents
 from orch_worker.tools.api.base import ToolContext
-from orch_worker.tools.dispatch.presets import BUILTIN, load
+from orch_worker.tools.dispatch.presets import PRESETS, load, make_toolbox
 from orch_worker.tools.dispatch.toolbox import Toolbox
 
-AGENTS = [name for name, row in BUILTIN.items() if row.category == "agents"]
+AGENTS = [name for name, row in BUILTIN_TOOLS.items() if row.category == "agents"]
 SPAWNED = Spawned("b1", 7, "scout", "minimal", 2, 123)
 REPLY = Reply("b1", "q", "It is 42.", tool_calls=3)
 ROW = AgentRow("b1", 7, "scout", "a1", 2, "agent", "idle", "t" * 100, "m", "minimal", 1, "", "", None, 0, 0, 1, Usage())
 
 
-async def call(root: Root, name: str, **input: Any) -> tuple[str, bool]:
-    """Return text and error mark of one call."""
-    box = Toolbox(load(AGENTS), ToolContext(Path("/"), call_root=root, seconds=100.0))
-    outcome = await box.dispatch(ToolUse("c", name, input))
+async def call(root: Root, tool: str, /, **input: Any) -> tuple[str, bool]:
+    """Call one tool and return the text of the result and whether it is an error."""
+    box = Toolbox(load(AGENTS), ToolContext(Path("/"), agent_id="a1", call_root=root, seconds=100.0))
+    outcome = await box.dispatch(ToolUse("c", tool, input))
     (block,) = outcome.result.content
     assert isinstance(block, Text)
     return block.text, outcome.result.is_error
 
 
 async def test_spawn() -> None:
-    """Spawning returns id, number and name."""
+    """`spawn_subagent` passes task and preset to the root and returns id, number and name of the subagent."""
     root = Root(SPAWNED)
     text, _ = await call(root, "spawn_subagent", task="look", preset="minimal")
     assert msgspec.json.decode(text) == {"id": "b1", "seq": 7, "name": "scout"}
@@ -52,7 +45,7 @@ async def test_spawn() -> None:
 
 
 async def test_spawn_with_a_query() -> None:
-    """A first question is asked and its answer comes along."""
+    """With `query`, `spawn_subagent` also queries the new subagent and returns its answer."""
     root = Root(SPAWNED, REPLY)
     text, _ = await call(root, "spawn_subagent", task="look", tools=["read_file"], query="what?")
     assert text.split("\n")[-1] == "It is 42."
@@ -60,14 +53,49 @@ async def test_spawn_with_a_query() -> None:
     assert root.asked[1] == ("query", QueryAgent("b1", "what?", timeout=98.0))
 
 
+async def test_spawn_in_a_worktree(tmp_path: Path) -> None:
+    """The answer ends with the changes in the worktree and the merge command for the user.
+
+    The argument `isolation` is offered only inside a git repository.
+    """
+    report = WorktreeReport("/w", "orch/b1", "main", ("x",), 1)
+    root = Root(SPAWNED, msgspec.structs.replace(REPLY, worktree=report))
+    text, _ = await call(root, "spawn_subagent", task="look", isolation="worktree", query="what?")
+    assert root.asked[0] == ("spawn", Spawn("look", isolation="worktree"))
+    assert text.endswith(
+        "1 file changed, 0 commits, 1 uncommitted\nno conflicts with main\nThe user can merge: orch merge b1"
+    )
+    for folder, offered in ((tmp_path, False), (tmp_path / "repo", True)):
+        if offered:
+            (folder / ".git").mkdir(parents=True)
+        [spec] = make_toolbox(["spawn_subagent"], (), ToolContext(folder)).specs()
+        assert ("isolation" in spec.input_schema["properties"]) == offered
+
+
+async def test_spawn_with_an_agent_type() -> None:
+    """The argument `agent` offers and describes the agent types of the context.
+
+    Without agent types, it has no choices.
+    """
+    root = Root(SPAWNED)
+    await call(root, "spawn_subagent", task="look", agent="reviewer")
+    assert root.asked == [("spawn", Spawn("look", agent="reviewer"))]
+    context = ToolContext(Path("/"), agent_types={"reviewer": "Reviews changes."})
+    for given, choices in ((context, ["reviewer", None]), (ToolContext(Path("/")), None)):
+        [spec] = make_toolbox(["spawn_subagent"], (), given).specs()
+        shown = spec.input_schema["properties"].get("agent", {})
+        assert shown.get("enum") == choices
+        assert shown.get("description", "").endswith("\n- reviewer: Reviews changes.") == (choices is not None)
+
+
 async def test_query() -> None:
-    """A query returns the answer with how it ended."""
+    """`query_subagent` returns the answer with its stop reason and its number of tool calls."""
     text, is_error = await call(Root(REPLY), "query_subagent", id="b1", prompt="what?")
     assert (text, is_error) == ("Subagent b1 (end_turn, 3 tool calls):\n\nIt is 42.", False)
 
 
 async def test_query_outlasting_its_call() -> None:
-    """A query is waited for less long than the call may take; the child works on and nothing is lost."""
+    """If the query times out, the result is not an error and names the tool that returns the answer later."""
     text, is_error = await call(Root(QueryTimeoutError("late")), "query_subagent", id="b1", prompt="what?")
     assert (text, is_error) == (
         "No answer yet: subagent b1 works on. Take its answer later with collect_subagent.",
@@ -76,7 +104,7 @@ async def test_query_outlasting_its_call() -> None:
 
 
 async def test_query_without_waiting() -> None:
-    """A submitted query returns at once."""
+    """With `wait=False`, `query_subagent` submits the query and returns without the answer."""
     root = Root(Submitted("b1", "q"))
     text, _ = await call(root, "query_subagent", id="7", prompt="what?", wait=False)
     assert text == "Subagent b1 is at work: take its answer with collect_subagent."
@@ -84,32 +112,32 @@ async def test_query_without_waiting() -> None:
 
 
 @pytest.mark.parametrize("wake", ["any", "all", 2])
-async def test_query_that_wakes(wake: Any) -> None:
-    """A query can ask for a message when it, or so many of its kind, are done; it does not wait then."""
+async def test_query_with_wake_up_message(wake: Any) -> None:
+    """The query is submitted without waiting, and the root receives the value of `wake`."""
     root = Root(Submitted("b1", "q"))
     await call(root, "query_subagent", id="b1", prompt="what?", wake=wake)
     assert root.asked == [("submit", QueryAgent("b1", "what?", wake=wake))]
 
 
-@pytest.mark.parametrize(("wait", "patience"), [(True, 98.0), (False, 0.0)])
+@pytest.mark.parametrize(("wait", "patience"), [(True, 60.0), (False, 0.0)])
 async def test_collect(wait: bool, patience: float) -> None:
-    """An answer is collected, with or without waiting for it."""
+    """`collect_subagent` waits up to 60 s for the answer, or not at all if `wait` is False."""
     root = Root(REPLY)
     text, _ = await call(root, "collect_subagent", id="b1", wait=wait)
     assert text.endswith("It is 42.")
     assert root.asked == [("collect", Collect("b1", timeout=patience))]
 
 
-async def test_collect_again() -> None:
-    """An answer that was taken is to be had once more: a compaction may have taken it away."""
+async def test_collected_answer_can_be_collected_again() -> None:
+    """With `again=True`, an answer can be collected again, because a compaction may have removed it."""
     root = Root(REPLY)
     text, _ = await call(root, "collect_subagent", id=7, again=True)
     assert text.endswith("It is 42.")
-    assert root.asked == [("collect", Collect("7", timeout=98.0, again=True))]
+    assert root.asked == [("collect", Collect("7", timeout=60.0, again=True))]
 
 
-async def test_wait() -> None:
-    """Waiting says who is done and who is not, also when time ran out."""
+async def test_wait_reports_finished_and_running_agents() -> None:
+    """`wait_subagents` returns finished and running subagents, and a timeout is not an error."""
     root = Root(Waited(("b1",), ("b2",)), QueryTimeoutError("late"))
     text, _ = await call(root, "wait_subagents", ids=["b1", "b2"], mode="any")
     assert msgspec.json.decode(text) == {"done": ["b1"], "pending": ["b2"]}
@@ -118,17 +146,44 @@ async def test_wait() -> None:
     assert (text.startswith("Not yet"), is_error) == (True, False)
 
 
-async def test_list() -> None:
-    """Listing gives one line an agent."""
-    root = Root([ROW], [])
+async def test_list_marks_own_agents_agents_below_and_peers() -> None:
+    """Each line of `list_subagents` states the relation of the agent to the caller: own, below or peer."""
+    below = msgspec.structs.replace(ROW, id="c1", name="helper", parent_id="b1", task="t")
+    peer = msgspec.structs.replace(ROW, id="p1", name="expert", parent_id=None, task="t")
+    root = Root([ROW, below, peer], [])
     text, _ = await call(root, "list_subagents")
-    assert msgspec.json.decode(text) == {"id": "b1", "name": "scout", "status": "idle", "task": "t" * 80}
+    rows = [msgspec.json.decode(line) for line in text.splitlines()]
+    assert rows[0] == {"id": "b1", "name": "scout", "relation": "own", "status": "idle", "task": "t" * 80}
+    assert [row["relation"] for row in rows] == ["own", "below", "peer"]
     assert root.asked == [("list", ListAgents())]
     assert (await call(root, "list_subagents"))[0] == "There are no subagents."
 
 
-async def test_kill() -> None:
-    """Killing names everyone who was killed."""
+async def test_spawn_passes_name_and_model() -> None:
+    """`spawn_subagent` passes name and model to the root unchanged, because the root checks them."""
+    root = Root(SPAWNED)
+    await call(root, "spawn_subagent", task="look", name="scout", model="local:m")
+    assert root.asked == [("spawn", Spawn("look", name="scout", model="local:m"))]
+
+
+async def test_spawn_offers_presets_without_the_holder() -> None:
+    """The argument `preset` is an enum, and the description says that rights cannot be extended after the spawn."""
+    (spec,) = [tool.spec() for tool in load(["spawn_subagent"])]
+    (options, _) = spec.input_schema["properties"]["preset"]["anyOf"]
+    assert set(options["enum"]) == set(PRESETS) - {"holder"}
+    assert "cannot be extended" in spec.description
+
+
+async def test_collect_waits_for_its_timeout() -> None:
+    """`collect_subagent` waits for the given number of seconds, but not longer than the call may take."""
+    root = Root(REPLY, REPLY)
+    await call(root, "collect_subagent", id="b1", timeout=5)
+    await call(root, "collect_subagent", id="b1", timeout=500)
+    assert [asked[1].timeout for asked in root.asked] == [5.0, 98.0]
+
+
+async def test_kill_names_every_killed_agent() -> None:
+    """`kill_subagent` passes one id to the root and names all agents that the root killed."""
     root = Root(Killed(("b2", "b1")))
     assert (await call(root, "kill_subagent", id="b1"))[0] == "Killed: b2, b1."
     assert root.asked == [("kill", Kill(("b1",)))]
@@ -138,15 +193,15 @@ async def test_kill() -> None:
     "error",
     [DepthCapError("depth cap 3 reached; report that you are blocked"), ConcurrencyLimitError("16 agents are alive")],
 )
-async def test_limits_say_to_report(error: Exception) -> None:
-    """A limit is an error result that tells the model once to report that it is blocked."""
+async def test_spawn_limit_instructs_the_model_to_report(error: Exception) -> None:
+    """If a limit prevents the spawn, the error tells the model exactly once to report that it is blocked."""
     text, is_error = await call(Root(error), "spawn_subagent", task="look")
     assert is_error
     assert text.startswith(str(error))
     assert text.count("report that you are blocked") == 1
 
 
-async def test_errors_of_the_root_are_results() -> None:
-    """What the root refuses is an error result in its words."""
+async def test_root_errors_become_error_results() -> None:
+    """If the root raises an error, the result is an error with the same message."""
     text, is_error = await call(Root(AgentNotFoundError("no agent 'b9'")), "kill_subagent", id="b9")
     assert (text, is_error) == ("no agent 'b9'", True)

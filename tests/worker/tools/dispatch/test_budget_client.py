@@ -1,4 +1,4 @@
-"""Turns that are paid for: what is put aside, what is settled, and how a turn ends when money does."""
+"""Turns under a budget: what is reserved and settled, and how a turn ends when the budget is used up."""
 
 from __future__ import annotations
 
@@ -9,19 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent_doubles import Talk, assert_valid
+from agent_doubles import Emit, Talk, assert_valid
 from orch_protocol.agent.spec import Limits
 from orch_protocol.core.errors import BackendError, BudgetExceededError
 from orch_protocol.core.messages import Reply, Usage, text_of
-from orch_protocol.policy.budget import (
-    BudgetAmounts,
-    BudgetReservationResult,
-    BudgetSettled,
-    ReserveBudget,
-    SettleBudget,
-)
+from orch_protocol.policy.budget import BudgetAmounts
+from orch_protocol.services.policy.budgets import BudgetReservationResult, BudgetSettled, ReserveBudget, SettleBudget
 from orch_protocol.services.service import AnyService
-from orch_worker.agent.turn import Emit, Turn
+from orch_protocol.wire.worker_messages import Query
+from orch_worker.agent.features.budget import BudgetExtension
 from orch_worker.backends.base import AssistantTurn, OnText
 from orch_worker.backends.offline.scripted import ScriptedBackend
 from orch_worker.tools.api.base import ToolContext, tool
@@ -30,13 +26,13 @@ from orch_worker.tools.dispatch.toolbox import Toolbox
 from paid_backend import MOST, Paid, price
 
 
-def dollars(least: float, enough: float, most: float) -> ReserveBudget:
-    """Return a request for so many dollars."""
-    return ReserveBudget(BudgetAmounts(usd=least), BudgetAmounts(usd=enough), BudgetAmounts(usd=most))
+def dollars(minimum: float, expected: float, limit: float) -> ReserveBudget:
+    """Return a request for a reservation with these amounts in dollars."""
+    return ReserveBudget(BudgetAmounts(usd=minimum), BudgetAmounts(usd=expected), BudgetAmounts(usd=limit))
 
 
 class Bank:
-    """A root that has so many dollars, and grants all of what is asked for or less."""
+    """A root with a number of dollars. It grants the requested amount, or the rest of its money."""
 
     def __init__(self, usd: float) -> None:
         self.left = usd
@@ -48,11 +44,17 @@ class Bank:
         if isinstance(params, SettleBudget):
             self.left -= params.amounts.usd
             return BudgetSettled(self.low)
-        if self.left < params.least.usd:
+        if self.left < params.minimum.usd:
             raise BudgetExceededError(f"${self.left:g} is left; raise it")
-        usd = min(params.most.usd, self.left)
-        why = "" if usd == params.most.usd else "no more than that was left"
+        usd = min(params.maximum.usd, self.left)
+        why = "" if usd == params.maximum.usd else "no more than that was left"
         return BudgetReservationResult(str(len(self.asked)), BudgetAmounts(usd=usd), why)
+
+
+class Prompt:
+    """The part of a prompt that budgets use."""
+
+    low = ""
 
 
 class Paying(Talk):
@@ -63,25 +65,19 @@ class Paying(Talk):
         self.bank = bank
         self.purse = BudgetClient(ToolContext(Path("/"), call_root=bank))
         self.purse.budgeted = frozenset({"usd"} if budgeted else ())
+        self.losses = self.purse.losses
+        self.prompt = Prompt()
 
     async def ask(  # type: ignore[override]
         self, prompt: str = "go", limits: Limits | None = None, emit: Emit | None = None
     ) -> Reply:
         """Run one turn."""
-        reply = await Turn(
-            query_id="q1",
-            agent_id="a1",
-            prompt=prompt,
-            backend=self.backend,
-            toolbox=self.box,
-            record=self.record,
-            limits=limits or Limits(),
-            report=lambda *_: None,
-            brake=self.brake,
-            purse=self.purse,
-            emit=emit,
-        ).run()
-        await asyncio.sleep(0)  # what is settled last is told to nobody who waits
+        self.on_event = emit or self.on_event
+        budgets = [BudgetExtension(self.purse, self.prompt)] if self.purse.budgeted else []  # type: ignore[arg-type]
+        for budget in budgets:
+            await budget.turn_began("q1", Query(prompt))
+        reply = await self.turn(prompt, limits or Limits(), *budgets)
+        await asyncio.sleep(0)  # lets the last settlement finish, for which no caller waits
         return reply
 
 
@@ -91,8 +87,8 @@ def look() -> str:
     return "seen"
 
 
-async def test_each_response_is_covered_before_and_settled_after() -> None:
-    """What it may cost is put aside, what it cost is told; nothing else is asked of the root."""
+async def test_each_response_is_reserved_and_settled() -> None:
+    """The root receives one reservation and one settlement for each response, and no other request."""
     bank = Bank(100.0)
     talk = Paying(bank, Paid([{"text": "$3", "tool": "look"}, price(0.5)]), look)
     reply = await talk.ask()
@@ -106,8 +102,8 @@ async def test_each_response_is_covered_before_and_settled_after() -> None:
     ]
 
 
-async def test_the_root_hears_what_was_spent_before_any_tool_runs() -> None:
-    """An agent that a tool asks may need the money."""
+async def test_response_is_settled_before_its_tools_run() -> None:
+    """A response is settled before its tools run, because a subagent that a tool spawns may need the money."""
     bank = Bank(100.0)
     at_tool: list[float] = []
 
@@ -120,8 +116,8 @@ async def test_the_root_hears_what_was_spent_before_any_tool_runs() -> None:
     assert at_tool == [97.0]
 
 
-async def test_a_turn_stops_when_the_next_response_is_not_covered() -> None:
-    """The calls before it are answered, the reply says so in the root's words, and the agent can go on with more."""
+async def test_turn_stops_when_the_next_response_is_not_covered() -> None:
+    """The turn ends with results for all calls and the reason of the root, and a later turn can continue."""
     bank = Bank(6.5)
     talk = Paying(bank, Paid([{"text": "$3", "tool": "look"}, {"text": "so far $3", "tool": "look"}, "done"]), look)
     reply = await talk.ask()
@@ -132,24 +128,24 @@ async def test_a_turn_stops_when_the_next_response_is_not_covered() -> None:
     assert (await talk.ask("go on")).text == "done"
 
 
-async def test_a_first_response_that_is_not_covered_is_an_error() -> None:
-    """Nothing was done that a reply could tell of."""
+async def test_uncovered_first_response_is_an_error() -> None:
+    """If not even the first response is covered, the turn raises the error and records only the prompt."""
     talk = Paying(Bank(0.5), Paid(["done"]))
     with pytest.raises(BudgetExceededError, match=r"\$0\.5 is left; raise it"):
         await talk.ask()
     assert [text_of(message) for message in talk.recorded] == ["go"]
 
 
-async def test_a_response_that_money_cut_short_ends_the_turn() -> None:
-    """The reply says what there was."""
+async def test_response_truncated_by_budget_ends_the_turn() -> None:
+    """If the budget truncates a response, the reply has the stop reason `budget` and the reason of the root."""
     talk = Paying(Bank(2.5), Paid([price(5, "a long story ")]))
     reply = await talk.ask()
     assert (reply.stop_reason, reply.usage.cost_usd) == ("budget", 2.5)
     assert reply.text.endswith("[The turn was stopped after 1 steps: no more than that was left.]")
 
 
-async def test_calls_of_a_response_that_money_cut_short_are_not_run() -> None:
-    """They may be incomplete."""
+async def test_calls_of_a_response_truncated_by_budget_do_not_run() -> None:
+    """Calls in a truncated response may be incomplete, so their results say that they did not run."""
     talk = Paying(Bank(2.5), Paid([{"text": "$5", "tool": "look"}, "done"]), look)
     reply = await talk.ask()
     assert (reply.stop_reason, reply.tool_calls) == ("budget", 0)
@@ -158,15 +154,15 @@ async def test_calls_of_a_response_that_money_cut_short_are_not_run() -> None:
 
 
 @pytest.mark.parametrize(("backend", "budgeted"), [(Paid(["done"]), False), (ScriptedBackend(["done"]), True)])
-async def test_without_a_budget_or_a_price_nothing_is_asked(backend: ScriptedBackend, budgeted: bool) -> None:
-    """Such a turn costs no word with the root."""
+async def test_turn_without_budget_or_price_does_not_ask_the_root(backend: ScriptedBackend, budgeted: bool) -> None:
+    """The root receives no request if the agent has no budget or the backend has no prices."""
     bank = Bank(0.0)
     assert (await Paying(bank, backend, budgeted=budgeted).ask()).text == "done"
     assert bank.asked == []
 
 
-async def test_a_budget_that_is_no_more_leaves_no_bound() -> None:
-    """What the last turn was granted does not bind the next one, which nobody counts."""
+async def test_removed_budget_leaves_no_limit() -> None:
+    """After its budget is removed, an agent sends the next request without the limit of the previous turn."""
     bank = Bank(2.0)
     backend = Paid([price(1.5), price(5)])
     talk = Paying(bank, backend)
@@ -176,16 +172,16 @@ async def test_a_budget_that_is_no_more_leaves_no_bound() -> None:
     assert backend.covered == [2.0, None]
 
 
-async def test_a_request_that_failed_settles_nothing() -> None:
-    """Its turn is over, and with it what was put aside."""
+async def test_failed_request_is_not_settled() -> None:
+    """A failed request leaves its reservation open, because the end of the turn releases it."""
     bank = Bank(10.0)
     with pytest.raises(BackendError):
         await Paying(bank, Paid([{"error": "BackendError"}])).ask()
     assert bank.asked == [dollars(1.0, 2.0, MOST)]
 
 
-async def test_what_a_request_took_that_was_given_up_is_settled_and_the_turns() -> None:
-    """One that was asked beside the turn: of a summary, a phase, a tool."""
+async def test_abandoned_side_requests_are_settled() -> None:
+    """A failed request of a tool is settled with its lost usage, which is also part of the reply."""
     bank = Bank(100.0)
     talk = Paying(bank, Paid([{"text": "$3", "tool": "ask_beside"}, price(0.5)]))
 
@@ -208,12 +204,12 @@ async def test_what_a_request_took_that_was_given_up_is_settled_and_the_turns() 
     assert "gone" in talk.texts()[0]
     assert (reply.usage.cost_usd, reply.usage.cache_write_tokens) == (3.75, 7)
     assert SettleBudget("3", BudgetAmounts(usd=0.25)) in bank.asked
-    assert talk.purse.lost() == Usage()
+    assert talk.losses.total == Usage()
 
 
 @pytest.mark.parametrize("error", [BudgetExceededError("too little is left"), asyncio.CancelledError(), OSError("x")])
-async def test_whatever_a_turn_ends_by_tells_what_it_used(error: BaseException) -> None:
-    """Also where the first response never came: what it took to ask for it."""
+async def test_every_end_of_a_turn_reports_its_usage(error: BaseException) -> None:
+    """The exception that ends a turn contains the lost usage, even if there was no response."""
 
     class Failing(Paid):
         async def assistant_turn(self, on_text: OnText | None = None) -> AssistantTurn:  # noqa: ARG002
@@ -227,8 +223,8 @@ async def test_whatever_a_turn_ends_by_tells_what_it_used(error: BaseException) 
     assert vars(failed.value)["usage"] == Usage(7, cost_usd=0.25)
 
 
-async def test_a_root_that_takes_no_settlement_is_not_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
-    """The turn goes on; the root counts what is on record when it is over."""
+async def test_turn_does_not_wait_for_a_failing_settlement(capsys: pytest.CaptureFixture[str]) -> None:
+    """A failed settlement is only logged, because the root counts the recorded usage at the end of the turn."""
 
     class Deaf(Bank):
         async def __call__(self, called: AnyService, params: Any, seconds: float | None = None) -> Any:
@@ -242,7 +238,7 @@ async def test_a_root_that_takes_no_settlement_is_not_waited_for(capsys: pytest.
 
 
 class Ledger:
-    """A root that grants what is asked for, but no more seconds of tools and calls than it has."""
+    """A root with a limited number of tool calls and seconds. It grants the requested amounts, or the rest."""
 
     def __init__(self, calls: float = 99.0, seconds: float = 99.0) -> None:
         self.left = {"tool_calls": calls, "tool_seconds": seconds}
@@ -257,28 +253,28 @@ class Ledger:
             return BudgetSettled()
         granted = {}
         for kind, left in self.left.items():
-            if left < getattr(params.least, kind):
+            if left < getattr(params.minimum, kind):
                 raise BudgetExceededError(f"{left:g} of {kind} left")
-            granted[kind] = min(left, getattr(params.most, kind))
+            granted[kind] = min(left, getattr(params.maximum, kind))
             self.left[kind] -= granted[kind]
         self.granted[id := str(len(self.asked))] = granted
         return BudgetReservationResult(id, BudgetAmounts(**granted))
 
 
 class TestCalls:
-    """Calls of tools that are counted."""
+    """Tool calls under a budget."""
 
     def talk(self, ledger: Ledger, *items: Any, kinds: str, tool: Any = look) -> Paying:
-        """Return a talk whose toolbox and turns share a purse that counts `kinds`."""
+        """Return a talk whose toolbox and turns share a budget client that counts `kinds`."""
         talk = Paying(Bank(0), ScriptedBackend(items))
         talk.box = Toolbox([tool], ToolContext(Path("/"), call_root=ledger, seconds=30.0))
         talk.backend.append_system("", talk.box.specs())
-        talk.purse = talk.box._context.own(BudgetClient)
+        talk.purse = talk.box._context.agent_object(BudgetClient)
         talk.purse.budgeted = frozenset(kinds.split())
         return talk
 
-    async def test_each_call_is_covered_before_and_settled_when_it_is_on_record(self) -> None:
-        """Of kinds that nobody counts nothing is asked."""
+    async def test_each_call_is_reserved_and_settled_when_recorded(self) -> None:
+        """Each call reserves and settles one tool call, and kinds without a limit are not reserved."""
         ledger = Ledger()
         talk = self.talk(ledger, {"tools": [{"tool": "look"}] * 2}, "done", kinds="tool_calls")
         reply = await talk.ask()
@@ -287,8 +283,8 @@ class TestCalls:
         assert [each.amounts for each in ledger.asked if isinstance(each, SettleBudget)] == [one] * 2
         assert (reply.usage.tool_calls, reply.usage.model_calls) == (2, 2)
 
-    async def test_a_call_that_is_not_covered_ends_the_turn(self) -> None:
-        """Those before it ran and are answered; the reply says why it ends, and the conversation stays whole."""
+    async def test_uncovered_call_ends_the_turn(self) -> None:
+        """Earlier calls have results, and the reply and the uncovered call state the reason."""
         talk = self.talk(
             Ledger(calls=3), {"loop": [{"text": "so far", "tools": [{"tool": "look"}] * 2}]}, kinds="tool_calls"
         )
@@ -298,8 +294,8 @@ class TestCalls:
         assert talk.texts() == ["seen", "seen", "seen", "Not run: 0 of tool_calls left."]
         assert_valid(talk.recorded)
 
-    async def test_a_tool_has_the_time_that_is_left(self) -> None:
-        """One that takes longer is given up, and the model is told why."""
+    async def test_tool_times_out_when_its_time_budget_is_used_up(self) -> None:
+        """The result tells the model that the budget limited the time of the tool."""
 
         @tool
         async def nap() -> str:
@@ -318,8 +314,8 @@ class TestCalls:
         assert (await talk.ask()).text == "done"
         assert "did not finish within 0.01 s, all that its budget leaves," in talk.texts()[0]
 
-    async def test_waiting_for_other_agents_is_no_tool_time(self) -> None:
-        """Their own tools' time is counted where it is spent; the call counts."""
+    async def test_waiting_for_subagents_uses_no_tool_time(self) -> None:
+        """A call of a tool for subagents counts as one tool call with zero seconds."""
 
         @tool(category="agents")
         def look() -> str:
@@ -331,8 +327,8 @@ class TestCalls:
         assert ledger.asked[0] == ReserveBudget(*[BudgetAmounts(tool_calls=1)] * 3)
         assert (reply.usage.tool_calls, reply.usage.tool_seconds) == (1, 0.0)
 
-    async def test_a_cut_off_call_counts(self) -> None:
-        """Its time until then, too: a turn that is ended again and again takes its budget all the same."""
+    async def test_cancelled_call_counts_with_its_time(self) -> None:
+        """A cancelled call uses the budget, so that repeated cancellation does not avoid the limit."""
         called = asyncio.Event()
 
         @tool
@@ -346,15 +342,15 @@ class TestCalls:
         talk = self.talk(ledger, {"tool": "nap"}, "done", kinds="tool_calls tool_seconds", tool=nap)
         asking = asyncio.create_task(talk.ask())
         await called.wait()
-        talk.brake.pull()
+        talk.brake.cancel()
         reply = await asking
         assert (reply.stop_reason, reply.usage.tool_calls) == ("cancelled", 1)
         assert reply.usage.tool_seconds > 0
         assert ledger.left["tool_calls"] == 98
 
 
-async def test_a_turn_that_a_budget_ends_says_which() -> None:
-    """As when the time at work is over: what was said so far stays, and calls that were cut off say why."""
+async def test_turn_ended_by_a_budget_names_it() -> None:
+    """The reply keeps the text so far, and the reply and the cancelled call state the reason."""
     called = asyncio.Event()
 
     @tool
@@ -367,7 +363,7 @@ async def test_a_turn_that_a_budget_ends_says_which() -> None:
     talk = Talk(ScriptedBackend([{"text": "so far", "tool": "nap"}, "done"]), nap)
     asking = asyncio.create_task(talk.ask())
     await called.wait()
-    talk.brake.pull("its time is over")
+    talk.brake.cancel("its time is over")
     reply = await asking
     assert (reply.stop_reason, reply.text) == (
         "budget",
@@ -377,12 +373,12 @@ async def test_a_turn_that_a_budget_ends_says_which() -> None:
     assert_valid(talk.recorded)
 
 
-async def test_who_watches_hears_once_that_a_budget_comes_to_an_end() -> None:
-    """And the purse keeps it, for the end of each request from then on."""
+async def test_low_budget_is_reported_once() -> None:
+    """A turn emits one event about a low budget, and the budget client keeps the notice for later requests."""
     bank = Bank(100.0)
     bank.low = "[Budget: nearly over]"
-    told: list[tuple[str, str]] = []
+    collected: list[tuple[str, str]] = []
     talk = Paying(bank, Paid([{"text": "$3", "tool": "look"}, {"text": "$3", "tool": "look"}, "done"]), look)
-    await talk.ask(emit=lambda kind, text, *_: told.append((kind, text)))
-    assert [text for kind, text in told if kind == "budget"] == ["[Budget: nearly over]"]
+    await talk.ask(emit=lambda kind, text, *_: collected.append((kind, text)))
+    assert [text for kind, text in collected if kind == "budget"] == ["[Budget: nearly over]"]
     assert talk.purse.low == "[Budget: nearly over]"

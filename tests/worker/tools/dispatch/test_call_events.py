@@ -1,4 +1,4 @@
-"""What observers are told of a call, from the toolbox: each outcome, in order, and the dry run."""
+"""The events of a tool call for observers: each outcome, the order of events, and the dry run."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ def note(text: str) -> str:
 
 
 def observed(toolbox: Toolbox) -> list[CallReport]:
-    """Return the list that what `toolbox` tells goes into."""
-    told: list[CallReport] = []
-    toolbox.observe = told.append
-    return told
+    """Return the list that receives the events of `toolbox`."""
+    collected: list[CallReport] = []
+    toolbox.observe = collected.append
+    return collected
 
 
 async def outcomes(toolbox: Toolbox, name: str, **input: Any) -> list[tuple[str, str, str]]:
-    """Call a tool and return outcome, decision and reason of each event, and the head of the result as a reason."""
-    told = observed(toolbox)
+    """Call a tool and return outcome, decision and reason of each event, or the result if there is no reason."""
+    found = observed(toolbox)
     await toolbox.dispatch(ToolUse("c1", name, input))
-    assert {(each.tool, each.call_id, repr(each.input)) for each in told} == {(name, "c1", repr(input))}
-    return [(each.outcome, each.decision, each.reason or each.result) for each in told]
+    assert {(each.tool, each.call_id, repr(each.input)) for each in found} == {(name, "c1", repr(input))}
+    return [(each.outcome, each.decision, each.reason or each.result) for each in found]
 
 
-async def test_a_call_that_runs_begins_and_ends(tmp_path: Path) -> None:
-    """`start`, then `ran` with the result, whether it was one, how long it took, and the same digest."""
+async def test_executed_call_reports_start_and_end(tmp_path: Path) -> None:
+    """A call that runs emits `start` and `ran` with the same digest, and `ran` has result, success and duration."""
     toolbox = box(tmp_path, PolicySpec(rules=RULES))
-    told = observed(toolbox)
+    found = observed(toolbox)
     await toolbox.dispatch(ToolUse("c1", "touch", {"path": "a"}))
-    start, ran = told
+    start, ran = found
     assert (start.outcome, start.success, start.elapsed_ms) == ("start", None, None)
     assert (ran.outcome, ran.result, ran.success) == ("ran", "touched a 1", True)
     assert ran.elapsed_ms is not None
@@ -64,26 +64,26 @@ async def test_a_call_that_runs_begins_and_ends(tmp_path: Path) -> None:
     ("name", "input", "expected"),
     [
         ("touch", {"path": "no"}, [("deny", "deny", "denied by denied_paths")]),
-        ("touch", {"path": "~/.ssh/id"}, [("declined", "ask", "holds credentials; the user said no")]),
+        ("touch", {"path": "~/.ssh/id"}, [("declined", "ask", "holds credentials; the user denied it")]),
         ("touch", {"path": "a", "times": "x"}, [("deny", "deny", "Invalid arguments")]),
         ("other", {}, [("deny", "deny", "not granted")]),
         ("fail", {}, [("start", "allow", ""), ("ran", "allow", "ValueError: broken")]),
         ("note", {"text": "sweep"}, [("task", "allow", "[ ] sweep")]),
     ],
 )
-async def test_each_outcome(
+async def test_each_outcome_of_a_call_is_reported(
     tmp_path: Path, name: str, input: dict[str, Any], expected: list[tuple[str, str, str]]
 ) -> None:
-    """Each call that was made is told of, with what was decided and why, also one that was never to run."""
+    """Each event has a decision and a reason, also if the call was not run."""
     toolbox = box(tmp_path, PolicySpec(rules=RULES), tools=[fail, note], call_root=Root(allowed=False))
-    told = await outcomes(toolbox, name, **input)
-    assert [each[:2] for each in told] == [each[:2] for each in expected]
-    assert all(said in reason for (_, _, reason), (_, _, said) in zip(told, expected, strict=True))
+    found = await outcomes(toolbox, name, **input)
+    assert [each[:2] for each in found] == [each[:2] for each in expected]
+    assert all(text in reason for (_, _, reason), (_, _, text) in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("asked", [False, True])
-async def test_a_call_that_is_cut_off_is_told_of(tmp_path: Path, asked: bool) -> None:
-    """When the turn ends first, a call that runs has failed, and one that waits for its approval was declined."""
+async def test_interrupted_call_is_reported(tmp_path: Path, asked: bool) -> None:
+    """A cancelled call counts as failed if it was running, and as declined if it waited for approval."""
     reached = asyncio.Event()
 
     async def root(*_: Any) -> Any:
@@ -98,7 +98,7 @@ async def test_a_call_that_is_cut_off_is_told_of(tmp_path: Path, asked: bool) ->
         return ""
 
     toolbox = box(tmp_path, PolicySpec(), tools=[wait], call_root=root)
-    told = observed(toolbox)
+    found = observed(toolbox)
     call = ToolUse("c1", "touch", {"path": "~/.ssh/id"}) if asked else ToolUse("c1", "wait", {})
     running = asyncio.create_task(toolbox.dispatch(call))
     await reached.wait()
@@ -106,27 +106,29 @@ async def test_a_call_that_is_cut_off_is_told_of(tmp_path: Path, asked: bool) ->
     with pytest.raises(asyncio.CancelledError):
         await running
     expected = [("declined", None)] if asked else [("start", None), ("ran", False)]
-    assert [(each.outcome, each.success) for each in told] == expected
+    assert [(each.outcome, each.success) for each in found] == expected
 
 
-async def test_arguments_that_no_json_can_be_are_told_of(tmp_path: Path) -> None:
-    """What cannot be told apart has no digest, and the call is told of all the same."""
+async def test_unserializable_arguments_are_reported_without_a_digest(tmp_path: Path) -> None:
+    """The event shows the arguments with replacement characters and has an empty digest."""
     toolbox = box(tmp_path, PolicySpec())
-    told = observed(toolbox)
+    found = observed(toolbox)
     await toolbox.dispatch(ToolUse("c1", "touch", {"path": "\ud800"}))
-    assert (told[0].digest, told[0].input) == ("", {"path": "\N{REPLACEMENT CHARACTER}"})
+    assert (found[0].digest, found[0].input) == ("", {"path": "\N{REPLACEMENT CHARACTER}"})
 
 
 @pytest.mark.parametrize(
-    ("path", "decision", "told"),
+    ("path", "decision", "expected"),
     [
         ("a", "allow", "touch would have run."),
         ("~/.ssh/id", "ask", "touch would have needed approval: "),
         ("no", "deny", "touch would have been denied: "),
     ],
 )
-async def test_a_dry_run_judges_and_runs_nothing(tmp_path: Path, path: str, decision: str, told: str) -> None:
-    """No tool runs and nobody is asked; the model and observers hear what the policy says of that very call."""
+async def test_dry_run_reports_verdicts_without_running_tools(
+    tmp_path: Path, path: str, decision: str, expected: str
+) -> None:
+    """In a dry run, the model and the observers receive the verdict, and no question for approval is sent."""
     root = Root()
     rules = PolicyConfig(denied_paths=("no",), dry_run=True)
     toolbox = box(tmp_path, PolicySpec(rules=rules), call_root=root)
@@ -134,7 +136,7 @@ async def test_a_dry_run_judges_and_runs_nothing(tmp_path: Path, path: str, deci
     outcome = await toolbox.dispatch(ToolUse("c1", "touch", {"path": path}))
     (block,) = outcome.result.content
     assert isinstance(block, Text)
-    assert block.text.startswith(f"[Dry run: nothing was done. {told}")
+    assert block.text.startswith(f"[Dry run: nothing was done. {expected}")
     assert (outcome.ran, outcome.result.is_error, root.asked, root.bound) == (False, False, [], 0)
     (event,) = events
     assert (event.outcome, event.decision, bool(event.reason)) == ("dry_run", decision, decision != "allow")

@@ -1,4 +1,4 @@
-"""The guard: what it judges, what it remembers of a turn, and that the toolbox heeds it."""
+"""The guard: its verdicts, what it remembers during a turn, and how the toolbox follows the verdicts."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pytest
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Text, ToolUse
-from orch_protocol.policy.approval import ApprovalDecision, ApproveCall, digest_of
+from orch_protocol.policy.approval import digest_of
 from orch_protocol.policy.policy import PolicyConfig, PolicySpec
+from orch_protocol.services.policy.approvals import ApprovalDecision, ApproveCall
 from orch_protocol.services.service import AnyService
 from orch_worker.backends.registry import is_remote
 from orch_worker.session.interruption_notes import DIRECTIVE
@@ -44,7 +45,10 @@ def box(
     tools: Sequence[Tool] = (),
     **root: Any,
 ) -> Toolbox:
-    """Return a toolbox with `touch` under `spec`, of an agent behind `backend` whose `moves` are kept."""
+    """Return a toolbox with `touch` under the policy `spec`, for an agent that uses `backend`.
+
+    Each backend that the agent switches to is appended to `moves`.
+    """
     context = ToolContext(folder, env={"HOME": str(folder)}, **root)
 
     async def move(to: BackendSpec) -> None:
@@ -55,84 +59,84 @@ def box(
     return Toolbox([touch, *tools], context, Guard(spec, context, LocalOnlyGuard(agent, context.call_root, move)))
 
 
-async def told(toolbox: Toolbox, **input: Any) -> tuple[bool, bool, str]:
-    """Call `touch` and return whether it ran, whether that is an error, and what the model is told."""
+async def tool_reply(toolbox: Toolbox, **input: Any) -> tuple[bool, bool, str]:
+    """Call `touch` and return whether it ran, whether the result is an error, and the text of the result."""
     outcome = await toolbox.dispatch(ToolUse("c1", "touch", input))
     (block,) = outcome.result.content
     assert isinstance(block, Text)
     return outcome.ran, outcome.result.is_error, block.text
 
 
-async def test_what_a_program_granted_runs(tmp_path: Path) -> None:
-    """Without any configuration a granted tool runs unasked."""
-    assert await told(box(tmp_path, PolicySpec()), path="a") == (True, False, "touched a 1")
+async def test_granted_tools_run_unasked_in_a_program(tmp_path: Path) -> None:
+    """In a program, a granted tool needs no approval if no policy is configured."""
+    assert await tool_reply(box(tmp_path, PolicySpec()), path="a") == (True, False, "touched a 1")
 
 
-async def test_denied_call_is_not_run_and_says_to_stop(tmp_path: Path) -> None:
-    """A denied call is a result that names the reason and tells the model to stop and ask."""
+async def test_denied_call_tells_the_model_to_stop(tmp_path: Path) -> None:
+    """The result names the rule that denied the call and instructs the model to stop."""
     spec = PolicySpec(rules=PolicyConfig(denied_paths=("secret",)))
-    ran, is_error, text = await told(box(tmp_path, spec), path="secret/key")
+    ran, is_error, text = await tool_reply(box(tmp_path, spec), path="secret/key")
     assert (ran, is_error) == (False, True)
     assert text.startswith("[Denied: touch was not run: ")
     assert "denied_paths" in text
     assert DIRECTIVE in text
 
 
-async def test_a_dot_is_the_folder_the_agent_works_in(tmp_path: Path) -> None:
-    """By its place, not by its name, which no path has."""
+async def test_dot_is_the_working_folder(tmp_path: Path) -> None:
+    """The rules `.` and `..` mean the working folder and its parent, not names of files."""
     (tmp_path / "here").mkdir()
     inside = box(tmp_path / "here", PolicySpec(rules=PolicyConfig(allowed_paths=(".",))))
-    assert (await told(inside, path="a"))[0]
-    assert not (await told(inside, path="../a"))[0]
+    assert (await tool_reply(inside, path="a"))[0]
+    assert not (await tool_reply(inside, path="../a"))[0]
     above = box(tmp_path / "here", PolicySpec(rules=PolicyConfig(denied_paths=("..",))))
-    assert not (await told(above, path="../a"))[0]
+    assert not (await tool_reply(above, path="../a"))[0]
 
 
-async def test_credentials_are_denied_where_there_is_no_root_to_ask(tmp_path: Path) -> None:
-    """What needs approval is denied where it cannot be asked for, and the result says so."""
-    ran, _, text = await told(box(tmp_path, PolicySpec()), path="~/.ssh/id")
+async def test_approval_without_a_root_is_a_denial(tmp_path: Path) -> None:
+    """If no root can be asked, the result gives this reason and the reason for the question."""
+    ran, _, text = await tool_reply(box(tmp_path, PolicySpec()), path="~/.ssh/id")
     assert not ran
     assert f"{tmp_path}/.ssh/id holds credentials" in text
     assert "this tool runs without a root" in text
 
 
-async def test_arguments_are_checked_before_the_policy_is(tmp_path: Path) -> None:
-    """A call that does not fit its schema is told so, whatever it names."""
-    _, _, text = await told(box(tmp_path, PolicySpec()), path="~/.ssh/id", times="x")
+async def test_arguments_are_validated_before_the_policy(tmp_path: Path) -> None:
+    """Invalid arguments give a schema error, even if the policy would ask about the path."""
+    _, _, text = await tool_reply(box(tmp_path, PolicySpec()), path="~/.ssh/id", times="x")
     assert text.startswith("Invalid arguments for touch")
 
 
-async def test_a_tool_that_was_not_granted_is_refused_as_such(tmp_path: Path) -> None:
-    """The grant comes before the policy: what was not granted is not judged."""
+async def test_grant_is_checked_before_the_policy(tmp_path: Path) -> None:
+    """A tool that is not granted is refused for this reason, even if the policy would ask about the path."""
     outcome = await box(tmp_path, PolicySpec()).dispatch(ToolUse("c1", "other", {"path": "~/.ssh/id"}))
     assert "is not granted" in str(outcome.result)
 
 
-async def test_personal_data_counts_until_the_turn_is_over(tmp_path: Path) -> None:
-    """Once a call has named personal data every later one of the turn is held to that; in the next turn none is."""
+async def test_personal_data_counts_until_the_end_of_the_turn(tmp_path: Path) -> None:
+    """After a call on personal data, later calls of the same turn need approval, but calls of the next turn do not."""
     spec = PolicySpec("cli", PolicyConfig(personal_paths=("mine/x",), permissions={"touch": "allow"}))
     toolbox = box(tmp_path, spec)
-    assert (await told(toolbox, path="a"))[0]
-    assert not (await told(toolbox, path="mine/x"))[0]
-    assert not (await told(toolbox, path="a"))[0]
+    assert (await tool_reply(toolbox, path="a"))[0]
+    assert not (await tool_reply(toolbox, path="mine/x"))[0]
+    assert not (await tool_reply(toolbox, path="a"))[0]
     toolbox.turn_began()
-    assert (await told(toolbox, path="a"))[0]
+    assert (await tool_reply(toolbox, path="a"))[0]
 
 
-async def test_a_link_made_later_is_seen(tmp_path: Path) -> None:
-    """Links are followed when a call is made, not when the agent came up."""
+async def test_links_are_resolved_at_call_time(tmp_path: Path) -> None:
+    """A path is denied as soon as a link at this path leads to a denied path."""
     toolbox = box(tmp_path, PolicySpec(rules=PolicyConfig(denied_paths=("no/where",))))
-    assert (await told(toolbox, path="link"))[0]
+    assert (await tool_reply(toolbox, path="link"))[0]
     (tmp_path / "no").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "no" / "where")
-    assert not (await told(toolbox, path="link"))[0]
+    assert not (await tool_reply(toolbox, path="link"))[0]
 
 
-async def test_too_much_to_look_through_is_not_let_through(tmp_path: Path) -> None:
-    """A call whose arguments name more than can be looked at needs approval."""
-    ran, _, text = await told(box(tmp_path, PolicySpec()), path=" ".join(map(str, range(25_000))))
+async def test_excessive_arguments_need_approval(tmp_path: Path) -> None:
+    """A call needs approval if its arguments contain more words than the guard examines."""
+    ran, _, text = await tool_reply(box(tmp_path, PolicySpec()), path=" ".join(map(str, range(25_000))))
     assert not ran
-    assert "too much" in text
+    assert "too many paths" in text
 
 
 @tool(name="hear")
@@ -142,64 +146,64 @@ def hear() -> ToolOutput:
 
 
 class TestLocal:
-    """What is for a local model alone."""
+    """Calls whose results only a local model may read."""
 
-    async def test_the_conversation_moves_before_the_tool_runs(self, tmp_path: Path) -> None:
-        """With a model on this machine the agent goes on with that one, bound once, when the call was approved."""
+    async def test_conversation_switches_to_a_local_model_before_the_tool_runs(self, tmp_path: Path) -> None:
+        """An approved call on credentials switches the conversation to the local model once."""
         moves: list[BackendSpec] = []
         root = Root()
         toolbox = box(tmp_path, PolicySpec(), backend=FAR, moves=moves, call_root=root)
-        assert (await told(toolbox, path="b"))[0]
+        assert (await tool_reply(toolbox, path="b"))[0]
         assert moves == []
-        assert (await told(toolbox, path="~/.ssh/id"))[0]
-        assert (await told(toolbox, path="~/.ssh/other"))[0]
+        assert (await tool_reply(toolbox, path="~/.ssh/id"))[0]
+        assert (await tool_reply(toolbox, path="~/.ssh/other"))[0]
         assert (moves, root.bound) == ([HERE], 1)
-        assert root.asked[0].reason.endswith("the conversation goes on with here:m, for good")
+        assert root.asked[0].reason.endswith("from now on, the conversation uses here:m")
         assert root.asked[1].reason.endswith("holds credentials")
 
-    async def test_what_was_not_approved_moves_nothing(self, tmp_path: Path) -> None:
-        """A no leaves the conversation where it is."""
+    async def test_denied_local_only_call_does_not_switch_the_model(self, tmp_path: Path) -> None:
+        """If the user denies a call on credentials, the conversation keeps its model."""
         root = Root(allowed=False)
-        assert not (await told(box(tmp_path, PolicySpec(), backend=FAR, call_root=root), path="~/.ssh/id"))[0]
+        assert not (await tool_reply(box(tmp_path, PolicySpec(), backend=FAR, call_root=root), path="~/.ssh/id"))[0]
         assert root.bound == 0
 
-    async def test_without_a_local_model_it_is_denied_and_nobody_is_asked(self, tmp_path: Path) -> None:
-        """The result says that there is no model on this machine, and why."""
+    async def test_local_only_call_without_a_local_model_is_denied_unasked(self, tmp_path: Path) -> None:
+        """The result states that no local model is available, and the root receives no question."""
         root = Root(here=None)
-        ran, _, text = await told(box(tmp_path, PolicySpec(), backend=FAR, call_root=root), path="~/.ssh/id")
+        ran, _, text = await tool_reply(box(tmp_path, PolicySpec(), backend=FAR, call_root=root), path="~/.ssh/id")
         assert (ran, root.asked) == (False, [])
-        assert "is for a model on this machine, and there is none (nothing answers)" in text
+        assert "only a local model may read the result, and no local model is available (nothing answers)" in text
 
-    async def test_only_a_person_lets_it_go_elsewhere_where_that_is_configured(self, tmp_path: Path) -> None:
-        """With `without_local` the question says where it would go; a yes binds nothing, and no pattern fits."""
+    async def test_person_is_asked_before_a_remote_model_reads_local_only_data(self, tmp_path: Path) -> None:
+        """If `no_local_model` is `ask`, the question names the remote model, and approval does not switch the model."""
         spec = PolicySpec(rules=PolicyConfig(no_local_model="ask"))
         root = Root(here=None)
-        assert (await told(box(tmp_path, spec, backend=FAR, call_root=root), path="~/.ssh/id"))[0]
+        assert (await tool_reply(box(tmp_path, spec, backend=FAR, call_root=root), path="~/.ssh/id"))[0]
         (asked,) = root.asked
         assert (asked.local, root.bound) == (True, 0)
-        assert asked.reason.endswith("a yes lets it go to one that is elsewhere")
+        assert asked.reason.endswith("if you approve, a remote model reads the result")
         root = Root(here=None, allowed=False)
-        assert not (await told(box(tmp_path, spec, backend=FAR, call_root=root), path="~/.ssh/id"))[0]
+        assert not (await tool_reply(box(tmp_path, spec, backend=FAR, call_root=root), path="~/.ssh/id"))[0]
 
-    async def test_a_model_that_is_gone_by_then_is_not_gone_around(self, tmp_path: Path) -> None:
-        """When binding fails after a yes, the call does not run."""
+    async def test_unavailable_local_model_stops_an_approved_call(self, tmp_path: Path) -> None:
+        """If the switch to the local model fails after the approval, the call does not run."""
         root = Root()
         root.meanwhile = lambda _: setattr(root, "here", None)
-        ran, _, text = await told(box(tmp_path, PolicySpec(), backend=FAR, call_root=root), path="~/.ssh/id")
+        ran, _, text = await tool_reply(box(tmp_path, PolicySpec(), backend=FAR, call_root=root), path="~/.ssh/id")
         assert (ran, "nothing answers" in text) == (False, True)
 
-    async def test_an_answer_for_local_models_moves_its_reader_or_is_withheld(self, tmp_path: Path) -> None:
-        """What a tool brings that only local models may read is shown to one, or to nobody."""
+    async def test_local_only_result_switches_the_model_or_is_withheld(self, tmp_path: Path) -> None:
+        """A result marked as local is shown to a local model, or is withheld if there is none."""
         for here, shown in ((HERE, True), (None, False)):
             root = Root(here=here)
             toolbox = box(tmp_path, PolicySpec(), backend=FAR, tools=[hear], call_root=root)
             result = (await toolbox.dispatch(ToolUse("c1", "hear", {}))).result
             assert ("s3cret" in str(result), result.is_error) == (shown, not shown)
-            assert ("Withheld: what hear brought" in str(result)) is not shown
+            assert ("Withheld: only a local model may read the result of hear" in str(result)) is not shown
 
 
-def test_a_model_is_remote_by_its_address() -> None:
-    """Built-in backends and servers on this machine are local, every other address is not."""
+def test_model_is_local_by_its_address() -> None:
+    """Built-in backends and servers at loopback addresses are local, and all other addresses are remote."""
     assert not is_remote(BackendSpec("extractive"))
     for url in ("http://localhost:11434/v1", "http://127.0.0.1:1", "http://[::1]:1"):
         assert not is_remote(BackendSpec("x", "m", {"base_url": url}))
@@ -215,7 +219,7 @@ def test_a_model_is_remote_by_its_address() -> None:
 
 
 class Root:
-    """Answers `approve`, and `localise` with the model `here`, and keeps what was asked."""
+    """A root that answers questions for approval, records them, and offers the local model `here`."""
 
     def __init__(
         self,
@@ -229,8 +233,8 @@ class Root:
         self.meanwhile, self._allowed = meanwhile, allowed
 
     async def __call__(self, called: AnyService, params: Any, seconds: float | None = None) -> Any:
+        """Answer `approve` or `restrict_to_local`."""
         service = called.name
-        """Answer a question, after what happens meanwhile."""
         assert seconds is not None
         if service == "restrict_to_local":
             if self.here is None:
@@ -240,52 +244,52 @@ class Root:
         assert service == "approve"
         self.asked.append(params)
         approved = ApprovalDecision(
-            self._allowed, digest_of(params.tool, params.input, params.paths), "the user said no"
+            self._allowed, digest_of(params.tool, params.input, params.paths), "the user denied it"
         )
         self.meanwhile(params)
         return approved
 
 
-async def test_what_is_approved_runs(tmp_path: Path) -> None:
-    """A yes from the root lets the call run; what was asked names tool, arguments, places and reason."""
+async def test_approved_call_runs(tmp_path: Path) -> None:
+    """The question for approval names tool, arguments, paths and reason."""
     root = Root()
-    assert (await told(box(tmp_path, PolicySpec(), call_root=root), path="~/.ssh/id"))[0]
+    assert (await tool_reply(box(tmp_path, PolicySpec(), call_root=root), path="~/.ssh/id"))[0]
     (asked,) = root.asked
     assert (asked.tool, asked.input, asked.local) == ("touch", {"path": "~/.ssh/id"}, True)
     assert f"{tmp_path}/.ssh/id" in asked.paths
     assert "holds credentials" in asked.reason
 
 
-async def test_a_no_is_told_with_both_reasons(tmp_path: Path) -> None:
-    """The result of a call that the user declined says what was wrong with it and that the user said no."""
-    ran, _, text = await told(box(tmp_path, PolicySpec(), call_root=Root(allowed=False)), path="~/.ssh/id")
+async def test_declined_call_states_both_reasons(tmp_path: Path) -> None:
+    """The result contains the reason of the policy and the decision of the user."""
+    ran, _, text = await tool_reply(box(tmp_path, PolicySpec(), call_root=Root(allowed=False)), path="~/.ssh/id")
     assert not ran
-    assert "holds credentials; the user said no. " + DIRECTIVE in text
+    assert "holds credentials; the user denied it. " + DIRECTIVE in text
 
 
 async def test_arguments_changed_after_approval_do_not_run(tmp_path: Path) -> None:
-    """What was approved is what runs: arguments that are others by then are refused."""
+    """An approval covers only the arguments in the question, so a call with changed arguments is refused."""
     root = Root(lambda asked: asked.input.update(path="~/.ssh/other"))
-    ran, _, text = await told(box(tmp_path, PolicySpec(), call_root=root), path="~/.ssh/id")
-    assert (ran, "changed after it was approved" in text) == (False, True)
+    ran, _, text = await tool_reply(box(tmp_path, PolicySpec(), call_root=root), path="~/.ssh/id")
+    assert (ran, "changed after the approval" in text) == (False, True)
 
 
-async def test_a_link_changed_after_approval_does_not_run(tmp_path: Path) -> None:
-    """A path that leads elsewhere after it was approved is refused too."""
+async def test_link_changed_after_approval_does_not_run(tmp_path: Path) -> None:
+    """A call is refused if its path leads to another target than at the time of the question."""
 
     def turn(_: ApproveCall) -> None:
         (tmp_path / ".ssh").symlink_to(tmp_path / "elsewhere")
 
-    ran, _, text = await told(box(tmp_path, PolicySpec(), call_root=Root(turn)), path="~/.ssh/id")
-    assert (ran, "what they lead to, changed" in text) == (False, True)
+    ran, _, text = await tool_reply(box(tmp_path, PolicySpec(), call_root=Root(turn)), path="~/.ssh/id")
+    assert (ran, "the targets of its paths changed" in text) == (False, True)
 
 
 @pytest.mark.parametrize("allowed", [True, False])
-async def test_a_plan_that_a_hook_approves_is_asked_about_all_the_same(tmp_path: Path, allowed: bool) -> None:
-    """Plan mode ends by what a person says, and in plan mode no hook lets a call run that writes."""
+async def test_hooks_cannot_approve_plans_or_writes_in_plan_mode(tmp_path: Path, allowed: bool) -> None:
+    """In plan mode, a writing call does not run although a hook approved it, and a person decides about the plan."""
     transcript = Transcript.open(tmp_path / "s", agent="a1", cwd="/")
     agenda, root = TaskList(transcript, planning=True), Root(allowed=allowed)
-    toolbox = box(tmp_path, PolicySpec(), tools=load(["exit_plan_mode"]), call_root=root, agenda=agenda)
+    toolbox = box(tmp_path, PolicySpec(), tools=load(["exit_plan_mode"]), call_root=root, task_list=agenda)
     touched = await toolbox.dispatch(ToolUse("c1", "touch", {"path": "a"}), approved=True)
     assert not touched.ran
     await toolbox.dispatch(ToolUse("c2", "exit_plan_mode", {"plan": "Do it."}), approved=True)
@@ -294,45 +298,45 @@ async def test_a_plan_that_a_hook_approves_is_asked_about_all_the_same(tmp_path:
     transcript.close()
 
 
-async def test_wildcards_are_judged_by_what_they_stand_for(tmp_path: Path) -> None:
-    """Whatever wildcards the rule has itself, and where a link leads that they find."""
+async def test_wildcards_are_judged_by_their_matches(tmp_path: Path) -> None:
+    """A path with wildcards is judged by the files that match, also through links and for rules with wildcards."""
     (tmp_path / "k.pem").touch()
     (tmp_path / ".ssh").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / ".ssh")
     toolbox = box(tmp_path, PolicySpec(rules=PolicyConfig(denied_paths=("*.pem",))))
-    ran, _, why = await told(toolbox, path="k.p*")
+    ran, _, why = await tool_reply(toolbox, path="k.p*")
     assert (ran, f"{tmp_path}/k.pem is denied by denied_paths (*.pem)" in why) == (False, True)
-    ran, _, why = await told(toolbox, path="l*k/id")
-    assert ran  # nothing is there
+    ran, _, why = await tool_reply(toolbox, path="l*k/id")
+    assert ran  # no file matches yet
     (tmp_path / ".ssh" / "id").touch()
-    ran, _, why = await told(toolbox, path="l*k/id")
+    ran, _, why = await tool_reply(toolbox, path="l*k/id")
     assert (ran, f"{tmp_path}/link/id holds credentials" in why) == (False, True)
-    assert (await told(toolbox, path="x.p*"))[0]
+    assert (await tool_reply(toolbox, path="x.p*"))[0]
     (tmp_path / "loop").symlink_to("loop")
-    ran, _, why = await told(toolbox, path="l*/id")
+    ran, _, why = await tool_reply(toolbox, path="l*/id")
     assert (ran, f"{tmp_path}/link/id holds credentials" in why) == (False, True)
 
 
 @pytest.mark.parametrize("many", ["names", "folders"])
-async def test_wildcards_that_stand_for_too_much_are_asked_about(
+async def test_wildcards_with_too_many_matches_need_approval(
     tmp_path: Path, many: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether that is many names, or a few folders too many to be opened; files are not looked into."""
-    monkeypatch.setattr("orch_worker.policy.path_rules.MOST_NAMES", 100)
+    """A wildcard needs approval if it matches too many names or needs too many folders to be opened."""
+    monkeypatch.setattr("orch_worker.policy.path_rules.MAX_NAMES", 100)
     inner = tmp_path / "inner"
     inner.mkdir()
     for number in range(60):
         (inner / f"f{number}").touch()
     toolbox = box(tmp_path, PolicySpec())
-    assert (await told(toolbox, path="inner/*/*"))[0]
+    assert (await tool_reply(toolbox, path="inner/*/*"))[0]
     for number in range(30 if many == "names" else 5):
         (inner / f"e{number}").touch() if many == "names" else (inner / f"e{number}").mkdir()
-    ran, _, why = await told(toolbox, path="inner/*/*")
-    assert (ran, "name too much to be looked through" in why) == (False, True)
+    ran, _, why = await tool_reply(toolbox, path="inner/*/*")
+    assert (ran, "contain too many paths to check" in why) == (False, True)
 
 
-async def test_what_is_denied_is_passed_over_where_folders_are_searched(tmp_path: Path) -> None:
-    """Whatever the rule is. Where a person is asked about personal data, that too is left out."""
+async def test_recursive_search_skips_denied_files(tmp_path: Path) -> None:
+    """Denied files are left out and counted, as are personal files where these need approval."""
     for name in ("a.txt", "k.pem", "s/k.pem", ".env", "keys/x.key", "keys/x.txt", "my.diary", "c/no/1", "c/mine/1"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("answer\n")
@@ -348,7 +352,7 @@ async def test_what_is_denied_is_passed_over_where_folders_are_searched(tmp_path
         assert isinstance(block, Text)
         return block.text
 
-    note = "\n[{} files passed over: the policy keeps them away]"
+    note = "\n[{} files were skipped because of the policy]"
     program, shell = PolicySpec(rules=rules), PolicySpec(channel="cli", rules=rules)
     found = await seen(program, "grep_files", pattern="answer")
     assert found == "a.txt:1: answer\nmy.diary:1: answer\nc/mine/1:1: answer\nkeys/x.txt:1: answer" + note.format(5)
@@ -356,12 +360,12 @@ async def test_what_is_denied_is_passed_over_where_folders_are_searched(tmp_path
     assert await seen(shell, "list_files", path="keys") == "keys/x.txt" + note.format(1)
     assert await seen(shell, "list_files", path="s") == "No files below 's'." + note.format(1)
     assert await seen(PolicySpec(), "list_files", path="s") == "s/k.pem"
-    for glob in ("x.t*", "x.d*"):  # what they are called that are passed over, it says by no number
+    for glob in ("x.t*", "x.d*"):  # the count must not reveal names, so it is the same for each pattern
         assert (await seen(program, "list_files", glob=glob)).endswith(note.format(5))
 
 
-async def test_what_somebody_was_asked_about_is_not_passed_over(tmp_path: Path) -> None:
-    """Whoever approved a search of a personal folder wants it searched; what is denied is passed over still."""
+async def test_approved_search_includes_personal_files(tmp_path: Path) -> None:
+    """An approved search of a personal folder still leaves out denied files."""
     for name in ("my-diary/may.txt", "my-diary/k.pem", "my-diary/old-diary/april.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
@@ -371,7 +375,7 @@ async def test_what_somebody_was_asked_about_is_not_passed_over(tmp_path: Path) 
     outcome = await toolbox.dispatch(ToolUse("c1", "list_files", {"path": "my-diary"}))
     (block,) = outcome.result.content
     assert isinstance(block, Text)
-    note = "\n[1 files passed over: the policy keeps them away]"
+    note = "\n[1 files were skipped because of the policy]"
     assert block.text == "my-diary/may.txt\nmy-diary/old-diary/april.txt" + note
 
 
@@ -382,7 +386,7 @@ def told_of_approval(context: ToolContext, command: str, credentials: bool = Fal
 
 
 @pytest.mark.parametrize(
-    ("input", "permission", "by_pattern", "asked", "said"),
+    ("input", "permission", "by_pattern", "asked", "expected"),
     [
         ({}, "allow", False, 0, "x False False"),
         ({}, "ask", False, 1, "x False True"),
@@ -392,10 +396,10 @@ def told_of_approval(context: ToolContext, command: str, credentials: bool = Fal
         ({"credentials": False}, "allow", False, 0, "x False False"),
     ],
 )
-async def test_tool_knows_whether_its_call_was_approved(
-    tmp_path: Path, input: dict[str, Any], permission: str, by_pattern: bool, asked: int, said: str
+async def test_tool_context_shows_individual_approval(
+    tmp_path: Path, input: dict[str, Any], permission: str, by_pattern: bool, asked: int, expected: str
 ) -> None:
-    """One that asks for credentials is asked about, whatever is allowed; a pattern approves no particular call."""
+    """`context.approved` is True only if a person approved this call. Approval by a pattern does not count."""
     questions: list[ApproveCall] = []
 
     async def approve(_: str, params: Any, __: float | None = None) -> ApprovalDecision:
@@ -407,11 +411,11 @@ async def test_tool_knows_whether_its_call_was_approved(
     outcome = await toolbox.dispatch(ToolUse("c1", "bash", {"command": "x", **input}))
     (block,) = outcome.result.content
     assert isinstance(block, Text)
-    assert (block.text, len(questions)) == (said, asked)
+    assert (block.text, len(questions)) == (expected, asked)
 
 
-async def test_persons_own_command_counts_as_approved(tmp_path: Path) -> None:
-    """A toolbox without a guard runs what a person typed."""
+async def test_user_command_counts_as_approved(tmp_path: Path) -> None:
+    """In a toolbox without a guard, which runs commands of the user, `context.approved` is True."""
     outcome = await Toolbox([told_of_approval], ToolContext(tmp_path)).dispatch(ToolUse("c1", "bash", {"command": "x"}))
     (block,) = outcome.result.content
     assert isinstance(block, Text)

@@ -1,4 +1,4 @@
-"""Requests that pass the gate: at once while nobody was refused, and when the root says so afterwards."""
+"""Requests under a rate limit: direct before the first refusal, with admission by the root afterwards."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 
 from orch_protocol.core.errors import BackendError, OrchError, RateLimitError
-from orch_protocol.policy.rate_limits import AdmitRequest, ModelRefused, RequestAdmitted, RequestEnded
+from orch_protocol.services.policy.rate_limits import AdmitRequest, ModelRefused, RequestAdmitted, RequestEnded
 from orch_protocol.services.service import AnyService, Empty
-from orch_worker.backends.http.failures import Endpoint, ProviderError, judge
+from orch_worker.backends.http.failures import Endpoint, ProviderError, classify_error
 from orch_worker.backends.http.retry import RequestFailure
 from orch_worker.tools.api.base import ToolContext
 from orch_worker.tools.dispatch.rate_limit_client import RateLimitClient
 
 LANE = "anthropic:claude-sonnet-5-5"
-CROWDED = RequestFailure(RateLimitError("429"), transient=True, wait=7.0, crowded=True)
+CROWDED = RequestFailure(RateLimitError("429"), transient=True, wait=7.0, rate_limited=True)
 
 
 class Root:
-    """A root that admits when it is told to."""
+    """A root that admits requests while `open` is set."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -40,73 +40,68 @@ class Root:
 
 @pytest.fixture
 async def root() -> Root:
-    """A root."""
     return Root()
 
 
 @pytest.fixture
 def gate(root: Root) -> RateLimitClient:
-    """A gate of an agent of that root."""
+    """The rate limit client of an agent of `root`."""
     return RateLimitClient(ToolContext(Path("/"), call_root=root))
 
 
 async def answer() -> str:
-    """Answer."""
     return "answer"
 
 
 async def refuse() -> str:
-    """Refuse."""
     raise CROWDED
 
 
 async def settled() -> None:
-    """Let what was begun behind a request come to its end."""
+    """Let background tasks of a request run to their end."""
     for _ in range(3):
         await asyncio.sleep(0)
 
 
-async def test_while_nobody_was_refused_nobody_is_asked(root: Root, gate: RateLimitClient) -> None:
-    """A request costs nothing beside itself."""
-    assert await gate.through(LANE, answer) == "answer"
+async def test_no_admission_is_requested_before_a_rate_limit(root: Root, gate: RateLimitClient) -> None:
+    """Before a rate limit, a request causes no message to the root."""
+    assert await gate.run_admitted(LANE, answer) == "answer"
     await settled()
     assert root.told == []
 
 
-async def test_a_refusal_is_told_and_closes_the_gate(root: Root, gate: RateLimitClient) -> None:
-    """The next request is admitted first, and says when it is over."""
+async def test_rate_limit_is_reported_and_later_requests_need_admission(root: Root, gate: RateLimitClient) -> None:
+    """After a refused request is reported, the next request asks for admission and reports its end."""
     with pytest.raises(RequestFailure):
-        await gate.through(LANE, refuse)
+        await gate.run_admitted(LANE, refuse)
     await settled()
     assert root.told == [ModelRefused(LANE, 7.0)]
-    assert await gate.through(LANE, answer) == "answer"
+    assert await gate.run_admitted(LANE, answer) == "answer"
     await settled()
     assert root.told[1:] == [AdmitRequest(LANE), RequestEnded(LANE, "p1", True)]
 
 
-async def test_a_refusal_behind_the_gate_is_told_before_the_place_is_given_up(
-    root: Root, gate: RateLimitClient
-) -> None:
-    """Else somebody else would take it."""
+async def test_rate_limit_is_reported_before_the_slot_is_released(root: Root, gate: RateLimitClient) -> None:
+    """The client reports the refusal first, because another request would otherwise take the slot too early."""
     gate.limit(LANE)
     with pytest.raises(RequestFailure):
-        await gate.through(LANE, refuse)
+        await gate.run_admitted(LANE, refuse)
     await settled()
     assert root.told == [AdmitRequest(LANE), ModelRefused(LANE, 7.0), RequestEnded(LANE, "p1", False)]
 
 
-async def test_the_gate_opens_when_the_root_says_that_it_is_over(root: Root, gate: RateLimitClient) -> None:
-    """Then nobody is asked any more."""
+async def test_end_of_the_rate_limit_stops_admission_requests(root: Root, gate: RateLimitClient) -> None:
+    """After the root admits a request without a permit, later requests are sent directly."""
     gate.limit(LANE)
     root.permit = ""
     for _ in range(2):
-        await gate.through(LANE, answer)
+        await gate.run_admitted(LANE, answer)
     await settled()
     assert root.told == [AdmitRequest(LANE)]
 
 
-async def test_a_request_waits_until_it_is_admitted(root: Root, gate: RateLimitClient) -> None:
-    """And is given up there, like anywhere else."""
+async def test_request_waits_for_admission(root: Root, gate: RateLimitClient) -> None:
+    """A request is sent only after its admission, and the wait can be cancelled."""
     gate.limit(LANE)
     root.open.clear()
     asked: list[int] = []
@@ -114,14 +109,14 @@ async def test_a_request_waits_until_it_is_admitted(root: Root, gate: RateLimitC
     async def ask() -> None:
         asked.append(1)
 
-    waiting = asyncio.create_task(gate.through(LANE, ask))
+    waiting = asyncio.create_task(gate.run_admitted(LANE, ask))
     await settled()
     assert (asked, waiting.done()) == ([], False)
     root.open.set()
     await waiting
     assert asked == [1]
     root.open.clear()
-    waiting = asyncio.create_task(gate.through(LANE, ask))
+    waiting = asyncio.create_task(gate.run_admitted(LANE, ask))
     await settled()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -129,10 +124,10 @@ async def test_a_request_waits_until_it_is_admitted(root: Root, gate: RateLimitC
     assert asked == [1]
 
 
-async def test_a_cancelled_request_gives_its_place_up(root: Root, gate: RateLimitClient) -> None:
-    """Others wait for it."""
+async def test_cancelled_request_releases_its_slot(root: Root, gate: RateLimitClient) -> None:
+    """The client reports the end of a cancelled request, because other requests wait for the slot."""
     gate.limit(LANE)
-    waiting = asyncio.create_task(gate.through(LANE, asyncio.Event().wait))
+    waiting = asyncio.create_task(gate.run_admitted(LANE, asyncio.Event().wait))
     await settled()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -141,32 +136,38 @@ async def test_a_cancelled_request_gives_its_place_up(root: Root, gate: RateLimi
     assert root.told[-1] == RequestEnded(LANE, "p1", False)
 
 
-async def test_other_models_pass(root: Root, gate: RateLimitClient) -> None:
-    """A closed gate is one model's."""
+async def test_rate_limit_applies_to_one_model(root: Root, gate: RateLimitClient) -> None:
+    """A request to another model needs no admission."""
     gate.limit(LANE)
-    await gate.through("openai:gpt-5.5", answer)
+    await gate.run_admitted("openai:gpt-5.5", answer)
     assert root.told == []
 
 
-async def test_what_the_root_refuses_is_an_error(root: Root, gate: RateLimitClient) -> None:
-    """The request is not made."""
+async def test_refused_admission_is_an_error_and_nothing_is_sent(root: Root, gate: RateLimitClient) -> None:
+    """The caller gets the error with which the root refused the admission."""
     gate.limit(LANE)
     root.fault = RateLimitError("ask later")
+    sent: list[int] = []
+
+    async def ask() -> None:
+        sent.append(1)
+
     with pytest.raises(RateLimitError, match="ask later"):
-        await gate.through(LANE, answer)
+        await gate.run_admitted(LANE, ask)
+    assert sent == []
 
 
-async def test_a_root_that_cannot_be_told_is_no_fault_of_the_request(root: Root, gate: RateLimitClient) -> None:
-    """The failure stays the one that it is."""
+async def test_failed_report_to_the_root_keeps_the_original_error(root: Root, gate: RateLimitClient) -> None:
+    """The caller gets the error of the request, although the report to the root fails."""
     root.fault = BackendError("gone")
     with pytest.raises(RequestFailure) as caught:
-        await gate.through(LANE, refuse)
+        await gate.run_admitted(LANE, refuse)
     await settled()
     assert caught.value is CROWDED
 
 
 @pytest.mark.parametrize(
-    ("complaint", "crowded"),
+    ("complaint", "rate_limited"),
     [
         (ProviderError("slow down", 429, ("rate_limit_error",)), True),
         (ProviderError("Overloaded", 529, ("overloaded_error",)), True),
@@ -177,6 +178,6 @@ async def test_a_root_that_cannot_be_told_is_no_fault_of_the_request(root: Root,
         (ProviderError("no", 400, ("invalid_request_error",)), False),
     ],
 )
-def test_what_counts_as_crowded(complaint: ProviderError, crowded: bool) -> None:
-    """Refusals for being too many, whatever they come as; not those that no wait mends."""
-    assert judge(Endpoint("anthropic", "m", "http://x"), complaint).crowded is crowded
+def test_rate_limit_errors_are_recognized(complaint: ProviderError, rate_limited: bool) -> None:
+    """Rate limits and overload count as crowded with any status. Other errors and an exceeded quota do not."""
+    assert classify_error(Endpoint("anthropic", "m", "http://x"), complaint).rate_limited is rate_limited

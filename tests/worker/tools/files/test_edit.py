@@ -1,4 +1,4 @@
-"""Writing and replacing: whole or not at all, and only below the agent's folder."""
+"""`write_file` and `replace_in_file`: atomic changes, and only below the working folder of the agent."""
 
 from __future__ import annotations
 
@@ -25,21 +25,19 @@ async def run(tool: Tool, cwd: Path, **input: Any) -> ToolOutput:
 
 
 def files(folder: Path) -> list[str]:
-    """Return the names in `folder`."""
+    """Return the sorted names in `folder`."""
     return sorted(path.name for path in folder.iterdir())
 
 
 class TestWriteFile:
-    """write_file."""
-
     async def test_new_file(self, tmp_path: Path) -> None:
-        """A file is made, with its folders, and reported as changed."""
+        """`write_file` creates a file and its parent folders, and reports the file as changed."""
         output = await run(write_file, tmp_path, path="a/b/c.txt", content="héllo\n")
         assert (tmp_path / "a/b/c.txt").read_bytes() == "héllo\n".encode()
         assert output == ToolOutput("Wrote 7 bytes to 'a/b/c.txt'.", files_changed=("a/b/c.txt",))
 
     async def test_mode_follows_the_umask_or_the_file(self, tmp_path: Path) -> None:
-        """A new file has the mode any program would give it; an old one keeps its own."""
+        """A new file has the same mode as any other new file, and an existing file keeps its mode."""
         old = tmp_path / "run.sh"
         old.write_text("x")
         old.chmod(0o750)
@@ -51,13 +49,13 @@ class TestWriteFile:
         assert (tmp_path / "new").stat().st_mode == plain.stat().st_mode
 
     async def test_append(self, tmp_path: Path) -> None:
-        """Appending keeps what is there; to nothing, it is a new file."""
+        """With `append`, existing content is kept, and a missing file is created."""
         assert (await run(write_file, tmp_path, path="a", content="1\n", append=True)).text.startswith("Wrote 2")
         assert (await run(write_file, tmp_path, path="a", content="2\n", append=True)).text.startswith("Added 2")
         assert (tmp_path / "a").read_text() == "1\n2\n"
 
-    async def test_readers_see_all_or_nothing(self, tmp_path: Path) -> None:
-        """Whoever has the old file open keeps the old file: it is replaced, not overwritten."""
+    async def test_write_replaces_the_file_atomically(self, tmp_path: Path) -> None:
+        """A reader that opened the old file still reads the old content."""
         file = tmp_path / "a"
         file.write_text("old")
         with file.open() as opened:
@@ -65,8 +63,8 @@ class TestWriteFile:
             assert opened.read() == "old"
         assert files(tmp_path) == ["a"]
 
-    async def test_failure_leaves_everything_as_it_was(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """When the disk is full, the old file is whole, nothing is beside it, and the error says so."""
+    async def test_failed_write_keeps_the_old_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The error says that the disk is full, and no temporary file remains."""
         (tmp_path / "a").write_text("old")
 
         def fail(_: int) -> None:
@@ -77,8 +75,8 @@ class TestWriteFile:
             await run(write_file, tmp_path, path="a", content="new")
         assert (files(tmp_path), (tmp_path / "a").read_text()) == (["a"], "old")
 
-    async def test_lone_surrogates(self, tmp_path: Path) -> None:
-        """Text that no encoding carries is made one that every encoding does."""
+    async def test_lone_surrogates_are_replaced(self, tmp_path: Path) -> None:
+        """The file contains replacement characters, because lone surrogates cannot be encoded."""
         await run(write_file, tmp_path, path="a", content="x\udc80")
         assert (tmp_path / "a").read_text() == "x\N{REPLACEMENT CHARACTER}"
 
@@ -102,8 +100,8 @@ class TestWriteFile:
             ("y/" * 5_000, "not a path|too long"),
         ],
     )
-    async def test_where_nothing_is_written(self, tmp_path: Path, path: str, message: str) -> None:
-        """Escapes, and what is no plain file, are refused; nothing changes inside or outside."""
+    async def test_paths_outside_and_special_files_are_refused(self, tmp_path: Path, path: str, message: str) -> None:
+        """A refused write changes no file inside or outside the working folder."""
         outside, cwd = tmp_path / "outside", tmp_path / "cwd"
         outside.mkdir()
         cwd.mkdir()
@@ -125,7 +123,7 @@ class TestWriteFile:
         assert (cwd / "readonly").read_text() == "r"
 
     async def test_link_inside_is_followed(self, tmp_path: Path) -> None:
-        """A link to a file below the folder stays a link, and the file it leads to is written."""
+        """A link to a file below the working folder remains a link, and its target is written."""
         (tmp_path / "real").write_text("old")
         (tmp_path / "link").symlink_to("real")
         output = await run(write_file, tmp_path, path="link", content="new")
@@ -133,8 +131,8 @@ class TestWriteFile:
         assert (tmp_path / "real").read_text() == "new"
         assert output.files_changed == ("real",)
 
-    async def test_hard_link_is_let_go(self, tmp_path: Path) -> None:
-        """A file that has another name outside gets a new body; the other name keeps the old."""
+    async def test_hard_link_is_broken_by_a_write(self, tmp_path: Path) -> None:
+        """A write to a file with two names does not change the content under the other name."""
         cwd = tmp_path / "cwd"
         cwd.mkdir()
         (tmp_path / "secret").write_text("s")
@@ -142,8 +140,8 @@ class TestWriteFile:
         await run(write_file, cwd, path="a", content="new")
         assert ((tmp_path / "secret").read_text(), (cwd / "a").read_text()) == ("s", "new")
 
-    async def test_link_put_in_the_way_meanwhile(self, tmp_path: Path) -> None:
-        """While another swaps a folder for a link that leads out, no write ever lands outside."""
+    async def test_concurrently_swapped_folder_never_redirects_a_write(self, tmp_path: Path) -> None:
+        """No write creates a file outside while a folder is repeatedly exchanged for a link to the outside."""
         outside, refused = tmp_path / "outside", 0
         with swapped(tmp_path / "cwd", outside):
             for number in range(500):
@@ -156,10 +154,8 @@ class TestWriteFile:
 
 
 class TestReplaceInFile:
-    """replace_in_file."""
-
     async def test_replaces_once(self, tmp_path: Path) -> None:
-        """A text that occurs once is replaced, and its line is told."""
+        """Text that occurs once is replaced, and the result names its line."""
         file = tmp_path / "a.py"
         file.write_text("x = 1\ny = 2\n")
         output = await run(replace_in_file, tmp_path, path="a.py", old_text="y = 2", new_text="y = 3")
@@ -167,7 +163,7 @@ class TestReplaceInFile:
         assert output == ToolOutput("Replaced in 'a.py' at line 2.", files_changed=("a.py",))
 
     async def test_expected_count_replaces_exactly_that_many(self, tmp_path: Path) -> None:
-        """So many occurrences as expected are all replaced."""
+        """If the number of occurrences is `expected_count`, all of them are replaced."""
         file = tmp_path / "a"
         file.write_text("a b a\nb a\n")
         output = await run(replace_in_file, tmp_path, path="a", old_text="a", new_text="cc", expected_count=3)
@@ -185,8 +181,10 @@ class TestReplaceInFile:
             ("b  a", 1, r"does not occur.* Line 2 differs in white space only"),
         ],
     )
-    async def test_any_other_count_changes_nothing(self, tmp_path: Path, old: str, count: int, message: str) -> None:
-        """A text that occurs more or less often than expected is an error that says where it is."""
+    async def test_unexpected_number_of_matches_changes_nothing(
+        self, tmp_path: Path, old: str, count: int, message: str
+    ) -> None:
+        """The error gives the number of matches and their lines."""
         file = tmp_path / "a"
         file.write_text("a b a\nb a\n")
         if (old, count) == ("b", 2):
@@ -195,21 +193,21 @@ class TestReplaceInFile:
             await run(replace_in_file, tmp_path, path="a", old_text=old, new_text="x", expected_count=count)
         assert file.read_text() == "a b a\nb a\n"
 
-    async def test_many_places_are_not_all_named(self, tmp_path: Path) -> None:
-        """An error stays short, however often the text occurs."""
+    async def test_error_lists_a_bounded_number_of_matches(self, tmp_path: Path) -> None:
+        """The error names the lines of the first ten matches and counts the others."""
         (tmp_path / "a").write_text("x\n" * 1000)
         with pytest.raises(ToolError, match=r"1,000 times in 'a', at lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 990 more"):
             await run(replace_in_file, tmp_path, path="a", old_text="x", new_text="y")
 
-    async def test_windows_line_ends(self, tmp_path: Path) -> None:
-        """A text of several lines is found in a file whose lines end in two characters, which stay."""
+    async def test_crlf_files_match_multiline_text(self, tmp_path: Path) -> None:
+        """Line feeds in the text match CRLF line endings, and the file keeps its line endings."""
         file = tmp_path / "a"
         file.write_bytes(b"one\r\ntwo\r\nthree\r\n")
         await run(replace_in_file, tmp_path, path="a", old_text="one\ntwo\n", new_text="1\n2\n")
         assert file.read_bytes() == b"1\r\n2\r\nthree\r\n"
 
-    async def test_mode_and_bytes_stay(self, tmp_path: Path) -> None:
-        """The mode, a byte order mark and a missing last newline stay as they are."""
+    async def test_mode_bom_and_missing_final_newline_are_kept(self, tmp_path: Path) -> None:
+        """A replacement changes only the replaced text."""
         file = tmp_path / "a"
         file.write_bytes(b"\xef\xbb\xbfx = 1")
         file.chmod(0o755)
@@ -228,10 +226,10 @@ class TestReplaceInFile:
             (b"x", {"path": "../a"}, "outside the working folder"),
         ],
     )
-    async def test_what_is_refused(
+    async def test_invalid_replacement_is_refused(
         self, tmp_path: Path, content: bytes | None, input: dict[str, Any], message: str
     ) -> None:
-        """What cannot be replaced is an error, and the file stays as it is."""
+        """An invalid replacement raises an error with the reason and leaves the file unchanged."""
         if content is not None:
             (tmp_path / "a").write_bytes(content)
         with pytest.raises(ToolError, match=message):
@@ -239,14 +237,14 @@ class TestReplaceInFile:
         assert content is None or (tmp_path / "a").read_bytes() == content
 
     async def test_file_too_large(self, tmp_path: Path) -> None:
-        """A file of a size that nobody edits by hand is refused."""
+        """A file of more than 20 MB is refused."""
         (tmp_path / "a").touch()
         os.truncate(tmp_path / "a", 20_000_001)
-        with pytest.raises(ToolError, match="over 20 MB"):
+        with pytest.raises(ToolError, match="more than 20 MB"):
             await run(replace_in_file, tmp_path, path="a", old_text="x", new_text="y")
 
     async def test_parallel_edits_of_one_file(self, tmp_path: Path) -> None:
-        """Twenty edits of one step on one file all arrive, though each replaces the file."""
+        """Twenty edits of one file in the same step are all applied."""
         (tmp_path / "a").write_text("".join(f"<{number}>\n" for number in range(20)))
         box = Toolbox([replace_in_file], ToolContext(tmp_path))
         calls = [
@@ -257,8 +255,8 @@ class TestReplaceInFile:
         assert {outcome.files_changed for outcome in outcomes} == {("a",)}
         assert (tmp_path / "a").read_text() == "".join(f"{number}!\n" for number in range(20))
 
-    async def test_edits_of_several_agents_all_arrive(self, tmp_path: Path) -> None:
-        """Each has read the file by itself, and none writes what it read over what another one has written since."""
+    async def test_edits_of_several_agents_are_serialized(self, tmp_path: Path) -> None:
+        """No edit overwrites a change that another agent made since the file was read."""
         (tmp_path / "a").write_text("".join(f"<{number}>\n" for number in range(40)))
         boxes = [Toolbox([replace_in_file], ToolContext(tmp_path)) for _ in range(4)]
         calls = [
@@ -271,7 +269,7 @@ class TestReplaceInFile:
 
 
 class Holder:
-    """Another process, as it were, that has the folder of files locked until somebody has waited `pauses` times."""
+    """A stand-in for another process. It locks the folder and releases the lock after `pauses` waits."""
 
     def __init__(self, folder: Path, pauses: int) -> None:
         self.folder = folder
@@ -281,7 +279,7 @@ class Holder:
         fcntl.flock(self.descriptor, fcntl.LOCK_EX)
 
     def sleep(self, seconds: float) -> None:
-        """Change the file and let go, after so many pauses."""
+        """Count one wait. After the last wait, change the file and release the lock."""
         self.waited += seconds
         self.left -= 1
         if not self.left:
@@ -289,7 +287,7 @@ class Holder:
             self.close()
 
     def close(self) -> None:
-        """Let go."""
+        """Release the lock."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
         self.descriptor = -1
@@ -299,19 +297,19 @@ class TestOthers:
     """Files that agents in other processes change at the same time."""
 
     @pytest.mark.parametrize("input", [{"old_text": "one", "new_text": "ONE"}, {"content": "!", "append": True}])
-    async def test_what_another_one_writes_meanwhile_stays(
+    async def test_edit_waits_for_the_lock_of_another_writer(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, input: dict[str, Any]
     ) -> None:
-        """It is waited for, and only then the file is read."""
+        """The edit reads the file after the lock is released, so that the change of the other writer is kept."""
         (tmp_path / "a").write_text("one two")
         monkeypatch.setattr(write, "sleep", Holder(tmp_path, 3).sleep)
         await run(write_file if "append" in input else replace_in_file, tmp_path, path="a", **input)
         assert (tmp_path / "a").read_text() == ("one TWO!" if "append" in input else "ONE TWO")
 
-    async def test_who_holds_a_folder_for_ever_is_not_waited_for(
+    async def test_edit_times_out_when_the_folder_stays_locked(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The call ends with an error that says so, and the file is what it was."""
+        """After 10 s the edit fails, and the file is unchanged."""
         (tmp_path / "a").write_text("one two")
         holder = Holder(tmp_path, 10_000)
         monkeypatch.setattr(write, "sleep", holder.sleep)
@@ -321,10 +319,10 @@ class TestOthers:
         assert 10.0 <= holder.waited < 10.1
         assert (tmp_path / "a").read_text() == "one two"
 
-    async def test_where_nothing_can_be_locked_files_are_written_all_the_same(
+    async def test_unlockable_file_systems_are_written_without_a_lock(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Some file systems that several machines share lock no folder."""
+        """A file is written although the file system refuses locks on folders, as some network file systems do."""
 
         def refuse(_descriptor: int, _how: int) -> None:
             raise OSError(9, "Bad file descriptor")

@@ -1,4 +1,4 @@
-"""read_file, list_files and grep_files over real folders."""
+"""`read_file`, `list_files` and `grep_files` on real folders."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 
+from orch_protocol.core.messages import Image
 from orch_worker.tools.api.base import Tool, ToolContext, ToolError
 from orch_worker.tools.files.gitignore import glob_regex
 from orch_worker.tools.files.patterns import harmless_length
 from orch_worker.tools.files.read import grep_files, list_files, read_file
+from pictures import png
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A small project with things that are not worth a look."""
+    """A small project with source files, ignored files, caches and dependencies."""
     files = {
         "README.md": "# Title\n\nThe answer is 42.\n",
         "src/app.py": "def answer() -> int:\n    return 42\n",
@@ -40,21 +42,19 @@ def project(tmp_path: Path) -> Path:
 
 
 async def run(tool: Tool, cwd: Path, seconds: float = 60.0, **input: Any) -> str:
-    """Return the text of one call in the folder `cwd`."""
+    """Return the text of the result of one call in the folder `cwd`."""
     return (await tool.run(ToolContext(cwd, seconds=seconds), input)).text
 
 
 class TestReadFile:
-    """Lines of a text file."""
-
     async def test_lines_are_numbered(self, project: Path) -> None:
-        """Each line comes with its number."""
+        """Each line is shown after its number and a tab."""
         assert await run(read_file, project, path="src/app.py") == (
             "     1\tdef answer() -> int:\n     2\t    return 42"
         )
 
-    async def test_offset_and_limit(self, project: Path) -> None:
-        """A part can be asked for; the result says how to go on."""
+    async def test_offset_and_limit_select_lines(self, project: Path) -> None:
+        """If lines remain, the result names the offset at which to continue."""
         (project / "long.txt").write_text("".join(f"line {number}\n" for number in range(1, 11)))
         assert await run(read_file, project, path="long.txt", offset=3, limit=2) == (
             "     3\tline 3\n     4\tline 4\n[more lines follow: go on with offset=5]"
@@ -63,7 +63,7 @@ class TestReadFile:
         assert await run(read_file, project, path="long.txt", offset=11) == "[long.txt has 10 lines, none from 11 on]"
 
     async def test_large_file_is_read_in_parts(self, project: Path) -> None:
-        """A file larger than a result stops at a line and says where to go on; the parts make the whole."""
+        """The parts that follow the named offsets give the complete file."""
         lines = [f"{number} {'x' * 200}" for number in range(1, 1001)]
         (project / "large.txt").write_text("\n".join(lines))
         offset, seen = 1, list[str]()
@@ -76,31 +76,46 @@ class TestReadFile:
             offset = int(last.rpartition("=")[2].rstrip("]"))
         assert seen == lines
 
-    async def test_long_lines_are_cut(self, project: Path) -> None:
-        """A very long line is cut and does not shift the numbers of those behind it."""
+    async def test_long_lines_are_cut_without_shifting_line_numbers(self, project: Path) -> None:
+        """A very long line is cut, and the next line keeps its correct number."""
         (project / "wide.txt").write_text(f"{'x' * 100_000}\nsecond\n")
         first, second = (await run(read_file, project, path="wide.txt")).split("\n")
         assert first.endswith("x [line cut]")
         assert len(first) < 2_100
         assert second == "     2\tsecond"
 
-    async def test_not_utf8(self, project: Path) -> None:
-        """Bytes that are not UTF-8 are replaced, and the result says so."""
+    async def test_invalid_utf8_is_replaced_and_reported(self, project: Path) -> None:
+        """Bytes that are not UTF-8 are shown as replacement characters, and a note explains them."""
         (project / "latin.txt").write_bytes("caf\xe9\n".encode("latin-1"))
         assert await run(read_file, project, path="latin.txt") == (
             "     1\tcaf\N{REPLACEMENT CHARACTER}\n"
             "[not all of it is UTF-8: undecodable bytes are shown as \N{REPLACEMENT CHARACTER}]"
         )
 
-    async def test_byte_order_mark_and_line_ends(self, project: Path) -> None:
-        """A byte order mark and carriage returns are not part of the text."""
+    async def test_byte_order_mark_and_carriage_returns_are_removed(self, project: Path) -> None:
+        """The shown lines contain neither the byte order mark nor carriage returns."""
         (project / "dos.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")
         assert await run(read_file, project, path="dos.txt") == "     1\tone\n     2\ttwo"
 
     async def test_empty(self, project: Path) -> None:
-        """An empty file is said to be empty."""
+        """The result for an empty file says that the file is empty."""
         (project / "empty").touch()
         assert await run(read_file, project, path="empty") == "[empty is empty]"
+
+    async def test_image_files_are_returned_as_images(self, project: Path) -> None:
+        """A file with the content of an image is returned as an image, regardless of its name."""
+        (project / "src/plot.dat").write_bytes(png(3, 2))
+        shown = await read_file.run(ToolContext(project), {"path": "src/plot.dat"})
+        assert (shown.text, shown.images) == (
+            "[image: plot.dat, 3x2]",
+            (Image.from_bytes(png(3, 2), "plot.dat"),),
+        )
+
+    async def test_large_images_are_not_returned(self, project: Path) -> None:
+        """An image over the size limit is an error that gives the limit."""
+        (project / "plot.png").write_bytes(png(3, 2, 4_000_000))
+        with pytest.raises(ToolError, match=r"'plot.png' is an image of 4,000,\d+ bytes; at most 3,932,160 bytes"):
+            await run(read_file, project, path="plot.png")
 
     @pytest.mark.parametrize(
         ("path", "message"),
@@ -119,7 +134,7 @@ class TestReadFile:
         ],
     )
     async def test_refusals(self, project: Path, path: str, message: str) -> None:
-        """What is no text file of the folder is refused with the reason, without blocking."""
+        """A path that is not a text file inside the working folder is an error with the reason."""
         (project / "blob").write_bytes(b"a\0b")
         (project.parent / "secret").write_text("s")
         os.mkfifo(project / "pipe")
@@ -128,8 +143,8 @@ class TestReadFile:
         with pytest.raises(ToolError, match=message):
             await run(read_file, project, path=path)
 
-    async def test_unreadable(self, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A file that may not be opened is an error with the system's reason."""
+    async def test_permission_error_is_reported(self, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A file that cannot be opened is an error with the reason of the system."""
 
         def refuse(*_: object, **__: object) -> int:
             raise PermissionError(13, "Permission denied")
@@ -139,21 +154,21 @@ class TestReadFile:
             await run(read_file, project, path="README.md")
 
     async def test_link_inside_is_followed(self, project: Path) -> None:
-        """A link to a file of the folder is that file."""
+        """A link to a file inside the working folder shows the content of its target."""
         (project / "alias").symlink_to("src/util.py")
         assert await run(read_file, project, path="alias") == "     1\tANSWER = 42"
 
-    async def test_paths_are_the_agents(self, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Paths are relative to the agent's folder, wherever the process is."""
+    async def test_paths_are_relative_to_the_agents_folder(
+        self, project: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The working directory of the process does not change which file a path names."""
         monkeypatch.chdir("/")
         assert "ANSWER" in await run(read_file, project, path="src/util.py")
 
 
 class TestListFiles:
-    """What is there."""
-
-    async def test_sorted_without_what_is_ignored(self, project: Path) -> None:
-        """Files of a folder before its subfolders, by name; caches, dependencies and ignored files are left out."""
+    async def test_list_is_sorted_and_skips_ignored_files(self, project: Path) -> None:
+        """The list shows files before subfolders and leaves out ignored files, caches and dependencies."""
         assert (await run(list_files, project)).split("\n") == [
             ".gitignore",
             "README.md",
@@ -164,19 +179,19 @@ class TestListFiles:
             "src/deep/er/notes.txt",
         ]
 
-    async def test_part_of_the_tree(self, project: Path) -> None:
-        """A folder or a pattern narrows the list; paths stay relative to the agent's folder."""
+    async def test_folder_and_pattern_narrow_the_list(self, project: Path) -> None:
+        """`path` and `glob` narrow the list, and the listed paths stay relative to the agent's folder."""
         assert await run(list_files, project, path="src", glob="*.py") == "src/app.py\nsrc/util.py"
         assert await run(list_files, project, glob="src/*") == "src/app.py\nsrc/util.py"
         assert await run(list_files, project, glob="src/**") == "src/app.py\nsrc/util.py\nsrc/deep/er/notes.txt"
         assert await run(list_files, project, path="README.md") == "README.md"
 
-    async def test_rules_of_the_folders_above_hold(self, project: Path) -> None:
-        """Listing a subfolder keeps to the ignore rules of those above it."""
+    async def test_ignore_rules_of_parent_folders_apply(self, project: Path) -> None:
+        """A list of a subfolder leaves out files that the `.gitignore` of the parent folder ignores."""
         assert await run(list_files, project, path="logs") == "logs/keep.log"
 
-    async def test_nested_rules(self, project: Path) -> None:
-        """A rule nearer to the file wins; one with a slash holds at its own place only."""
+    async def test_nested_ignore_rules_take_precedence(self, project: Path) -> None:
+        """A `.gitignore` in a subfolder overrides parent rules, and a rule with a leading slash is anchored."""
         (project / "src/.gitignore").write_text("/util.py\n!*.log\n")
         (project / "src/x.log").touch()
         (project / "src/deep/util.py").touch()
@@ -190,36 +205,34 @@ class TestListFiles:
         ]
 
     async def test_bounded(self, project: Path) -> None:
-        """Past the most results the rest is counted."""
+        """After `max_results` files, the list only counts the remaining files."""
         assert await run(list_files, project, max_results=2) == (
             ".gitignore\nREADME.md\n[5 more files; narrow with path or glob]"
         )
 
     async def test_nothing(self, project: Path) -> None:
-        """Nothing found is said with what was looked for."""
+        """An empty list names the folder and the pattern of the call."""
         assert await run(list_files, project, path="src", glob="*.rs") == "No files below 'src' match '*.rs'."
 
     async def test_links_to_folders_are_not_followed(self, project: Path) -> None:
-        """A link back up does not make the list endless."""
+        """A link to a parent folder does not make the list endless."""
         (project / "src/up").symlink_to("..")
         assert (await run(list_files, project, path="src")).count("app.py") == 1
 
     async def test_out_of_time(self, project: Path) -> None:
-        """A tree too large for the time gives what was seen so far, and says so."""
+        """If the time limit is reached, the list says that not every folder was seen."""
         assert "[time was up before every folder was seen]" in await run(list_files, project, seconds=-1.0)
 
     @pytest.mark.parametrize("path", ["..", "nowhere"])
     async def test_refusals(self, project: Path, path: str) -> None:
-        """A folder that is outside or not there is refused."""
+        """A path outside the working folder or to a missing folder is an error."""
         with pytest.raises(ToolError, match=r"outside|does not exist"):
             await run(list_files, project, path=path)
 
 
 class TestGrepFiles:
-    """Lines that match."""
-
     async def test_file_line_text(self, project: Path) -> None:
-        """Each match is `file:line: text`; ignored files are not searched."""
+        """Each match is shown as `file:line: text`, and ignored files are not searched."""
         assert await run(grep_files, project, pattern=r"answer|\b42") == (
             "README.md:3: The answer is 42.\n"
             ".github/ci.yml:1: run: answer\n"
@@ -230,7 +243,7 @@ class TestGrepFiles:
         )
 
     async def test_narrowed(self, project: Path) -> None:
-        """Case, folder, file and pattern of names narrow the search."""
+        """The search is case-sensitive unless `ignore_case` is set, and `path` and `glob` narrow it."""
         assert await run(grep_files, project, pattern="ANSWER") == "src/util.py:1: ANSWER = 42"
         assert await run(grep_files, project, pattern="^answer", ignore_case=True, glob="*.py") == (
             "src/util.py:1: ANSWER = 42"
@@ -238,7 +251,7 @@ class TestGrepFiles:
         assert await run(grep_files, project, pattern="4.", path="src/app.py") == "src/app.py:2:     return 42"
 
     async def test_bounded(self, project: Path) -> None:
-        """Past the most results the search stops and says so."""
+        """`max_per_file` and `max_results` limit the matches, and a search that was stopped says so."""
         assert await run(grep_files, project, pattern="4|d", path="src", glob="app.py", max_per_file=1) == (
             "src/app.py:1: def answer() -> int:"
         )
@@ -246,18 +259,18 @@ class TestGrepFiles:
         assert found.startswith("README.md:3: The answer is 42.\n[stopped at so many results")
 
     async def test_nothing(self, project: Path) -> None:
-        """Nothing found says in how many files."""
+        """The result of a search without matches gives the number of searched files."""
         assert await run(grep_files, project, pattern="zebra") == "No match for 'zebra' in 7 text files."
 
     async def test_long_lines_are_cut_around_the_match(self, project: Path) -> None:
-        """Of a very long line the surroundings of the match are shown."""
+        """Only the text around the match is shown of a very long line."""
         (project / "min.js").write_text(f"{'x' * 5000}needle{'y' * 5000}")
         found = await run(grep_files, project, pattern="needle")
         assert "xneedley" in found
         assert len(found) < 400
 
     async def test_binary_large_and_special_files_are_skipped(self, project: Path) -> None:
-        """What is no text is passed over; files too large are counted."""
+        """The result counts the files that are too large to be searched."""
         (project / "blob").write_bytes(b"answer\0")
         os.mkfifo(project / "pipe")
         with (project / "huge.txt").open("wb") as file:
@@ -265,9 +278,11 @@ class TestGrepFiles:
         found = await run(grep_files, project, pattern="answer", glob="[bhp]*")
         assert found == "No match for 'answer' in 0 text files.\n[1 files over 5 MB not searched]"
 
-    async def test_lines_are_those_that_read_file_shows(self, project: Path) -> None:
-        """Neither the mark that a file begins with nor how lines end is part of one, and none stands behind the last;
-        what is no text, is empty or leads elsewhere has none."""
+    async def test_line_numbers_match_read_file(self, project: Path) -> None:
+        """Byte order marks and carriage returns are not part of a line.
+
+        Empty files, binary files and links to the outside have no lines.
+        """
         (project / "bom.txt").write_bytes(b"\xef\xbb\xbfhello\r\n\r\nworld\r\n")
         (project / "none.txt").touch()
         (project / "blob.txt").write_bytes(b"\0")
@@ -275,8 +290,8 @@ class TestGrepFiles:
         found = await run(grep_files, project, pattern="^hello$|^$|^world$", glob="*.txt")
         assert found == "bom.txt:1: hello\nbom.txt:2: \nbom.txt:3: world"
 
-    async def test_one_of_several_names(self, project: Path) -> None:
-        """Braces hold them, within others too; a name that has braces itself is found as it stands."""
+    async def test_braces_match_alternatives(self, project: Path) -> None:
+        """Braces can be nested, match a name with literal braces, and give at most 100 alternatives."""
         (project / "{a,b}.c").write_text("answer\n")
         found = await run(grep_files, project, pattern="answer", glob="src/*.{p{y,z},md}")
         assert found == "src/app.py:1: def answer() -> int:"
@@ -286,14 +301,12 @@ class TestGrepFiles:
             await run(list_files, project, glob="{a,b}" * 8)
 
     async def test_out_of_time(self, project: Path) -> None:
-        """A search too long for its time gives what it found, and says so."""
+        """If the time limit is reached, the result says that not every file was searched."""
         found = await run(grep_files, project, pattern="answer", seconds=-1.0)
-        assert found == "README.md:3: The answer is 42.\n[time was up before every file was searched]" or (
-            "[time was up before every file was searched]" in found
-        )
+        assert "\n[time was up before every file was searched]" in found
 
     async def test_bad_pattern(self, project: Path) -> None:
-        """A pattern that is none is refused with what to do."""
+        """An invalid regular expression is an error that suggests a backslash."""
         with pytest.raises(ToolError, match=r"is not a regular expression: .*put a backslash"):
             await run(grep_files, project, pattern="(")
 
@@ -316,8 +329,8 @@ class TestGrepFiles:
         *("((?#c)a+)+", "((?:a+)(?#c))+", "((?P<y>a)(?P=y)?a*)*", "(?x:(a+) +)b", "(?ix-s:(a+) +)b"),
     ],
 )
-def test_what_may_never_end_is_looked_for_here_in_very_short_lines_alone(pattern: str) -> None:
-    """Repeats of what can be tried in several ways, however they are spelled."""
+def test_backtracking_prone_patterns_search_short_lines_only(pattern: str) -> None:
+    """A pattern that repeats an ambiguous group is applied to lines of at most 15 characters."""
     assert harmless_length(re.compile(pattern)) <= 15
 
 
@@ -329,8 +342,8 @@ def test_what_may_never_end_is_looked_for_here_in_very_short_lines_alone(pattern
         *(("a+b+", 1000), (r"\(a+\)+", 1000), (r"def \w+\(.*\):", 500), (r"\w+\s*=\s*\d+", 60)),
     ],
 )
-def test_the_more_repeats_the_shorter_a_line_may_be(pattern: str, length: int) -> None:
-    """Those of single characters are counted, as far as they are repeats."""
+def test_more_repeats_allow_only_shorter_lines(pattern: str, length: int) -> None:
+    """The maximum length of a searched line depends on the number of repeats in the pattern."""
     assert harmless_length(re.compile(pattern)) == length
 
 
@@ -368,32 +381,32 @@ def test_the_more_repeats_the_shorter_a_line_may_be(pattern: str, length: int) -
         (r"\***/c", "*a/c", True),
     ],
 )
-def test_globs(pattern: str, path: str, matches: bool) -> None:
-    """Patterns of names mean what they mean to git; one that makes no sense stands for itself."""
+def test_name_patterns_follow_git(pattern: str, path: str, matches: bool) -> None:
+    """A pattern matches the same paths as in git, and an invalid pattern matches its literal text."""
     assert bool(glob_regex(pattern).fullmatch(path)) is matches
 
 
-async def test_names_that_are_alike_are_of_the_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder that was swapped for a link a moment ago: what is missing there is not looked for elsewhere."""
+async def test_similar_names_come_from_inside_the_folder_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error suggests no name from outside the working folder, even if a folder was exchanged for a link."""
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "secret.txt").write_text("no")
     (tmp_path / "cwd").mkdir()
     (tmp_path / "cwd" / "sub").symlink_to(tmp_path / "outside")
     monkeypatch.setattr("orch_worker.tools.files.read.path_inside", lambda context, path: context.cwd / path)
-    with pytest.raises(ToolError) as told:
+    with pytest.raises(ToolError) as caught:
         await run(read_file, tmp_path / "cwd", path="sub/secret.tx")
-    assert str(told.value) == "'sub/secret.tx' does not exist."
+    assert str(caught.value) == "'sub/secret.tx' does not exist."
 
 
 @pytest.mark.parametrize("pattern", ["*a" * 100 + "b", "**/a/" * 50 + "b", "**a" * 60 + "b", "*?" * 100 + "b"])
-def test_a_pattern_of_a_stranger_is_soon_done(pattern: str) -> None:
-    """A `.gitignore` comes with a repository: many stars on a long name are not tried in all ways that there are."""
+def test_hostile_gitignore_pattern_is_matched_in_bounded_time(pattern: str) -> None:
+    """A pattern with many stars does not try all combinations on a long name, because a repository may be hostile."""
     assert not glob_regex(pattern).fullmatch("a" * 255)
     assert not glob_regex(pattern).fullmatch("a/" * 64)
 
 
-async def test_of_more_rules_than_anybody_writes_the_first_hold(tmp_path: Path) -> None:
-    """Each is tried on each name: of tens of thousands, in one `.gitignore` or in many, a stranger would make hours."""
+async def test_number_of_gitignore_rules_is_bounded(tmp_path: Path) -> None:
+    """If one or several `.gitignore` files contain too many rules, only the first rules apply."""
     (tmp_path / "src/made").mkdir(parents=True)
     for name in ("a0", "a899", "a1001", "src/b0", "src/b150", "src/made/c0"):
         (tmp_path / name).write_text("x")

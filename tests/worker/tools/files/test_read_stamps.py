@@ -1,4 +1,4 @@
-"""Files that somebody changes while an agent means to write them."""
+"""Writes to files that another writer changed after the agent read them."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ class Agent:
         self.box = Toolbox(TOOLS, self.context)
 
     async def __call__(self, name: str, **input: Any) -> str:
-        """Return what comes of a call."""
+        """Return the text of the result of a call."""
         outcome = await self.box.dispatch(ToolUse("c", name, input))
         return text_in(outcome.result)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The folder of a project."""
+    """A project folder with the file `a.txt`."""
     (tmp_path / "a.txt").write_text("one\n")
     return tmp_path
 
 
-async def test_what_another_one_wrote_since_it_was_read_is_not_written_over(folder: Path) -> None:
-    """Another agent, or whoever has the file in an editor; read again, it can be written."""
+async def test_file_changed_by_another_writer_is_not_overwritten(folder: Path) -> None:
+    """A write is refused until the agent has read the changed file again."""
     mine, other = Agent(folder), Agent(folder)
     await mine("read_file", path="a.txt")
     assert (await other("write_file", path="a.txt", content="theirs\n")).startswith("Wrote")
     refused = await mine("write_file", path="./a.txt", content="mine\n")
     assert (
-        refused == "'./a.txt' has changed since you read it, and not by you: nothing was written. Read it again first."
+        refused == "'./a.txt' was changed by others after you read it: nothing was written. Read the file again first."
     )
     assert (folder / "a.txt").read_text() == "theirs\n"
     await mine("read_file", path="a.txt", limit=1)
@@ -60,8 +60,8 @@ async def test_what_another_one_wrote_since_it_was_read_is_not_written_over(fold
     assert (folder / "a.txt").read_text() == "mine\n"
 
 
-async def test_its_own_changes_count_as_read(folder: Path) -> None:
-    """However it made them: by replacing, adding or writing, or by code, of which nobody knows what it changes."""
+async def test_own_changes_count_as_read(folder: Path) -> None:
+    """An agent can write a file after it changed the file with an edit, an append or code."""
     agent = Agent(folder)
     await agent("read_file", path="a.txt")
     await agent("replace_in_file", path="a.txt", old_text="one", new_text="two")
@@ -72,27 +72,27 @@ async def test_its_own_changes_count_as_read(folder: Path) -> None:
     assert (await agent("write_file", path="a.txt", content="2\n")).startswith("Wrote")
 
 
-async def test_adding_to_a_file_that_has_changed_leaves_what_is_unread_unread(folder: Path) -> None:
-    """Nothing is lost by adding, and nothing is known of what stands before it."""
+async def test_append_to_a_changed_file_does_not_count_as_reading(folder: Path) -> None:
+    """The append is allowed, because it keeps the other content, but a later overwrite is still refused."""
     agent = Agent(folder)
     await agent("read_file", path="a.txt")
     (folder / "a.txt").write_text("another one's\n")
     assert (await agent("write_file", path="a.txt", content="!\n", append=True)).startswith("Added")
-    assert "has changed since you read it" in await agent("write_file", path="a.txt", content="x")
+    assert "was changed by others after you read it" in await agent("write_file", path="a.txt", content="x")
     assert (folder / "a.txt").read_text() == "another one's\n!\n"
 
 
-async def test_what_was_never_read_or_is_gone_is_written(folder: Path) -> None:
-    """An agent that never looked at a file means to make it."""
+async def test_unread_or_deleted_file_can_be_written(folder: Path) -> None:
+    """An agent that never read a file intends to create it, so its write is not refused."""
     agent = Agent(folder)
     assert (await agent("write_file", path="a.txt", content="1\n")).startswith("Wrote")
     (folder / "a.txt").unlink()
     assert (await agent("write_file", path="a.txt", content="2\n")).startswith("Wrote")
 
 
-def test_of_very_many_files_the_latest_are_known(tmp_path: Path) -> None:
-    """What is kept in mind has a bound."""
-    sights = ReadStamps(ToolContext(tmp_path), most=2)
+def test_number_of_read_stamps_is_bounded(tmp_path: Path) -> None:
+    """At the limit, the oldest stamp is dropped, and a change of its file is no longer detected."""
+    sights = ReadStamps(ToolContext(tmp_path), limit=2)
     for name in "abc":
-        sights.note(name, (1, 1, 1, 1))
+        sights.record(name, (1, 1, 1, 1))
     assert [sights.changed(name, (2, 2, 2, 2)) for name in "abc"] == [False, True, True]

@@ -1,4 +1,4 @@
-"""Live Python in the worker: names that stay, output that is taken, time that is up."""
+"""`run_python` and `installed_packages`: persistent names, captured output and time limits."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ def context() -> ToolContext:
 
 
 class TestRunPython:
-    """run_python."""
-
     @pytest.mark.parametrize(
         ("code", "shown"),
         [
@@ -49,12 +47,12 @@ class TestRunPython:
         ],
     )
     async def test_output_and_last_value(self, context: ToolContext, code: str, shown: str) -> None:
-        """What is printed and the value of the last expression are the result."""
+        """The result contains the printed output and the value of the last expression."""
         output = await run(context, code)
         assert output.text == shown or (shown == "NameError" and "NameError: name 'Nowhere'" in output.text)
 
-    async def test_long_output_takes_no_memory_beyond_its_own(self, context: ToolContext) -> None:
-        """Half a gigabyte is printed, in long texts and in many: what is not shown is not kept."""
+    async def test_printed_output_uses_bounded_memory(self, context: ToolContext) -> None:
+        """Half a gigabyte of output in long and in short texts needs little memory."""
         code = "text = 'x' * (1 << 26)\nfor _ in range(7): print(text)\nfor _ in range(1 << 10): print('y' * (1 << 16))"
         await run(context, "1")
         tracemalloc.start()
@@ -66,16 +64,16 @@ class TestRunPython:
         assert len(output.text) < 2 << 20
         assert "bytes left out" in output.text
 
-    async def test_names_stay(self, context: ToolContext) -> None:
-        """What one call binds, the next one sees; another agent does not."""
+    async def test_names_persist_between_calls(self, context: ToolContext) -> None:
+        """Names of one agent are not visible to code of another agent."""
         await run(context, "import math\nx = 20")
         assert (await run(context, "x + 1")).text == "21"
         assert (await run(context, "math.sqrt(_ + 4)")).text == "5.0"
         other = await run(ToolContext(Path("/"), agent_id="a2"), "x")
         assert (other.is_error, "NameError: name 'x' is not defined" in other.text) == (True, True)
 
-    async def test_errors_show_the_code(self, context: ToolContext) -> None:
-        """A traceback begins at the code, shows its lines, and says nothing of what runs it."""
+    async def test_traceback_shows_only_the_agents_code(self, context: ToolContext) -> None:
+        """A traceback starts with the agent's code, shows its lines, and contains no lines of orch."""
         output = await run(context, "def half(x):\n    return x / 0\nprint('before')\nhalf(1)")
         assert output.is_error
         assert output.text.startswith("before\nTraceback (most recent call last):\n")
@@ -85,17 +83,17 @@ class TestRunPython:
         assert (await run(context, "1 +")).text.endswith("SyntaxError: invalid syntax")
 
     @pytest.mark.parametrize(("code", "failed"), [("exit()", False), ("raise SystemExit(0)", False), ("exit(3)", True)])
-    async def test_exit_ends_the_code_alone(self, context: ToolContext, code: str, failed: bool) -> None:
-        """Code that exits does not take the worker along."""
+    async def test_exit_ends_the_code_not_the_worker(self, context: ToolContext, code: str, failed: bool) -> None:
+        """After code that exits, the next call works. Only a non-zero exit status is an error."""
         assert (await run(context, f"import sys\n{code.replace('exit(', 'sys.exit(')}")).is_error == failed
         assert (await run(context, "1")).text == "1"
 
-    async def test_nobody_answers_input(self, context: ToolContext) -> None:
-        """Asking for input fails at once instead of waiting for a person."""
+    async def test_input_fails_at_once(self, context: ToolContext) -> None:
+        """`input` raises an EOFError instead of waiting for a person."""
         assert "EOFError: cannot read input for 'sure? '" in (await run(context, "input('sure? ')")).text
 
     async def test_output_is_bounded(self, context: ToolContext) -> None:
-        """However much is printed, a mebibyte is kept: both ends."""
+        """Output of 5 MB is cut to about 1 MB and keeps its end."""
         output = await run(context, "print('x' * 5_000_000)\nprint('end')")
         assert len(output.text) < 1_100_000
         assert output.text.endswith("end")
@@ -105,31 +103,31 @@ class TestRunPython:
         "code", ["while True: pass", "while True:\n try:\n  while True: pass\n except Exception: pass"]
     )
     async def test_endless_code_is_stopped(self, code: str) -> None:
-        """Code past its deadline is stopped, says what it printed, and leaves the names usable."""
+        """Code that exceeds its deadline is stopped, its output so far is shown, and the next call works."""
         context = ToolContext(Path("/"), seconds=0.1)
         output = await run(context, f"print('here', flush=True)\n{code}")
         assert output.is_error
         assert output.text == "here\n[not done after 0 s; it was stopped]"
-        context = ToolContext(Path("/"), belongings=context.belongings)
+        context = ToolContext(Path("/"), tool_state=context.tool_state)
         assert (await run(context, "1")).text == "1"
 
-    async def test_code_that_cannot_be_stopped(self) -> None:
-        """Code that never gets back to the interpreter is left behind, and told of, until it is done."""
+    async def test_uninterruptible_code_is_abandoned_and_reported(self) -> None:
+        """While code that cannot be stopped still runs, later calls are refused."""
         context = ToolContext(Path("/"), seconds=0.05)
         await run(context, "import threading\nlatch = threading.Event()")
-        # A wait without a deadline returns to the interpreter only when it is over.
+        # A wait without a deadline returns to the interpreter only at the end of the wait.
         output = await run(context, "latch.wait()")
         assert "cannot be stopped: it still runs" in output.text
-        with pytest.raises(ToolError, match="still runs and cannot be stopped: use run_python_script"):
+        with pytest.raises(ToolError, match="is still running and cannot be stopped: use run_python_script"):
             await run(context, "1")
         left = next(thread for thread in threading.enumerate() if thread.name.startswith("<python"))
-        context.own(Namespace).names["latch"].set()
+        context.agent_object(Namespace).names["latch"].set()
         left.join()
         assert (await run(context, "1")).text == "1"
 
     async def test_cancelled_call_stops_its_code(self, context: ToolContext) -> None:
-        """A turn that is cancelled does not leave a loop running."""
-        names = context.own(Namespace).names
+        """After a call is cancelled, the thread of its endless loop ends."""
+        names = context.agent_object(Namespace).names
         names["ready"] = threading.Event()
         code = "import threading\nme = threading.current_thread()\nready.set()\nwhile True: pass"
         task = asyncio.create_task(run(context, code))
@@ -139,8 +137,8 @@ class TestRunPython:
             await task
         names["me"].join()
 
-    async def test_agents_of_one_process_are_told_apart(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """Two agents that print at once, and the program itself, each keep their own output."""
+    async def test_output_of_concurrent_agents_is_separated(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """Two agents and the program print at the same time, and each receives only its own output."""
         one, two = (ToolContext(Path("/"), agent_id=name) for name in "ab")
         code = "import threading, time\nfor _ in range(200): print('{0}')"
         outputs = await asyncio.gather(run(one, code.format("one")), run(two, code.format("two")))
@@ -148,23 +146,23 @@ class TestRunPython:
         assert [set(output.text.split()) for output in outputs] == [{"one"}, {"two"}]
         assert capsys.readouterr().out == "program\n"
 
-    async def test_streams_are_given_back(self, context: ToolContext) -> None:
-        """After a run, the standard streams are the ones from before, also after a failed one."""
+    async def test_standard_streams_are_restored(self, context: ToolContext) -> None:
+        """After code that raised an exception, `sys.stdout` and `sys.stderr` are the same objects as before."""
         before = sys.stdout, sys.stderr
         await run(context, "1/0")
         assert (sys.stdout, sys.stderr) == before
 
-    async def test_prints_where_the_program_has_closed_its_own_stream(
+    async def test_output_is_captured_when_the_program_closed_its_stream(
         self, context: ToolContext, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """What a run prints is not the program's, whose stream is not touched for it."""
+        """Code can print although `sys.stdout` of the program is closed."""
         closed = io.StringIO()
         closed.close()
         monkeypatch.setattr(sys, "stdout", closed)
         assert (await run(context, "print('here', flush=True)")).text.strip() == "here"
 
-    async def test_runs_alone_and_in_order(self, context: ToolContext) -> None:
-        """Calls of one step run one after the other, in call order."""
+    async def test_calls_of_one_step_run_one_after_the_other(self, context: ToolContext) -> None:
+        """Six calls that change the same variable run in call order."""
         box = Toolbox([run_python], context)
         calls = [ToolUse(str(n), "run_python", {"code": f"x = {n}; x" if n == 0 else "x += 1; x"}) for n in range(6)]
         outcomes = await asyncio.gather(*map(box.dispatch, calls))
@@ -172,19 +170,17 @@ class TestRunPython:
 
 
 class TestInstalledPackages:
-    """installed_packages."""
-
     async def list(self, **input: object) -> str:
         return (await installed_packages.run(ToolContext(Path("/")), input)).text
 
     async def test_names_and_versions(self) -> None:
-        """Packages are listed with their versions, found by any spelling of part of a name."""
+        """Packages are listed with their versions, and a pattern matches any spelling of a part of the name."""
         lines = (await self.list(pattern="PyTest_Async")).splitlines()
         assert [line.split()[0] for line in lines] == ["pytest-asyncio"]
         assert lines[0].split()[1][0].isdigit()
 
     async def test_bounds(self) -> None:
-        """A list that is cut says how much is missing; one that is empty says so."""
+        """A shortened list says that there are more packages, and an empty list names the pattern."""
         lines = (await self.list(limit=1)).splitlines()
         assert len(lines) == 2
         assert lines[1].endswith("more; narrow with pattern]")

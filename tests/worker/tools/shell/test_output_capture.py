@@ -1,4 +1,4 @@
-"""What is kept of a stream, and what is shown of it."""
+"""The capture of a command's output: how much of it is kept, and how it is shown."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from hypothesis import strategies as st
 from orch_worker.tools.shell.output_capture import OutputCapture, plain_output
 
 
-def captured(most: int, *pieces: bytes) -> OutputCapture:
-    """Return a capture of `most` bytes that took `pieces`."""
-    capture = OutputCapture(most)
+def captured(limit: int, *pieces: bytes) -> OutputCapture:
+    """Return a capture with this limit that has received `pieces`."""
+    capture = OutputCapture(limit)
     for piece in pieces:
         capture(piece)
     return capture
 
 
-def test_all_of_little_is_kept() -> None:
-    """A stream that fits is kept whole."""
+def test_short_stream_is_kept_whole() -> None:
+    """Output within the limit is returned unchanged."""
     assert captured(100, b"one ", b"two ", b"three").text() == "one two three"
 
 
-def test_head_and_tail_of_much_are_kept() -> None:
-    """Of a longer stream both ends are kept, and how much lay between them."""
+def test_long_stream_keeps_head_and_tail() -> None:
+    """The text states how many bytes are left out between the beginning and the end."""
     capture = captured(10, b"abc", b"d" * 1000, b"xyz")
     assert capture.text() == "abcdd\n[... 996 bytes left out ...]\nddxyz"
     assert capture.total == 1006
 
 
 @given(st.lists(st.binary(max_size=40), max_size=40), st.integers(2, 60))
-def test_ends_are_exact(pieces: list[bytes], most: int) -> None:
-    """However a stream is cut into pieces, exactly its first and last bytes are kept, in bounded memory."""
-    capture, whole, half = captured(most, *pieces), b"".join(pieces), most // 2
+def test_head_and_tail_are_exact_for_any_chunks(pieces: list[bytes], limit: int) -> None:
+    """For any sizes of chunks, the kept text is exact and the memory is bounded."""
+    capture, whole, half = captured(limit, *pieces), b"".join(pieces), limit // 2
     if len(whole) <= 2 * half:
         assert capture.text() == plain_output(whole)
     else:
@@ -58,14 +58,14 @@ def test_ends_are_exact(pieces: list[bytes], most: int) -> None:
         (b"\xc2\x9b31mred", "\ufffd31mred"),
     ],
 )
-def test_plain(data: bytes, shown: str) -> None:
-    """Text is as a terminal would leave it, and nothing in it does anything to a terminal."""
+def test_terminal_sequences_are_removed(data: bytes, shown: str) -> None:
+    """Escape sequences and overwritten text are removed, and control characters and invalid bytes are replaced."""
     assert plain_output(data) == shown
 
 
 @given(st.binary(max_size=200))
-def test_plain_takes_anything(data: bytes) -> None:
-    """Any bytes become text that every encoding carries and no terminal obeys."""
+def test_any_bytes_become_safe_text(data: bytes) -> None:
+    """The text can be encoded and contains no control characters except tabs and newlines."""
     text = plain_output(data)
     text.encode()
     assert not any(char < " " and char not in "\n\t" for char in text)

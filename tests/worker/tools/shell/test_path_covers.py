@@ -1,4 +1,4 @@
-"""What is hidden from an agent's commands: denied paths, credentials, orch's own folders, and with which exceptions."""
+"""Paths that are hidden from an agent's commands: denied paths, credentials and folders of orch, with exceptions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from orch_worker.tools.shell.sandboxed_exec import covered_starter
 
 @pytest.fixture
 def context(tmp_path: Path) -> ToolContext:
-    """An agent with a home that holds credentials, and folders of orch."""
+    """The context of an agent whose home contains credentials, next to folders of orch."""
     home = tmp_path / "user"
     (home / ".ssh").mkdir(parents=True)
     (home / ".ssh/id_work").write_text("x")
@@ -36,23 +36,23 @@ def context(tmp_path: Path) -> ToolContext:
 
 
 def covers_of(context: ToolContext, *, credentials: bool = False) -> dict[str, Cover]:
-    """Return what is hidden below the test's folder, by its path there."""
+    """Return the covers below the folder of the test, by relative path."""
     assert context.folder is not None
     top = context.folder.parents[2]
     found = PathCovers(context).find(credentials=credentials).covers
     return {cover.path.removeprefix(f"{top}/"): cover for cover in found if cover.path.startswith(str(top))}
 
 
-def test_credentials_and_orchs_folders_are_hidden(context: ToolContext) -> None:
-    """Of the orch home the agent's own scratch folder stays, as at L3."""
+def test_credentials_and_orch_folders_are_hidden(context: ToolContext) -> None:
+    """The scratch folder of the agent stays writable inside the hidden folder of orch."""
     covers = covers_of(context)
     assert sorted(covers) == ["orch", "user/.kube/config", "user/.ssh"]
     assert covers["orch"].writable == (str(context.cwd.parent / "orch/sessions/me/scratch"),)
     assert covers["orch"].readable == ()
 
 
-def test_skills_and_folders_to_write_to_stay_visible_in_the_orch_home(context: ToolContext) -> None:
-    """The first to be read, the others to be written."""
+def test_skills_and_writable_folders_stay_visible_in_the_orch_home(context: ToolContext) -> None:
+    """Folders that the sandbox lists for reading stay readable, and folders for writing stay writable."""
     top = context.cwd.parent
     sandbox = SandboxSpec(read=(str(top / "orch/skills/sql"),), write=(str(top / "orch/out"),))
     cover = covers_of(replace(context, sandbox=sandbox))["orch"]
@@ -61,7 +61,7 @@ def test_skills_and_folders_to_write_to_stay_visible_in_the_orch_home(context: T
 
 
 def test_agent_that_works_in_the_orch_home_keeps_its_folder(context: ToolContext) -> None:
-    """At the top of it, what lies below is still hidden."""
+    """If the working folder is the home of orch itself, only folders below it are hidden."""
     top = context.cwd.parent
     inside = replace(context, cwd=top / "orch/skills")
     assert str(top / "orch/skills") in covers_of(inside)["orch"].writable
@@ -70,8 +70,8 @@ def test_agent_that_works_in_the_orch_home_keeps_its_folder(context: ToolContext
     assert "orch/sessions" in whole
 
 
-def test_approved_call_can_read_credentials(context: ToolContext) -> None:
-    """But not the folders of orch."""
+def test_approved_call_can_read_credentials_but_not_orch_folders(context: ToolContext) -> None:
+    """With access to credentials, only the folders of orch are hidden."""
     assert sorted(covers_of(context, credentials=True)) == ["orch"]
 
 
@@ -87,7 +87,7 @@ def test_approved_call_can_read_credentials(context: ToolContext) -> None:
 def test_usable_credentials_stay_visible(
     context: ToolContext, usable: str, hidden: list[str], exceptions: tuple[str, ...]
 ) -> None:
-    """A folder above, the path itself, or one file in a credential folder."""
+    """`usable_credentials` can name a folder above credentials, the credentials, or one file in a credential folder."""
     covers = covers_of(replace(context, policy=PolicyConfig(usable_credentials=(usable,))))
     assert sorted(set(covers) - {"orch"}) == hidden
     if "user/.ssh" in covers:
@@ -95,8 +95,8 @@ def test_usable_credentials_stay_visible(
         assert covers["user/.ssh"].writable == tuple(str(folder / name) for name in exceptions)
 
 
-def test_failed_command_is_told_what_it_could_not_read(context: ToolContext) -> None:
-    """In one line, whatever files are called."""
+def test_failed_command_lists_hidden_paths_on_one_line(context: ToolContext) -> None:
+    """The note about hidden paths is one line even if a file name contains a line break."""
     (context.cwd / "a\nb.pem").write_text("x")
     covered = PathCovers(replace(context, policy=PolicyConfig(denied_paths=("*.pem",)))).find(credentials=False)
     assert "\n" not in covered.note
@@ -104,22 +104,25 @@ def test_failed_command_is_told_what_it_could_not_read(context: ToolContext) -> 
         assert part in covered.note
 
 
-def test_namespaces_of_bubblewrap_hide_the_same(context: ToolContext) -> None:
-    """Files below what can be seen become a device that cannot be opened, folders empty; nothing else is mentioned."""
+def test_bubblewrap_hides_the_same_paths(context: ToolContext) -> None:
+    """A hidden file is replaced by /dev/null and a hidden folder by an empty one.
+
+    Paths outside the sandbox are not mentioned.
+    """
     (context.cwd / "in.pem").write_text("x")
     (context.cwd / "vault").mkdir()
     paths = [str(context.cwd / "in.pem"), str(context.cwd / "vault"), "/somewhere/else"]
     reach = bubblewrap.sandbox_paths(context.cwd, context.cwd.parent / "home")
-    said = bubblewrap.bubblewrap_command(reach, str(context.cwd), 3, ["true"], [Cover(path) for path in paths])
-    assert said[-2:] == ["--", "true"]
-    text = " ".join(said)
+    found = bubblewrap.bubblewrap_command(reach, str(context.cwd), 3, ["true"], [Cover(path) for path in paths])
+    assert found[-2:] == ["--", "true"]
+    text = " ".join(found)
     assert f"--ro-bind /dev/null {paths[0]}" in text
     assert f"--tmpfs {paths[1]} --remount-ro {paths[1]}" in text
     assert paths[2] not in text
 
 
-async def test_commands_are_refused_where_denied_paths_are_required_and_cannot_be_hidden(context: ToolContext) -> None:
-    """Without denied paths there is nothing to refuse."""
+async def test_command_is_refused_when_required_hiding_is_impossible(context: ToolContext) -> None:
+    """With `require_denied_paths` and without mount namespaces, a command runs only if no path is denied."""
     policy = PolicyConfig(denied_paths=("*.pem",), require_denied_paths=True)
     bare = replace(context, sandbox=SandboxSpec(covers_paths=False), policy=policy)
     with pytest.raises(ToolError, match="require_denied_paths is set, and there are no mount namespaces"):
@@ -128,8 +131,8 @@ async def test_commands_are_refused_where_denied_paths_are_required_and_cannot_b
     assert (await covered_starter(allowed, "bash"))[1].covers == ()
 
 
-async def test_commands_of_an_agent_in_the_root_process_need_mount_namespaces(context: ToolContext) -> None:
-    """Nothing else shows that they are an agent's; from L2 on they reach no socket of a daemon."""
+async def test_root_process_agent_needs_mount_namespaces_for_commands(context: ToolContext) -> None:
+    """Without mount namespaces, commands of an agent in the root process are refused below sandbox level L2."""
     inside = replace(context, sandbox=SandboxSpec(covers_paths=False), in_process=True)
     with pytest.raises(ToolError, match="could act as the user, for there are no mount namespaces"):
         await covered_starter(inside, "bash")
@@ -138,8 +141,8 @@ async def test_commands_of_an_agent_in_the_root_process_need_mount_namespaces(co
     assert (await covered_starter(replace(inside, in_process=False), "bash"))[1].covers == ()
 
 
-def test_control_sockets_stay_visible_in_the_folders_of_orch(context: ToolContext, tmp_path: Path) -> None:
-    """A command may connect to a daemon, which serves it as its agent."""
+def test_control_sockets_stay_visible_in_orch_folders(context: ToolContext, tmp_path: Path) -> None:
+    """Control sockets stay readable in hidden folders, because the daemon serves a command as its agent."""
     inside, beside = tmp_path / "orch" / "daemon" / "control.sock", tmp_path / "runtime" / "0a-control.sock"
     for socket in (inside, beside):
         socket.parent.mkdir()
@@ -149,11 +152,11 @@ def test_control_sockets_stay_visible_in_the_folders_of_orch(context: ToolContex
     assert covers["runtime"].readable == (str(beside),)
 
 
-async def test_more_denied_files_than_can_be_hidden_are_refused_where_required(
+async def test_too_many_denied_files_refuse_the_command_where_required(
     context: ToolContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing runs."""
-    monkeypatch.setattr("orch_worker.policy.denied_files.MOST_MOUNTS", 1)
+    """With `require_denied_paths`, a command is an error if more files are denied than can be hidden."""
+    monkeypatch.setattr("orch_worker.policy.denied_files.MAX_MOUNTS", 1)
     for name in ("a.pem", "b.pem"):
         (context.cwd / name).write_text("x")
     policy = PolicyConfig(denied_paths=("*.pem",), require_denied_paths=True)
@@ -175,7 +178,7 @@ async def test_more_denied_files_than_can_be_hidden_are_refused_where_required(
         ("it failed", True, (), True),
     ],
 )
-def test_run_python_is_offered_beside_denied_paths_only_when_they_are_hidden_from_the_worker(
+def test_run_python_requires_denied_paths_hidden_from_the_worker(
     context: ToolContext,
     monkeypatch: pytest.MonkeyPatch,
     state: str | None,
@@ -183,14 +186,14 @@ def test_run_python_is_offered_beside_denied_paths_only_when_they_are_hidden_fro
     denied: tuple[str, ...],
     offered: bool,
 ) -> None:
-    """The worker's state is that of its process: an agent in the program's process has none."""
+    """`run_python` is not offered if hiding failed in the worker, or if its process can read denied paths."""
     monkeypatch.setattr(worker_namespace, "_failure", state)
     given = replace(context, policy=PolicyConfig(denied_paths=denied), in_process=in_process)
     assert (run_python.missing(given) == "") is offered
 
 
-def test_worker_keeps_its_session_and_what_it_reads_visible(context: ToolContext) -> None:
-    """Also below a denied folder; credentials are not hidden from it."""
+def test_worker_keeps_its_session_and_inputs_visible(context: ToolContext) -> None:
+    """The session folder and the inputs of a worker stay visible below a denied folder."""
     orch = context.cwd.parent / "orch"
     for name in ("memory", "evidence"):
         (orch / name).mkdir()
@@ -199,6 +202,7 @@ def test_worker_keeps_its_session_and_what_it_reads_visible(context: ToolContext
     found = PathCovers(given).find_for_worker([str(orch / "memory")], [str(orch / "hooks.json")])
     assert found.credentials == ()
     folder = str(context.folder)
+    assert found.covers != ()
     for cover in found.covers:
         assert cover.path == str(orch)
         assert {folder, str(orch / "memory")} <= set(cover.writable)
@@ -206,8 +210,8 @@ def test_worker_keeps_its_session_and_what_it_reads_visible(context: ToolContext
         assert str(orch / "evidence") not in (*cover.writable, *cover.readable)
 
 
-def test_daemons_socket_stays_in_reach(context: ToolContext) -> None:
-    """Commands that connect act as the agent; what else is in that folder is hidden."""
+def test_daemon_socket_stays_reachable(context: ToolContext) -> None:
+    """The control socket is readable in the hidden folder of orch as soon as the socket exists."""
     folder = context.cwd.parent / "orch/daemon"
     folder.mkdir()
     assert covers_of(context)["orch"].readable == ()

@@ -1,4 +1,4 @@
-"""Finding all processes of a command, as far as it takes no process."""
+"""The search for all processes of a command, tested without processes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from types import SimpleNamespace
 import pytest
 
 from orch_worker.tools.shell import process_group
-from orch_worker.tools.shell.process_group import TURNING_SECONDS, UNSURE_SECONDS, ProcessDescendants
+from orch_worker.tools.shell.process_group import EXEC_SECONDS, UNSURE_SECONDS, ProcessDescendants
 
 
 @pytest.mark.parametrize(
     ("state", "began", "seconds"),
-    [("R", 5, TURNING_SECONDS), ("D", 5, TURNING_SECONDS), ("S", 5, UNSURE_SECONDS), ("R", 4, 0.0)],
+    [("R", 5, EXEC_SECONDS), ("D", 5, EXEC_SECONDS), ("S", 5, UNSURE_SECONDS), ("R", 4, 0.0)],
 )
-def test_what_turns_into_another_program_is_waited_for(
+def test_process_during_exec_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, state: str, began: int, seconds: float
 ) -> None:
-    """It shows no environment meanwhile, and may be waiting for a processor all that time; one that sleeps has none."""
+    """A process in `exec` has no readable environment, so it is waited for.
+
+    A sleeping process is waited for only for a short time.
+    """
     now = [10.0]
 
     def nothing(*_: object) -> None:
@@ -32,8 +35,8 @@ def test_what_turns_into_another_program_is_waited_for(
     monkeypatch.setattr(os, "listdir", lambda _: ["self", "7", "9"])
     command = ProcessDescendants(7, "mark")
     command.reaped = True
-    assert command.strike() == bool(seconds)
+    assert command.kill_all() == bool(seconds)
     for passed in (0.09, 1.9, 2.1):
         now[0] = 10.0 + passed
-        assert command.strike() == (passed < seconds)
+        assert command.kill_all() == (passed < seconds)
     assert command.killed == set()

@@ -1,4 +1,4 @@
-"""Values as data: what comes back is equal, what cannot be data is told, and nothing that is read runs code."""
+"""Encoding of values: round trips, values that cannot be encoded, and decoding without running code."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ pl = pytest.importorskip("polars")
 
 
 def there_and_back(value: Any) -> Any:
-    """Return `value` as another process would have it."""
+    """Return `value` after encoding and decoding, as another process receives it."""
     data = encode_value(value)
     return decode_value(data.kind, data.data)
 
 
 class Mine:
-    """Something of a user's."""
+    """A class of a user, which cannot be encoded."""
 
 
 class TestPlainData:
-    """Data of Python itself."""
+    """Built-in types and types of the standard library."""
 
     @pytest.mark.parametrize(
         "value",
@@ -55,41 +55,41 @@ class TestPlainData:
             [date(2026, 1, 1), Decimal("1.10")],
         ],
     )
-    def test_comes_back_equal(self, value: Any) -> None:
-        """A value of any of Python's own types of data is what it was, of the same type."""
+    def test_plain_values_round_trip_with_their_types(self, value: Any) -> None:
+        """Decoding returns an equal value of the same type."""
         back = there_and_back(value)
         assert (back, type(back)) == (value, type(value))
 
-    def test_not_a_number(self) -> None:
-        """What is not equal to itself stays so, also among numbers."""
+    def test_nan_round_trips(self) -> None:
+        """NaN in a list of numbers is NaN after decoding."""
         assert repr(there_and_back([1.0, float("nan")])) == "[1.0, nan]"
 
-    def test_json_where_json_will_do(self) -> None:
-        """What JSON can say is JSON, which anybody can read."""
+    def test_json_values_are_stored_as_json(self) -> None:
+        """Values that JSON can represent are stored as JSON, so that other programs can read them."""
         assert encode_value({"a": [1, 2.5, None, "x"]}).data == b'{"a":[1,2.5,null,"x"]}'
         assert encode_value({"a": (1,)}).kind == "data"
 
     @pytest.mark.parametrize(
-        ("value", "told"),
+        ("value", "expected"),
         [
             (Mine(), r"a value of type \S*Mine is not plain data"),
             ([0, {"k": Mine()}], r"its \[1\]\['k'\] is of type \S*Mine"),
             ({"f": len}, "return what it computes instead"),
             ({(1, 2): 3}, "a key is of type tuple"),
-            ("\ud800", "half characters"),
+            ("\ud800", "lone surrogates"),
             (open, "return what it computes instead"),
         ],
     )
-    def test_what_is_no_data_is_told(self, value: Any, told: str) -> None:
-        """The error names the part that cannot go, and what to do."""
-        with pytest.raises(NotTransferableError, match=told):
+    def test_unsupported_value_names_the_part(self, value: Any, expected: str) -> None:
+        """The error names the part of the value that cannot be encoded, or says what to return instead."""
+        with pytest.raises(NotTransferableError, match=expected):
             encode_value(value)
 
-    def test_what_holds_itself(self) -> None:
-        """A list within itself is refused, not followed for ever."""
+    def test_recursive_list_is_refused(self) -> None:
+        """A list that contains itself is an error and does not cause an endless loop."""
         held: list[Any] = []
         held.append(held)
-        with pytest.raises(NotTransferableError, match="holds itself"):
+        with pytest.raises(NotTransferableError, match="contains itself"):
             encode_value(held)
 
 
@@ -97,19 +97,19 @@ class TestLibraries:
     """Arrays and data frames."""
 
     @pytest.mark.parametrize("dtype", ["int8", "float32", "complex128", "bool", "datetime64[ns]", "U3"])
-    def test_arrays(self, dtype: str) -> None:
-        """An array keeps shape and type."""
+    def test_arrays_keep_shape_and_type(self, dtype: str) -> None:
+        """A decoded array has the shape, type and content of the original."""
         array = np.zeros((2, 3), dtype=dtype)
         back = there_and_back(array)
         assert (back.shape, back.dtype, (back == array).all()) == (array.shape, array.dtype, True)
 
-    def test_one_number_of_numpys(self) -> None:
-        """One number is a number."""
+    def test_numpy_scalar_round_trips(self) -> None:
+        """A NumPy integer is equal to its decoded value."""
         assert there_and_back({"mean": float(np.float64(2.5))}) == {"mean": 2.5}
         assert there_and_back(np.int64(3)) == 3
 
-    def test_frames_of_pandas(self) -> None:
-        """Columns of every common type, indexes and names of several levels come back as they were."""
+    def test_pandas_frames_round_trip(self) -> None:
+        """Frames and series keep column types, indexes, multi-level names and duplicate names."""
         frame = pd.DataFrame(
             {
                 "whole": [1, 2],
@@ -137,8 +137,8 @@ class TestLibraries:
         days = pd.Series([1, 2], index=pd.date_range("2026-01-01", periods=2, freq="D"), name="s")
         pd.testing.assert_series_equal(there_and_back(days), days)
 
-    def test_frames_of_polars(self) -> None:
-        """Columns of every type but objects come back as they were; so does one column."""
+    def test_polars_frames_round_trip(self) -> None:
+        """Frames keep the types of their columns, and series keep their name."""
         frame = pl.DataFrame({"a": [1, None], "b": ["x", None], "c": [[1], [2]], "d": [date(2026, 1, 1), None]})
         frame = frame.with_columns(pl.col("b").cast(pl.Categorical).alias("e"))
         assert there_and_back(frame).equals(frame)
@@ -146,8 +146,8 @@ class TestLibraries:
         column = there_and_back(pl.Series("name", [1, 2]))
         assert (column.name, column.to_list()) == ("name", [1, 2])
 
-    def test_python_objects_in_them(self) -> None:
-        """Objects in an array or a column are refused by name, never pickled."""
+    def test_python_objects_in_arrays_and_frames_are_refused(self) -> None:
+        """The error names the column, because such values would need a pickle."""
         with pytest.raises(NotTransferableError, match=r"tolist"):
             encode_value(np.array([Mine()]))
         with pytest.raises(NotTransferableError, match="column 'a'"):
@@ -157,29 +157,29 @@ class TestLibraries:
         with pytest.raises(NotTransferableError, match=r"column 'p' is of type period"):
             encode_value(pd.DataFrame({"p": pd.period_range("2026", periods=2)}))
 
-    def test_arrays_that_are_more_than_their_numbers(self) -> None:
-        """What a masked array hides would be there again: it says what to do."""
+    def test_masked_arrays_are_refused_with_a_hint(self) -> None:
+        """The error suggests `filled`, because encoding would reveal the masked values."""
         for array in (np.ma.masked_array([1, 2], mask=[0, 1]), np.rec.array([(1, 2)])):
             with pytest.raises(NotTransferableError, match=r"cannot store an array of type .*\.filled\(\)"):
                 encode_value(array)
 
-    def test_lists_that_hold_one_another_many_times(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A small value that is without end when it is written out is refused before it is."""
-        monkeypatch.setattr(codec, "MOST_PARTS", 10_000)
+    def test_exponentially_nested_lists_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A small value that would be very large when written out is refused before it is encoded."""
+        monkeypatch.setattr(codec, "MAX_PARTS", 10_000)
         many: Any = [b"1"]
         for _ in range(60):
             many = [many, many]
-        with pytest.raises(NotTransferableError, match=r"parts, or .* of text"):
+        with pytest.raises(NotTransferableError, match=r"parts or .* of text"):
             encode_value(many)
-        with pytest.raises(NotTransferableError, match=r"parts, or .* of text"):
+        with pytest.raises(NotTransferableError, match=r"parts or .* of text"):
             encode_value([[[["x" * 1_000_000] * 1_000]]])
 
 
 class TestReading:
-    """What another process sent is not believed."""
+    """Decoding of bytes from another process, which are not trusted."""
 
-    def test_a_pickle_is_never_opened(self, tmp_path: Any) -> None:
-        """An array file that holds a pickle, as it would run code, is refused whole."""
+    def test_array_file_with_a_pickle_is_refused(self, tmp_path: Any) -> None:
+        """Bytes that contain a pickle are an error, and the code in the pickle does not run."""
 
         class Trap:
             def __reduce__(self) -> tuple[Any, tuple[str]]:
@@ -193,13 +193,13 @@ class TestReading:
         assert not (tmp_path / "ran").exists()
 
     @pytest.mark.parametrize("kind", ["json", "data", "array", "arrow", "columns", "text"])
-    def test_rubbish(self, kind: str) -> None:
-        """Bytes that are no such thing are an error that says so."""
+    def test_malformed_bytes_are_an_error(self, kind: str) -> None:
+        """Malformed bytes raise a NotTransferableError instead of an exception of a library."""
         with pytest.raises(NotTransferableError, match="cannot read the stored value"):
             decode_value(kind, b"\xc1\xff rubbish")
 
-    def test_a_reader_that_panics(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What polars raises of some bytes is no Exception, and an error like others all the same."""
+    def test_polars_panic_becomes_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A panic of polars raises a NotTransferableError, although the panic is a BaseException."""
         kind = type("PanicException", (BaseException,), {})
 
         def panics(_: bytes) -> None:
@@ -209,7 +209,7 @@ class TestReading:
         with pytest.raises(NotTransferableError, match="cannot read the stored value: PanicException: slice index"):
             decode_value("arrow", b"")
 
-    def test_unknown_kind(self) -> None:
-        """A kind of a later version is refused by name."""
-        with pytest.raises(NotTransferableError, match="not known here: 'pickle'"):
+    def test_unknown_value_kind_is_refused_by_name(self) -> None:
+        """A value with a kind of a later version is an error that names the kind."""
+        with pytest.raises(NotTransferableError, match="unknown kind of value 'pickle'"):
             decode_value("pickle", b"")

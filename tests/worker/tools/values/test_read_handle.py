@@ -1,7 +1,8 @@
-"""The stash, and reading it with read_handle."""
+"""The store of long texts, and reading these texts with `read_handle`."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -15,29 +16,29 @@ from orch_worker.tools.values.store import HandleMetadata, ValueFiles
 
 
 def stash(folder: Path) -> ValueFiles:
-    """Return the stash of an agent whose session is in `folder`."""
+    """Return the store of an agent whose session is in `folder`."""
     return ValueFiles(ToolContext(Path("/"), folder=folder))
 
 
 class TestStash:
-    """Keeping."""
+    """Storing texts under handles."""
 
-    def test_same_text_same_handle(self, tmp_path: Path) -> None:
-        """Nothing is kept twice, and different texts get different handles."""
+    def test_same_text_has_the_same_handle(self, tmp_path: Path) -> None:
+        """Equal texts are stored once, and different texts have different handles."""
         kept = stash(tmp_path)
         assert [kept.keep(text) for text in ("a", "b", "a")] == [".h_001", ".h_002", ".h_001"]
         assert (kept.text(".h_001"), kept.text("h_002")) == ("a", "b")
 
-    def test_survives_the_process(self, tmp_path: Path) -> None:
-        """Another process of the same agent reads the old handles and goes on counting."""
+    def test_stored_texts_survive_the_process(self, tmp_path: Path) -> None:
+        """A new process reads the stored texts and continues the numbering of handles."""
         stash(tmp_path).keep("a")
         again = stash(tmp_path)
         assert again.text(".h_001") == "a"
         assert again.keep("b") == ".h_002"
 
-    def test_the_oldest_texts_go_when_there_is_no_room(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A pinned one stays, and so does the newest, however large; who asks for one is told why it is gone."""
-        monkeypatch.setattr("orch_worker.tools.values.store.MOST_TEXTS", 1 << 20)
+    def test_oldest_texts_are_evicted_at_the_limit(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Pinned texts and the newest text are kept, and reading an evicted text gives the reason."""
+        monkeypatch.setattr("orch_worker.tools.values.store.MAX_TEXTS", 1 << 20)
         kept, large = stash(tmp_path), 500 << 10
         for letter in "ab":
             kept.keep(letter * large)
@@ -51,54 +52,54 @@ class TestStash:
                 kept.text(handle)
         assert kept.keep("b" * 9) == ".h_005"
 
-    def test_is_private(self, tmp_path: Path) -> None:
-        """Nobody else reads what is kept."""
+    def test_stored_texts_are_private(self, tmp_path: Path) -> None:
+        """Only the owner can access the stored file and its folder."""
         stash(tmp_path).keep("a")
         (file,) = (tmp_path / "stash").iterdir()
         assert file.stat().st_mode & 0o777 == 0o600
         assert file.parent.stat().st_mode & 0o777 == 0o700
 
     def test_any_text(self, tmp_path: Path) -> None:
-        """Line ends and every character come back as they were."""
+        """Line endings, control characters and emoji are unchanged after reading."""
         text = "a\r\nb\r\u2028\x00\U0001f600"
         kept = stash(tmp_path)
         assert kept.text(kept.keep(text)) == text
 
     @pytest.mark.parametrize("handle", [".h_009", "", "../../etc/passwd", ".h_001/../x"])
-    def test_unknown_handle(self, tmp_path: Path, handle: str) -> None:
-        """A handle that was never given out leads nowhere, and the last ones are named."""
+    def test_unknown_handle_lists_the_latest_ones(self, tmp_path: Path, handle: str) -> None:
+        """An unknown name or a path in place of a handle is an error that lists the latest handles."""
         kept = stash(tmp_path)
         kept.keep("a")
         with pytest.raises(ToolError, match=r"There is no .*The last handles: \.h_001\.$"):
             kept.text(handle)
 
-    def test_without_a_folder(self) -> None:
-        """An agent without a session folder keeps nothing, and is told so."""
+    def test_nothing_is_stored_without_a_session_folder(self) -> None:
+        """Without a session folder, creating the store raises a ToolError."""
         with pytest.raises(ToolError, match="no session folder"):
             ValueFiles(ToolContext(Path("/")))
 
-    def test_failed_write_leaves_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A write that fails is raised, and no half of it is ever read."""
+    def test_failed_write_leaves_no_partial_text(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """If a text cannot be written, the error of the system is raised and no file remains."""
 
-        def fail(*_: object) -> None:
+        def fail(*_: object, **__: object) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(Path, "rename", fail)
+        monkeypatch.setattr(os, "replace", fail)
         with pytest.raises(OSError, match="No space"):
             stash(tmp_path).keep("a")
         assert list((tmp_path / "stash").iterdir()) == []
 
 
 class TestReadHandle:
-    """Reading."""
+    """Reading texts with read_handle."""
 
     async def read(self, folder: Path, **input: object) -> str:
         context = ToolContext(Path("/"), folder=folder)
-        context.own(ValueFiles).keep("".join(f"line {number} of it\n" for number in range(1, 2001)))
+        context.agent_object(ValueFiles).keep("".join(f"line {number} of it\n" for number in range(1, 2001)))
         return (await read_handle.run(context, {"handle": ".h_001", **input})).text
 
-    async def test_pages_are_the_text(self, tmp_path: Path) -> None:
-        """Page after page, following the offsets, gives exactly what was kept."""
+    async def test_pages_reproduce_the_stored_text(self, tmp_path: Path) -> None:
+        """The pages that follow the named offsets give exactly the stored text."""
         whole, offset = "", 0
         while True:
             shown = await self.read(tmp_path, offset=offset, limit=9_999)
@@ -109,15 +110,15 @@ class TestReadHandle:
             offset = int(note.rpartition("=")[2].rstrip("]"))
         assert whole == "".join(f"line {number} of it\n" for number in range(1, 2001))
 
-    async def test_search_gives_offsets(self, tmp_path: Path) -> None:
-        """A search answers with lines and where they begin."""
+    async def test_search_returns_lines_with_offsets(self, tmp_path: Path) -> None:
+        """Each match has the offset of its line, at which reading can start."""
         shown = await self.read(tmp_path, search="line (7|1999) ")
         assert [line.partition(": ")[2] for line in shown.splitlines()] == ["line 7 of it", "line 1999 of it"]
         offset = int(shown.splitlines()[1].partition(":")[0])
         assert (await self.read(tmp_path, offset=offset, limit=15)).startswith("line 1999 of it")
 
-    async def test_search_goes_on(self, tmp_path: Path) -> None:
-        """A search that finds much stops, and goes on from the offset it names without losing a line."""
+    async def test_search_continues_at_the_named_offset(self, tmp_path: Path) -> None:
+        """A search with many matches stops at MAX_MATCHES, and searching on finds each line once."""
         found: list[str] = []
         offset: int | None = 0
         while offset is not None:
@@ -129,10 +130,10 @@ class TestReadHandle:
             found += lines
         assert len(found) == len(set(found)) == 2000
 
-    async def test_a_search_whose_time_is_up_goes_on_behind_the_last_line_it_looked_at(self, tmp_path: Path) -> None:
-        """Each line may take a second; and one that was not looked at is not called one that does not match."""
+    async def test_timed_out_search_continues_behind_the_last_searched_line(self, tmp_path: Path) -> None:
+        """The result names the first line that was not searched and does not say that nothing matches."""
         context = ToolContext(Path("/"), folder=tmp_path, seconds=-1.0)
-        context.own(ValueFiles).keep("one\ntwo")
+        context.agent_object(ValueFiles).keep("one\ntwo")
 
         async def read(offset: int) -> str:
             return (await read_handle.run(context, {"handle": ".h_001", "search": "t", "offset": offset})).text
@@ -142,11 +143,11 @@ class TestReadHandle:
             assert search(paged_view(["one", "two", "three"]), seeker, 0, 3) == '[time was up; go on with lines="1:"]'
             assert search(paged_view(["one", "two", "three"]), seeker, 1, 3).startswith("1: ")
 
-    async def test_no_match(self, tmp_path: Path) -> None:
-        """That nothing matches is said."""
+    async def test_search_without_a_match_says_so(self, tmp_path: Path) -> None:
+        """The result names the pattern and the offset at which the search started."""
         assert await self.read(tmp_path, search="zebra") == "No match for 'zebra' from character 0 on."
 
-    async def test_past_the_end(self, tmp_path: Path) -> None:
-        """An offset past the end is an error that says how long it is."""
+    async def test_offset_past_the_end_is_an_error(self, tmp_path: Path) -> None:
+        """The error states how many characters the text has."""
         with pytest.raises(ToolError, match=r"\.h_001 has [\d,]+ characters, none from 99,999 on"):
             await self.read(tmp_path, offset=99_999)

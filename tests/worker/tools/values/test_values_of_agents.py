@@ -1,4 +1,4 @@
-"""Values of other agents: what is taken over is what was stored, with what it brings along, and never runs."""
+"""Values that agents transfer to each other: checks, taint, locality and errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 
 from orch_protocol.core.errors import NoValueError
 from orch_protocol.core.taint import taint_label
-from orch_protocol.core.values import TakenValue, TakeValue, ValueInfo
+from orch_protocol.core.values import ValueInfo
+from orch_protocol.services.resources.values import TakenValue, TakeValue
 from orch_protocol.services.service import AnyService
 from orch_worker.system.isolated_read import FatalBytesError
 from orch_worker.tools.api.base import ToolContext
@@ -26,7 +27,7 @@ ROWS = [{"n": n} for n in range(3)]
 
 
 def taken(folder: Path, data: bytes = b"[1,2]", **changed: Any) -> TakenValue:
-    """Return what the root says of a value whose file holds `data`."""
+    """Return the root's answer for a value whose file contains `data`."""
     (folder / "value").write_bytes(data)
     digest = hashlib.sha256(data).hexdigest()[:32]
     value = ValueInfo(".h_001", "list", "2 items", 88, ("items: 2 int",), "json", "value", digest)
@@ -50,18 +51,18 @@ def parent(folder: Path, answer: Any) -> ToolContext:
 
 
 class TestTaking:
-    """What an agent gets."""
+    """Taking a value from a subagent."""
 
-    async def test_it_is_a_handle_here(self, tmp_path: Path) -> None:
-        """The marker names the handle, what it is, and whose it was. The file it is from, a copy, is removed."""
+    async def test_value_of_a_subagent_becomes_a_handle(self, tmp_path: Path) -> None:
+        """The marker names type and subagent, and the transferred file is removed."""
         context = parent(tmp_path, taken(tmp_path))
         text = await adopt_value(context, "a2", "rows", local=False)
         assert text.splitlines()[:2] == ["rows of agent a2 is kept here:", "[.h_001: list, 2 items, 88 bytes"]
         assert not (tmp_path / "value").exists()
-        assert context.own(ValueStore).load(".h_001") == [1, 2]
+        assert context.agent_object(ValueStore).load(".h_001") == [1, 2]
 
-    async def test_what_it_brings_along(self, tmp_path: Path) -> None:
-        """What the child's conversation was marked with, and that it was for local models, comes with each reading."""
+    async def test_value_brings_taint_and_locality_of_the_child(self, tmp_path: Path) -> None:
+        """Each reading of the value has the content labels and the locality of the subagent's conversation."""
         marks = (taint_label("untrusted", "https://example.org"), taint_label("acts", "bash"))
         context = parent(tmp_path, taken(tmp_path, marks=marks))
         await adopt_value(context, "a2", "rows", local=True)
@@ -73,23 +74,23 @@ class TestTaking:
     @pytest.mark.parametrize(
         ("changed", "why"),
         [
-            ({"digest": "0" * 32}, "not the one that was stored"),
-            ({"digest": ""}, "not the one that was stored"),
-            ({"kind": "pickle"}, "of a kind that is not known here: 'pickle'"),
+            ({"digest": "0" * 32}, "differs from the stored file"),
+            ({"digest": ""}, "differs from the stored file"),
+            ({"kind": "pickle"}, "has the unknown kind 'pickle'"),
         ],
     )
-    async def test_what_is_not_believed(self, tmp_path: Path, changed: dict[str, str], why: str) -> None:
-        """A file that is another one, or of a kind that nobody reads, is refused; the answer goes on without it."""
+    async def test_invalid_value_file_is_refused(self, tmp_path: Path, changed: dict[str, str], why: str) -> None:
+        """A value with a wrong digest or an unknown kind is not stored, and the text gives the reason."""
         context = parent(tmp_path, taken(tmp_path, **changed))
         text = await adopt_value(context, "a2", "rows", local=False)
         assert text.startswith("[No value of 'rows' was returned: ")
         assert why in text
-        assert list(context.own(ValueStore)) == []
+        assert list(context.agent_object(ValueStore)) == []
 
-    async def test_what_would_end_this_process_is_not_taken_over(
+    async def test_value_that_crashes_a_reader_is_not_stored(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Bytes of which another process died are not kept here, where each reading would be the end."""
+        """Bytes that crashed a test reader are not stored, because each later reading would crash the worker."""
 
         def taste(library: str, _reader: str, data: bytes) -> None:
             raise FatalBytesError(f"{library} on {len(data)} bytes")
@@ -98,31 +99,31 @@ class TestTaking:
         context = parent(tmp_path, taken(tmp_path, b"frame", kind="arrow"))
         text = await adopt_value(context, "a2", "rows", local=False)
         assert text == "[No value of 'rows' was returned: 'rows' of agent a2 cannot be read: polars on 5 bytes]"
-        assert list(context.own(ValueStore)) == []
+        assert list(context.agent_object(ValueStore)) == []
 
-    async def test_the_roots_no_is_told(self, tmp_path: Path) -> None:
-        """Why there is no value stands behind the answer."""
-        context = parent(tmp_path, NoValueError("no name 'rows' is bound; nothing is"))
+    async def test_refusal_of_the_root_follows_the_answer(self, tmp_path: Path) -> None:
+        """If the root refuses the value, the text says that no value was returned and why."""
+        context = parent(tmp_path, NoValueError("no variable 'rows'; there are no variables"))
         text = await adopt_value(context, "a2", "rows", local=False)
-        assert text == "[No value of 'rows' was returned: no name 'rows' is bound; nothing is]"
+        assert text == "[No value of 'rows' was returned: no variable 'rows'; there are no variables]"
 
-    def test_a_program_gets_the_value(self, tmp_path: Path) -> None:
-        """What cannot be read is an error that names the agent."""
+    def test_program_receives_the_value(self, tmp_path: Path) -> None:
+        """A program receives the decoded value. An unreadable value is an error that names the agent."""
         assert value_of(taken(tmp_path)) == [1, 2]
         with pytest.raises(NoValueError, match="'rows' of agent a2: cannot read the stored value"):
             value_of(taken(tmp_path, b"["))
 
 
 class TestGiving:
-    """What an agent lets go."""
+    """Exporting a value of an agent."""
 
     def child(self, folder: Path, *tools: Any) -> ToolContext:
         context = ToolContext(Path("/"), agent_id="a2", folder=folder, seconds=30.0)
         Toolbox(tools, context)
         return context
 
-    async def test_a_name_becomes_a_file(self, tmp_path: Path) -> None:
-        """However small the value is, it is stored under a handle and told with its hash."""
+    async def test_named_value_is_exported_to_a_file(self, tmp_path: Path) -> None:
+        """The exported value has a handle and a digest, and exporting the handle gives the same value."""
         context = self.child(tmp_path, run_python)
         await run_python.run(context, {"code": f"rows = {ROWS!r}"})
         value = await export(context, "rows")
@@ -131,29 +132,31 @@ class TestGiving:
         assert (msgspec.json.decode(data), hashlib.sha256(data).hexdigest()[:32]) == (ROWS, value.digest)
         assert (await export(context, "h_001")) == value
 
-    async def test_nothing_is_a_value(self, tmp_path: Path) -> None:
-        """None is one like any other."""
+    async def test_none_is_a_valid_value(self, tmp_path: Path) -> None:
+        """A variable with the value None is exported."""
         context = self.child(tmp_path, run_python)
         await run_python.run(context, {"code": "nothing = None"})
         assert (await export(context, "nothing")).type == "NoneType"
 
     @pytest.mark.parametrize("name", ["handles", "input", "__builtins__", "rows", "a b", "rows[0]", "", "import os"])
-    async def test_no_such_name(self, tmp_path: Path, name: str) -> None:
-        """Names are looked up and nothing is evaluated; those that are not the agent's are none."""
+    async def test_export_takes_names_not_expressions(self, tmp_path: Path, name: str) -> None:
+        """Expressions, built-in names and unknown names are errors, and nothing is evaluated."""
         with pytest.raises(NoValueError):
             await export(self.child(tmp_path, run_python), name)
 
-    async def test_without_run_python(self, tmp_path: Path) -> None:
-        """An agent that runs no code has no names, and none is made for it."""
+    async def test_export_without_run_python_has_no_names(self, tmp_path: Path) -> None:
+        """Without `run_python`, an export is an error and creates no variables."""
         context = self.child(tmp_path, read_handle)
         with pytest.raises(NoValueError, match="has no run_python"):
             await export(context, "rows")
-        assert context.own(Namespace).bound() == {}
+        assert context.agent_object(Namespace).bound() == {}
 
-    async def test_too_large(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What is too large to be stored says what to do instead."""
-        monkeypatch.setattr("orch_worker.tools.values.values.MOST_STORED", 100)
+    async def test_export_of_an_oversized_value_is_an_error_with_a_hint(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The error for a value over the maximum size suggests writing the value to a file."""
+        monkeypatch.setattr("orch_worker.tools.values.values.MAX_STORED", 100)
         context = self.child(tmp_path, run_python)
         await run_python.run(context, {"code": "rows = 'x' * 1000"})
-        with pytest.raises(NoValueError, match="more than 100 bytes are not stored: write it to a file"):
+        with pytest.raises(NoValueError, match="more than 100 bytes are not stored: write the value to a file"):
             await export(context, "rows")

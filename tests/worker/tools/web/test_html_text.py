@@ -1,4 +1,4 @@
-"""Pages of the web as text that a model reads."""
+"""Web pages as text for a model."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ last"""
 
 
 class TestHtml:
-    """Pages as text."""
+    """Conversion of pages to text."""
 
     def convert(self, html: str) -> str:
         return html_text(html, "https://a.test/x/y.html", float("inf"))
 
-    def test_page(self) -> None:
-        """Headings, lists, links, tables and code stay; scripts, styles and drawings go."""
+    def test_page_structure_is_kept(self) -> None:
+        """Headings, lists, links, tables and code are kept, and scripts, styles and drawings are removed."""
         assert self.convert(PAGE) == TEXT
 
     @pytest.mark.parametrize(
@@ -76,20 +76,55 @@ class TestHtml:
             ("<!-- a --><p>b<!-- c -->", "b"),
         ],
     )
-    def test_odd_pages(self, html: str, text: str) -> None:
-        """Fragments, unclosed and stray tags and long texts lose no text that would be seen."""
+    def test_malformed_pages_keep_their_visible_text(self, html: str, text: str) -> None:
+        """Fragments, unclosed tags, stray tags and long texts lose no visible text."""
         assert self.convert(html) == text
 
     @pytest.mark.parametrize(
-        "piece", ["<div>", "<", "<a ", "<!--", "&", "<!x", "<?", "</", "<a b='", "<ul><li>", "<script></", "[]("]
+        ("html", "text", "left_out"),
+        [
+            ("<title>T</title><nav>Menu</nav><main><h1>A</h1>b</main><footer>End</footer>", "T\n\n# A\n\nb", 11),
+            ("<nav>Menu</nav><main>a<article>b</article></main>", "a\n\nb", 6),
+            ("<p>Menu</p><article>one one</article><p>Ad</p><article>two two</article>", "one one\n\ntwo two", 10),
+            ("<p>Menu</p><article>one<article>reply</article>two</article>", "one\n\nreply\n\ntwo", 6),
+            ("<nav>Menu</nav><main>never closed<p>b", "never closed\n\nb", 6),
+            ("<nav>Menu</nav></main><main>a</main></main>", "a", 6),
+        ],
     )
-    def test_hostile_pages_end(self, piece: str) -> None:
-        """A page made to be slow is left at the deadline, and what was read of it is soon made a text."""
+    def test_main_content_is_preferred(self, html: str, text: str, left_out: int) -> None:
+        """The title and the main content are shown. A note counts the other characters, which `whole_page` includes."""
+        note = f"[{left_out} characters outside the main content left out: set whole_page]"
+        assert self.convert(html) == f"{text}\n\n{note}"
+        whole = html_text(html, "https://a.test/", float("inf"), whole_page=True)
+        assert len(whole) == len(text) + left_out
+
+    @pytest.mark.parametrize(
+        ("html", "text"),
+        [
+            ("<p>The page is loaded by a script.</p><main><div></div></main>", "The page is loaded by a script."),
+            ("<p>The text itself is here</p><article>Teaser</article>", "The text itself is here\n\nTeaser"),
+            ("<title>T</title><main>all</main>", "T\n\nall"),
+            ("<template><main>no</main></template><p>yes", "yes"),
+        ],
+    )
+    def test_empty_main_and_short_articles_keep_the_page(self, html: str, text: str) -> None:
+        """If the main element is empty or the articles are short, the complete page is shown without a note."""
+        assert self.convert(html) == text
+
+    @pytest.mark.parametrize(
+        "piece",
+        [
+            *("<div>", "<", "<a ", "<!--", "&", "<!x", "<?", "</", "<a b='", "<ul><li>", "<script></", "[]("),
+            *("<main>", "<article>", "</article>", "<title>x</title>"),
+        ],
+    )
+    def test_hostile_pages_stop_at_the_deadline(self, piece: str) -> None:
+        """After the deadline, the part that was read is converted."""
         assert len(html_text(piece * 200_000, "https://a.test", 0.0)) < 200
         self.convert(piece * 2_000)
 
-    def test_what_looks_like_links_is_soon_a_text(self) -> None:
-        """Brackets in the text of a page are text, however many there are of them."""
+    def test_bracketed_text_is_converted_in_linear_time(self) -> None:
+        """Half a million sequences of brackets stay unchanged."""
         assert self.convert("[](" * 500_000) == "[](" * 500_000
 
     @pytest.mark.parametrize(
@@ -103,8 +138,8 @@ class TestHtml:
             ("<a href=/x>never closed", "[never closed"),
         ],
     )
-    def test_links_with_nothing_in_them_go(self, html: str, text: str) -> None:
-        """A link that nobody would see is left out, and no other."""
+    def test_links_without_visible_text_are_removed(self, html: str, text: str) -> None:
+        """A link without text is removed. A link with a text or with the description of an image is kept."""
         assert self.convert(html) == text
 
     @pytest.mark.parametrize(
@@ -126,12 +161,12 @@ class TestHtml:
             ("application/octet-stream", b"words", "words"),
         ],
     )
-    def test_readable(self, content_type: str, body: bytes, text: str) -> None:
-        """Text is decoded as it says, and only HTML is converted."""
+    def test_text_is_decoded_by_its_declared_charset(self, content_type: str, body: bytes, text: str) -> None:
+        """Text with an unknown charset is decoded as UTF-8, and only HTML is converted."""
         assert page_text(FetchedPage("https://a.test/", 200, content_type, body), float("inf")) == text
 
     @pytest.mark.parametrize(("content_type", "body"), [("image/png", b"x"), ("application/pdf", b"%PDF\0\0")])
-    def test_not_readable(self, content_type: str, body: bytes) -> None:
-        """What is no text is an error that says what it is."""
+    def test_binary_content_is_an_error(self, content_type: str, body: bytes) -> None:
+        """The error for content that is not text gives the content type and the size."""
         with pytest.raises(ToolError, match=f"not text but {content_type}, {len(body)} bytes"):
             page_text(FetchedPage("https://a.test/", 200, content_type, body), float("inf"))

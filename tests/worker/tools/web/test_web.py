@@ -1,4 +1,4 @@
-"""The web: where a fetch may lead, how much it may bring, what is made of it, and searches."""
+"""The web tools: allowed addresses, redirects, limits on size and time, and search."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from orch_worker.tools.api.base import ApiKeys, ToolContext, ToolError
+from orch_worker.system.secrets import ApiKeys
+from orch_worker.tools.api.base import ToolContext, ToolError
 from orch_worker.tools.dispatch.presets import make_toolbox
 from orch_worker.tools.web import addresses
 from orch_worker.tools.web.addresses import is_own_address, is_public, is_public_and_remote, resolve
@@ -42,7 +43,10 @@ Handler = Callable[[bytes], bytes]
 
 @asynccontextmanager
 async def serving(answer: Handler) -> AsyncIterator[int]:
-    """Serve HTTP on loopback: `answer` gets the head of a request and returns the bytes to send. Yields the port."""
+    """Serve HTTP on loopback and yield the port.
+
+    `answer` receives the bytes of a request and returns the bytes of the response.
+    """
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -64,7 +68,7 @@ async def serving(answer: Handler) -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def dripping(beginning: bytes) -> AsyncIterator[int]:
-    """Serve answers that begin so and do not end. Yields the port."""
+    """Serve responses that start with `beginning` and do not end, and yield the port."""
     over = asyncio.Event()
 
     async def drip(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -79,7 +83,7 @@ async def dripping(beginning: bytes) -> AsyncIterator[int]:
 
 
 def http(body: bytes = b"ok", status: int = 200, **headers: str) -> bytes:
-    """Return a response."""
+    """Return the bytes of an HTTP response."""
     lines = [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     head = "\r\n".join([f"HTTP/1.1 {status} x", f"Content-Length: {len(body)}", "Connection: close", *lines, "", ""])
     return head.encode() + body
@@ -91,67 +95,69 @@ async def here(_host: str, _port: int) -> list[str]:
 
 
 async def get(url: str, **options: Any) -> FetchedPage:
-    """Fetch `url` with loopback standing for the public network."""
+    """Fetch `url` with loopback in place of the public network."""
     return await fetch(url, **({"seconds": 20.0, "resolve": here, "allowed": lambda _: True} | options))
 
 
 class TestAddresses:
-    """Which addresses are public."""
+    """Addresses that may be fetched."""
 
     @pytest.mark.parametrize(
         "address",
         NOT_PUBLIC,
     )
-    def test_not_public(self, address: str) -> None:
-        """Loopback, private, link-local, reserved, multicast, and whatever stands for another address."""
+    def test_non_public_addresses_are_recognized(self, address: str) -> None:
+        """Private, loopback, link-local, reserved, multicast and embedded addresses are not public."""
         assert not is_public(address)
 
     @pytest.mark.parametrize("address", ["8.8.8.8", "1.1.1.1", "2606:4700::1111", "::ffff:8.8.8.8", "2a00:1450::1"])
-    def test_public(self, address: str) -> None:
-        """Addresses that anybody can reach."""
+    def test_public_addresses_are_recognized(self, address: str) -> None:
+        """Addresses that every machine on the internet can reach are public."""
         assert is_public(address)
 
     @pytest.mark.parametrize("url", LOOPBACK)
-    async def test_spellings_of_loopback(self, url: str) -> None:
-        """However loopback is spelt, the system's resolver gives it away, and nothing is connected to."""
-        with pytest.raises(ToolError, match=r"not an address of the public network: refused|cannot be resolved"):
+    async def test_all_spellings_of_loopback_are_refused(self, url: str) -> None:
+        """`fetch_url` raises a ToolError for each spelling of a loopback address."""
+        with pytest.raises(ToolError, match=r"not a public address: refused|cannot be resolved"):
             await fetch_url.run(ToolContext(Path("/")), {"url": url})
 
     @pytest.mark.parametrize("address", ["127.0.0.1", "127.9.9.9", "0.0.0.0", "::1"])
-    def test_own(self, address: str) -> None:
-        """Addresses of this machine are known as such, whatever they look like."""
+    def test_own_addresses_are_recognized(self, address: str) -> None:
+        """Loopback and unspecified addresses are addresses of this machine."""
         assert is_own_address(address)
 
     @pytest.mark.parametrize("address", ["8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8", "192.0.2.1", "no.address"])
-    def test_not_own(self, address: str) -> None:
-        """Other machines' addresses are not, nor is what is no address."""
+    def test_addresses_of_other_machines_are_not_own(self, address: str) -> None:
+        """Addresses of other machines, and text that is not an address, are not addresses of this machine."""
         assert not is_own_address(address)
 
-    async def test_a_public_address_of_this_machine_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What serves this machine alone is not reached by the address that it has in the public network."""
+    async def test_public_address_of_this_machine_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A fetch to a public address of this machine is refused, because its servers may be for this machine only."""
         monkeypatch.setattr(addresses, "is_public", lambda _: True)
         async with serving(lambda _: http()) as port:
-            with pytest.raises(ToolError, match=r"leads to 127\.0\.0\.1, which is this machine, or"):
+            with pytest.raises(ToolError, match=r"leads to 127\.0\.0\.1, which is an address of this machine, or"):
                 await get(f"http://site.test:{port}/", allowed=is_public_and_remote)
 
-    async def test_where_every_address_can_be_taken_none_is_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Some systems let a program take any address: others are reached from there as well."""
-        monkeypatch.setattr(addresses, "_can_be_taken", lambda *_: True)
+    async def test_own_address_check_is_skipped_where_any_address_can_be_bound(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """If a program can bind any address, no public address counts as one of this machine."""
+        monkeypatch.setattr(addresses, "_can_bind", lambda *_: True)
         assert not is_own_address("8.8.8.8")
 
-    async def test_resolver_gives_plain_addresses(self) -> None:
-        """The resolver is asked once and gives each address once."""
+    async def test_resolver_returns_each_address_once(self) -> None:
+        """The resolver removes duplicate addresses."""
         assert await resolve("127.1", 80) == ["127.0.0.1"]
 
     @pytest.mark.parametrize("host", ["a..b", "x" * 70 + ".test"])
-    async def test_names_that_are_none(self, host: str) -> None:
-        """What cannot be a name is an error, not an exception of the library's."""
+    async def test_invalid_host_name_is_an_error(self, host: str) -> None:
+        """An invalid host name raises a ToolError instead of an exception of a library."""
         with pytest.raises(ToolError, match=r"is not a URL|cannot be resolved"):
             await get(f"http://{host}/", resolve=resolve)
 
 
 class TestFetch:
-    """Where a fetch goes."""
+    """The requests of a fetch: URLs, addresses and headers."""
 
     @pytest.mark.parametrize(
         "url",
@@ -175,8 +181,8 @@ class TestFetch:
             "",
         ],
     )
-    async def test_what_is_no_web_address(self, url: str) -> None:
-        """Other schemes, credentials and malformed addresses are refused before anything is looked up."""
+    async def test_invalid_urls_are_refused_before_resolving(self, url: str) -> None:
+        """URLs with other schemes, credentials or invalid syntax are errors, and no name is resolved."""
 
         async def never(host: str, port: int) -> list[str]:
             raise AssertionError(f"looked up {host}:{port}")
@@ -184,8 +190,8 @@ class TestFetch:
         with pytest.raises(ToolError):
             await get(url, resolve=never)
 
-    async def test_request_is_for_the_name_at_the_address(self) -> None:
-        """The vetted address is connected to, with the name of the host in the request, and no credentials."""
+    async def test_request_goes_to_the_vetted_address_with_the_host_name(self) -> None:
+        """The request has the host name in its header and contains no credentials."""
         seen: list[bytes] = []
 
         def answer(head: bytes) -> bytes:
@@ -200,8 +206,8 @@ class TestFetch:
         assert b"authorization" not in seen[0].lower()
         assert b"cookie" not in seen[0].lower()
 
-    async def test_tls_is_for_the_name(self) -> None:
-        """Over https the certificate is asked for by the name of the host, not by the address."""
+    async def test_tls_certificate_is_checked_for_the_host_name(self) -> None:
+        """The TLS handshake contains the name of the host."""
         hello: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -214,14 +220,14 @@ class TestFetch:
                 await get(f"https://site.test:{server.sockets[0].getsockname()[1]}/")
         assert b"site.test" in await hello
 
-    async def test_proxies_of_the_environment_are_not_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A proxy would look the name up again, and could lead anywhere."""
+    async def test_proxy_variables_are_ignored(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A fetch uses no proxy, because a proxy would resolve the name again and could connect to any address."""
         monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
         async with serving(lambda _: http(b"direct")) as port:
             assert (await get(f"http://site.test:{port}/")).body == b"direct"
 
     async def test_every_address_must_be_public(self) -> None:
-        """One private address among public ones is enough to refuse, wherever it stands."""
+        """A host with one private address among public addresses is refused."""
 
         async def both(_host: str, _port: int) -> list[str]:
             return ["8.8.8.8", "10.0.0.1"]
@@ -229,8 +235,8 @@ class TestFetch:
         with pytest.raises(ToolError, match=r"leads to 10\.0\.0\.1"):
             await get("http://site.test/", resolve=both, allowed=is_public)
 
-    async def test_second_answer_of_a_resolver_changes_nothing(self) -> None:
-        """A name that is public when looked at and private a moment later is asked about once only."""
+    async def test_host_is_resolved_once(self) -> None:
+        """Each fetch resolves the host once, so that it connects to the address that was checked."""
         answers = ["127.0.0.1", "127.0.0.2"]
         asked: list[str] = []
 
@@ -246,7 +252,7 @@ class TestFetch:
         assert asked == ["rebinding.test"] * 2
 
     async def test_next_address_is_tried(self) -> None:
-        """When one of several addresses refuses, the next one is connected to."""
+        """If the first address of a host refuses the connection, the next address is used."""
 
         async def two(_host: str, _port: int) -> list[str]:
             return ["127.0.0.2", "127.0.0.1"]
@@ -254,15 +260,15 @@ class TestFetch:
         async with serving(lambda _: http()) as port:
             assert (await get(f"http://site.test:{port}/", resolve=two)).status == 200
 
-    async def test_nobody_there(self) -> None:
-        """A host that refuses is an error that names it."""
+    async def test_refused_connection_names_the_host(self) -> None:
+        """The error for a refused connection contains the URL."""
         async with serving(lambda _: b"") as port:
             pass
         with pytest.raises(ToolError, match=rf"'http://site.test:{port}/' cannot be reached"):
             await get(f"http://site.test:{port}/")
 
-    async def test_no_address(self) -> None:
-        """A name without addresses is an error."""
+    async def test_host_without_addresses_is_an_error(self) -> None:
+        """A name that resolves to no address raises a ToolError."""
 
         async def none(_host: str, _port: int) -> list[str]:
             return []
@@ -272,13 +278,13 @@ class TestFetch:
 
 
 class TestRedirects:
-    """Being sent elsewhere."""
+    """Redirects to other URLs."""
 
     @pytest.mark.parametrize(
         "target", ["http://inside.test:{port}/x", "//inside.test:{port}/x", "HTTP://INSIDE.TEST:{port}"]
     )
     async def test_redirect_to_loopback(self, target: str) -> None:
-        """A public page that redirects to a private address is not followed."""
+        """A redirect to a host with an address that is not allowed is an error and causes no second request."""
         requests: list[bytes] = []
 
         def answer(head: bytes) -> bytes:
@@ -294,14 +300,14 @@ class TestRedirects:
         assert len(requests) == 1
 
     @pytest.mark.parametrize("target", ["file:///etc/passwd", "http://u:p@site.test/", "gopher://x/"])
-    async def test_redirect_to_no_web_address(self, target: str) -> None:
-        """A redirect must lead to a plain web address as well."""
+    async def test_redirect_to_an_invalid_url_is_refused(self, target: str) -> None:
+        """A redirect must lead to a URL with http or https and without credentials."""
         async with serving(lambda _: http(status=301, Location=target)) as port:
             with pytest.raises(ToolError, match=r"only http and https|credentials"):
                 await get(f"http://site.test:{port}/")
 
     async def test_relative_redirects_are_followed(self) -> None:
-        """Up to five redirects lead to the page, which knows its own address."""
+        """Up to five redirects are followed, and the page has the last URL. A sixth redirect is an error."""
 
         def answer(head: bytes) -> bytes:
             step = int(head.split()[1].strip(b"/"))
@@ -313,43 +319,43 @@ class TestRedirects:
             with pytest.raises(ToolError, match="More than 5 redirects"):
                 await get(f"http://site.test:{port}/-1")
 
-    async def test_status_without_location(self) -> None:
-        """A redirect to nowhere is a page."""
+    async def test_redirect_without_location_is_a_page(self) -> None:
+        """A response with a redirect status and no location is returned unchanged."""
         async with serving(lambda _: http(b"?", 302)) as port:
             assert (await get(f"http://site.test:{port}/")).status == 302
 
 
 class TestBounds:
-    """How much a fetch may bring."""
+    """Limits on the size and the time of a fetch."""
 
     @pytest.mark.parametrize("encoding", ["gzip", "x-gzip", "deflate"])
-    async def test_compressed(self, encoding: str) -> None:
-        """A compressed page is unpacked."""
+    async def test_compressed_page_is_decompressed(self, encoding: str) -> None:
+        """A body with the encoding gzip or deflate is returned decompressed."""
         pack = zlib.compress if encoding == "deflate" else gzip.compress
         async with serving(lambda _: http(pack(b"hello " * 99), Content_Encoding=encoding)) as port:
             assert (await get(f"http://site.test:{port}/")).body == b"hello " * 99
 
-    async def test_bomb(self) -> None:
-        """A page that unpacks to a hundred times its size is refused long before it is unpacked."""
+    async def test_decompression_bomb_is_refused_early(self) -> None:
+        """A body that decompresses to more than 100 times its compressed size is an error."""
         bomb = gzip.compress(b"\0" * 50_000_000)
         async with serving(lambda _: http(bomb, Content_Encoding="gzip")) as port:
-            with pytest.raises(ToolError, match="more than 100 times its size: refused"):
+            with pytest.raises(ToolError, match="more than 100 times the compressed size: refused"):
                 await get(f"http://site.test:{port}/")
 
-    async def test_what_follows_what_was_packed_is_not_waited_for(self) -> None:
-        """Bytes without end behind the end of a packed page are neither kept nor taken."""
+    async def test_bytes_after_the_compressed_stream_are_ignored(self) -> None:
+        """The fetch returns the decompressed body without waiting for the end of the response."""
         page = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n" + gzip.compress(b"all of it") + b"\0" * 9
         async with dripping(page) as port:
             assert (await get(f"http://site.test:{port}/", seconds=5.0)).body == b"all of it"
 
-    async def test_long_body_is_cut(self) -> None:
-        """Five mebibytes are taken, and that there was more is known."""
+    async def test_long_body_is_cut_at_five_mebibytes(self) -> None:
+        """A body of more than MAX_BYTES is cut and marked as truncated."""
         async with serving(lambda _: http(b"x" * (MAX_BYTES + 1))) as port:
             page = await get(f"http://site.test:{port}/")
         assert (len(page.body), page.truncated) == (MAX_BYTES, True)
 
-    async def test_long_compressed_body_is_cut(self) -> None:
-        """The bound is on what was unpacked."""
+    async def test_limit_applies_to_the_decompressed_body(self) -> None:
+        """A small compressed body is cut if it decompresses to more than MAX_BYTES."""
         noise = b"".join(b"%d " % (number * number) for number in range(700_000))
         async with serving(lambda _: http(gzip.compress(noise, 1), Content_Encoding="gzip")) as port:
             page = await get(f"http://site.test:{port}/")
@@ -358,7 +364,7 @@ class TestBounds:
     @pytest.mark.parametrize(
         ("answer", "message"),
         [
-            (http(b"x", Content_Encoding="br"), "encoded as 'br', which was not asked for"),
+            (http(b"x", Content_Encoding="br"), "encoded as 'br', which was not requested"),
             (http(b"no gzip", Content_Encoding="gzip"), "Cannot decode the response as gzip"),
             (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 300_000, "site.test"),
             (b"not http at all\r\n\r\n", "site.test"),
@@ -366,28 +372,28 @@ class TestBounds:
             (b"", "site.test"),
         ],
     )
-    async def test_broken_answers(self, answer: bytes, message: str) -> None:
-        """What is not what it should be is an error that names the page or says what is wrong."""
+    async def test_malformed_responses_are_errors(self, answer: bytes, message: str) -> None:
+        """The error names the page or describes the problem."""
         async with serving(lambda _: answer) as port:
             with pytest.raises(ToolError, match=message):
                 await get(f"http://site.test:{port}/")
 
-    async def test_endless_answer(self) -> None:
-        """A server that never ends its answer is given up at the deadline."""
+    async def test_endless_response_times_out(self) -> None:
+        """A response that does not end is an error at the deadline."""
         async with dripping(b"HTTP/1.1 200 OK\r\n\r\nx") as port:
-            with pytest.raises(ToolError, match="was not there in full within 0 s"):
+            with pytest.raises(ToolError, match="was not loaded completely within 0 s"):
                 await get(f"http://site.test:{port}/", seconds=0.1)
 
 
 class TestSearch:
-    """web_search."""
+    """Searches with web_search."""
 
-    async def ask(self, answer: Handler, key: str = "canary", most: int = 2) -> str:
+    async def ask(self, answer: Handler, key: str = "canary", limit: int = 2) -> str:
         async with serving(answer) as port:
-            return await search("zebras", key, most, 20.0, f"http://127.0.0.1:{port}")
+            return await search("zebras", key, limit, 20.0, f"http://127.0.0.1:{port}")
 
-    async def test_results(self) -> None:
-        """The service is asked with the key in a header, and its results are shown in order."""
+    async def test_search_sends_the_key_in_a_header_and_lists_results(self) -> None:
+        """The result lists at most `limit` results in the order of the service."""
         seen: list[bytes] = []
         results = [
             {"title": f"T{n}", "url": f"https://a.test/{n}", "content": "two\n lines", "score": 1} for n in range(3)
@@ -403,28 +409,28 @@ class TestSearch:
         assert b"authorization: bearer canary" in head.lower()
         assert json.loads(body) == {"query": "zebras", "max_results": 2}
 
-    async def test_nothing_found(self) -> None:
-        """That nothing was found is said."""
+    async def test_search_without_results_says_so(self) -> None:
+        """If nothing is found, the result names the query."""
         assert await self.ask(lambda _: http(b'{"results": []}')) == "Nothing found for 'zebras'."
 
     @pytest.mark.parametrize(
         ("answer", "message"),
         [
             (http(b"bad key canary", 401), r"status 401: bad key \(key\)"),
-            (http(b"<html>"), "something else than results"),
-            (http(b'{"results": [{"title": 1}]}'), "something else than results"),
+            (http(b"<html>"), "did not return search results"),
+            (http(b'{"results": [{"title": 1}]}'), "did not return search results"),
             (http(status=302, Location="http://127.0.0.1/"), "redirects to"),
             (b"", "did not answer"),
         ],
     )
-    async def test_errors(self, answer: bytes, message: str) -> None:
-        """Whatever goes wrong is told, without the key."""
+    async def test_search_errors_do_not_show_the_key(self, answer: bytes, message: str) -> None:
+        """The key is masked in the error even if the response of the service contains the key."""
         with pytest.raises(ToolError, match=message) as caught:
             await self.ask(lambda _: answer)
         assert "canary" not in str(caught.value)
 
     @pytest.mark.parametrize(("keys", "seen"), [({}, 0), ({"TAVILY_API_KEY": ""}, 0), ({"TAVILY_API_KEY": "k"}, 1)])
-    def test_hidden_without_a_key(self, keys: dict[str, str], seen: int) -> None:
-        """An agent without a key for it does not see the tool."""
+    def test_search_tool_is_hidden_without_a_key(self, keys: dict[str, str], seen: int) -> None:
+        """A missing key and an empty key both hide `web_search` from the agent."""
         box = make_toolbox(("web_search",), (), ToolContext(Path("/"), keys=ApiKeys(keys)))
         assert len(box.specs()) == seen

@@ -1,4 +1,4 @@
-"""What a provider's complaint means: which error it is, and whether asking again may help."""
+"""Classifies failed requests: the error to raise, and whether a retry may help."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ from .retry import RequestFailure
 __all__ = [
     "Endpoint",
     "ProviderError",
-    "garbled",
-    "judge",
-    "oversized",
-    "redirected",
-    "silent",
-    "truncated",
-    "unreachable",
+    "classify_error",
+    "malformed_failure",
+    "oversized_failure",
+    "redirect_failure",
+    "timeout_failure",
+    "truncated_failure",
+    "unreachable_failure",
 ]
 
-# By status code, and by the word for it where a stream had begun and the status was 200.
+# Failures are classified by status code. An error within a stream (status 200) is classified by its error type.
 BUSY: Final = frozenset({408, 409, 425, 429})
-FINAL: Final = re.compile(
+PERMANENT_KINDS: Final = re.compile(
     r"invalid|not_found|permission|authentication|billing|unsupported|empty_|failed_to_|image_|data_residency|\w*policy"
+    r"|validationException|accessDenied|resourceNotFound"
 )
-RATE: Final = frozenset({"rate_limit_error", "rate_limit_exceeded"})
+RATE: Final = frozenset({"rate_limit_error", "rate_limit_exceeded", "throttlingException"})
 OVERLOADED: Final = frozenset({"overloaded_error", "server_overloaded"})
 OVERLOADED_STATUS: Final = 529
-SPENT: Final = re.compile(
+NO_CREDIT: Final = re.compile(
     r"insufficient_quota|billing|credit balance|spend(ing)? limit|exceeded your current quota", re.I
 )
 OVERFLOW: Final = re.compile(
@@ -48,12 +49,12 @@ OVERFLOW: Final = re.compile(
     r"|exceeded model token limit",
     re.I,
 )
-LONGEST: Final = 2000
+MAX_MESSAGE_CHARS: Final = 2000
 REFUSED_ATTEMPTS: Final = 2
 
 
 class Endpoint(Struct, frozen=True):
-    """Whom was asked, for messages to people."""
+    """The server and model of a request, for error messages."""
 
     provider: str
     model: str
@@ -65,13 +66,16 @@ class Endpoint(Struct, frozen=True):
 
     @property
     def setting(self) -> str:
-        """Where the address is set, for messages."""
+        """The setting that defines the server's address, for error messages."""
         file = f"base_url of provider {self.provider!r} in $ORCH_HOME/models.json"
         return f"{self.base_url_variable}, or {file}" if self.base_url_variable else file
 
 
 class ProviderError(Struct, frozen=True):
-    """What a provider said. `status` 200 or 0: it said so within a stream. `kinds` are its own words for it."""
+    """An error reported by a provider.
+
+    `status` is 200 or 0 if the error was part of a stream. `kinds` are the provider's error types.
+    """
 
     text: str
     status: int = 0
@@ -79,100 +83,120 @@ class ProviderError(Struct, frozen=True):
     headers: Mapping[str, str] = {}
 
 
-def judge(who: Endpoint, complaint: ProviderError) -> RequestFailure:
-    """Return the error that a complaint is, and whether it passes."""
-    status, words = complaint.status, " ".join((*complaint.kinds, complaint.text))
-    said = f"{who.provider} said{f' {status}' if status >= 300 else ''}: {complaint.text[:LONGEST]}"
+def classify_error(endpoint: Endpoint, provider_error: ProviderError) -> RequestFailure:
+    """Return the failure for `provider_error`: the error to raise, and whether the failure is transient."""
+    status, searched_text = provider_error.status, " ".join((*provider_error.kinds, provider_error.text))
+    text = f"{endpoint.provider} said{f' {status}' if status >= 300 else ''}: {provider_error.text[:MAX_MESSAGE_CHARS]}"
     in_stream = status < 300
-    if status in (401, 403) or (in_stream and {"authentication_error", "permission_error"} & set(complaint.kinds)):
-        how = f"set {' or '.join(who.keys)} to a key that may use {who.model}" if who.keys else "it wants a key"
-        return RequestFailure(BackendError(f"{said} ({how})"), transient=False)
-    if SPENT.search(words) and status in (0, 200, 400, 402, 429):
-        return RequestFailure(
-            BackendError(f"{said} (no credit is left: see your account at {who.provider})"), transient=False
+    if status in (401, 403) or (in_stream and {"authentication_error", "permission_error"} & set(provider_error.kinds)):
+        remedy = (
+            f"set {' or '.join(endpoint.keys)} to a key that may use {endpoint.model}"
+            if endpoint.keys
+            else "an API key is required"
         )
-    if status == 413 or (status in (0, 200, 400, 422) and OVERFLOW.search(words)):
+        return RequestFailure(BackendError(f"{text} ({remedy})"), transient=False)
+    if NO_CREDIT.search(searched_text) and status in (0, 200, 400, 402, 429):
         return RequestFailure(
-            ContextOverflowError(f"{said} (the conversation is too long for {who.model})"), transient=False
+            BackendError(f"{text} (no credit is left: see your account at {endpoint.provider})"), transient=False
+        )
+    if status == 413 or (status in (0, 200, 400, 422) and OVERFLOW.search(searched_text)):
+        return RequestFailure(
+            ContextOverflowError(f"{text} (the conversation is too long for {endpoint.model})"), transient=False
         )
     if status == 404:
         return RequestFailure(
-            BackendError(f"{said} (is {who.model!r} the right name, {who.base_url} the right address?)"),
+            BackendError(f"{text} (is {endpoint.model!r} the right name, {endpoint.base_url} the right address?)"),
             transient=False,
         )
-    wait = _retry_after(complaint.headers)
-    again = complaint.headers.get("x-should-retry", "").lower()
-    passing = status in BUSY or status >= 500 or (in_stream and not any(map(FINAL.match, complaint.kinds)))
-    transient = {"true": True, "false": False}.get(again, passing)
-    if status == 429 or RATE & set(complaint.kinds):
-        return RequestFailure(RateLimitError(said), transient=transient, wait=wait, crowded=True)
-    if status in (408, 504) or "timeout_error" in complaint.kinds:
-        return RequestFailure(BackendTimeoutError(said), transient=transient, wait=wait)
-    crowded = status == OVERLOADED_STATUS or bool(OVERLOADED & set(complaint.kinds))
-    return RequestFailure(BackendError(said), transient=transient, wait=wait, crowded=crowded)
+    wait = _retry_after(provider_error.headers)
+    retry_header = provider_error.headers.get("x-should-retry", "").lower()
+    seems_transient = (
+        status in BUSY or status >= 500 or (in_stream and not any(map(PERMANENT_KINDS.match, provider_error.kinds)))
+    )
+    transient = {"true": True, "false": False}.get(retry_header, seems_transient)
+    if status == 429 or RATE & set(provider_error.kinds):
+        return RequestFailure(RateLimitError(text), transient=transient, wait=wait, rate_limited=True)
+    if status in (408, 504) or "timeout_error" in provider_error.kinds:
+        return RequestFailure(BackendTimeoutError(text), transient=transient, wait=wait)
+    is_overloaded = status == OVERLOADED_STATUS or bool(OVERLOADED & set(provider_error.kinds))
+    return RequestFailure(BackendError(text), transient=transient, wait=wait, rate_limited=is_overloaded)
 
 
-def truncated(who: Endpoint) -> RequestFailure:
-    """Return that the stream ended as if all were well, without saying why the response ends."""
-    message = f"{who.provider}: the stream of {who.model} ended without a stop reason"
+def truncated_failure(endpoint: Endpoint) -> RequestFailure:
+    """Return the failure for a stream that ended without a stop reason."""
+    message = f"{endpoint.provider}: the stream of {endpoint.model} ended without a stop reason"
     return RequestFailure(TruncatedReplyError(message), transient=True)
 
 
-def garbled(who: Endpoint, error: Exception) -> RequestFailure:
-    """Return that a response is malformed."""
+def malformed_failure(endpoint: Endpoint, error: Exception) -> RequestFailure:
+    """Return the failure for a malformed response."""
     what = str(error) if isinstance(error, ValueError) else "it has an unexpected shape"
-    message = f"{who.provider}: {who.base_url} sent a malformed response for {who.model}: {what[:LONGEST]}"
+    source = f"{endpoint.provider}: {endpoint.base_url}"
+    message = f"{source} sent a malformed response for {endpoint.model}: {what[:MAX_MESSAGE_CHARS]}"
     return RequestFailure(BackendError(message), transient=True)
 
 
-def oversized(who: Endpoint, error: Exception) -> RequestFailure:
-    """Return that a response exceeds a size limit; the next one would too."""
-    message = f"{who.provider}: {who.base_url} sent {error}: {who.model} was stopped; ask for a shorter answer"
+def oversized_failure(endpoint: Endpoint, error: Exception) -> RequestFailure:
+    """Return the failure for a response that exceeds a size limit.
+
+    The failure is permanent, because the next response would exceed the limit too.
+    """
+    message = (
+        f"{endpoint.provider}: {endpoint.base_url} sent {error}: {endpoint.model} was stopped; ask for a shorter answer"
+    )
     return RequestFailure(BackendError(message), transient=False)
 
 
-def redirected(who: Endpoint, error: Exception) -> RequestFailure:
-    """Return that the server redirects to another origin, to which the key is not sent."""
-    message = f"{who.provider}: {error}, which is not followed: if that is the right server, set {who.setting}"
+def redirect_failure(endpoint: Endpoint, error: Exception) -> RequestFailure:
+    """Return the failure for a redirect to another origin. The key is not sent to that origin."""
+    message = (
+        f"{endpoint.provider}: {error}, which is not followed: if that is the right server, set {endpoint.setting}"
+    )
     return RequestFailure(BackendError(message), transient=False)
 
 
-def silent(who: Endpoint, content_seconds: float | None = None) -> RequestFailure:
-    """Return that nothing arrived for too long, or nothing but keep-alive messages for `content_seconds`."""
+def timeout_failure(endpoint: Endpoint, content_seconds: float | None = None) -> RequestFailure:
+    """Return the failure for a timeout.
+
+    Either no data arrived in time, or only keep-alive messages arrived for `content_seconds`.
+    """
     if content_seconds is not None:
         what = f"sent no content for {content_seconds:g} s (first_content_seconds in $ORCH_HOME/models.json)"
         return RequestFailure(
-            BackendTimeoutError(f"{who.provider}: {who.model} at {who.base_url} {what}"), transient=True
+            BackendTimeoutError(f"{endpoint.provider}: {endpoint.model} at {endpoint.base_url} {what}"), transient=True
         )
-    message = f"{who.provider}: nothing was heard of {who.model} at {who.base_url} for too long"
+    message = f"{endpoint.provider}: no data from {endpoint.model} at {endpoint.base_url} for too long"
     return RequestFailure(BackendTimeoutError(message), transient=True)
 
 
-def unreachable(who: Endpoint, error: BaseException, *, refused: bool) -> RequestFailure:
-    """Return that the connection was not made (`refused`), or was lost.
+def unreachable_failure(endpoint: Endpoint, error: BaseException, *, refused: bool) -> RequestFailure:
+    """Return the failure for a connection that was refused (`refused`) or lost.
 
-    A server of this machine that refuses is not running: it is asked once more, and no longer.
+    If a local server refuses the connection, the server is probably not running, so the request is retried only once.
     """
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    message = f"{who.provider}: the connection to {who.base_url} failed ({what})"
-    if refused and (who.local or who.loopback):
-        message += f": is it running? Start the server, or check {who.setting}"
+    message = f"{endpoint.provider}: the connection to {endpoint.base_url} failed ({what})"
+    if refused and (endpoint.local or endpoint.loopback):
+        message += f": is it running? Start the server, or check {endpoint.setting}"
         return RequestFailure(BackendError(message), transient=True, attempts=REFUSED_ATTEMPTS)
     return RequestFailure(BackendError(message), transient=True)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds that the provider asks to wait."""
+    """Return the waiting time in seconds that the provider requests.
+
+    Return None if the headers contain no valid time.
+    """
     try:
         if milliseconds := headers.get("retry-after-ms"):
             return max(0.0, float(milliseconds) / 1000)
         if text := headers.get("retry-after"):
-            return max(0.0, float(text)) if text[0].isdigit() else _until(text, headers.get("date", ""))
+            return max(0.0, float(text)) if text[0].isdigit() else _seconds_until(text, headers.get("date", ""))
     except (ValueError, TypeError):
-        pass  # a header that says nothing
+        pass  # The header is malformed.
     return None
 
 
-def _until(text: str, now: str) -> float | None:
-    # By the provider's own clock, which is the one that the date was read from.
+def _seconds_until(text: str, now: str) -> float | None:
+    # The time is relative to the provider's own clock.
     return max(0.0, (parsedate_to_datetime(text) - parsedate_to_datetime(now)).total_seconds()) if now else None

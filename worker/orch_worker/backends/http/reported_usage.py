@@ -1,4 +1,7 @@
-"""Token counts as providers report them: checked and clamped to the context window before anything is charged."""
+"""Token counts as providers report them.
+
+Before any cost is charged, the counts are checked and limited to the context window.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,10 @@ __all__ = ["CheckedUsage", "ReportedUsage", "checked"]
 
 
 class ReportedUsage(Struct):
-    """The counts of one response, of any type; None where the provider reported nothing.
+    """The token counts of one response as the provider reported them. None means that a count was not reported.
 
-    `inclusive`: `input` includes the cached tokens, as OpenAI counts; otherwise they come on top.
+    The values may have any type. `inclusive` is True if `input` includes the cached tokens, as with OpenAI. Otherwise
+    the cached tokens are additional.
     """
 
     input: Any = None
@@ -25,10 +29,10 @@ class ReportedUsage(Struct):
 
 
 class CheckedUsage(Struct, frozen=True):
-    """`usage` has each count within 0 and the window, 0 where there was no usable one.
+    """Token counts between 0 and the context window. Unusable counts are 0.
 
-    `input_known` and `output_known` are false for counts that have to be estimated. `problem` names the first count
-    that was missing, clamped or of a wrong type; empty if all are as reported.
+    `input_known` and `output_known` are False for counts that must be estimated. `problem` names the first count that
+    was missing, was outside the limits, or had a wrong type. Otherwise `problem` is "".
     """
 
     usage: Usage
@@ -38,9 +42,9 @@ class CheckedUsage(Struct, frozen=True):
 
 
 def checked(reported: ReportedUsage, window: int) -> CheckedUsage:
-    """Return `reported` with integers clamped to 0..`window`; other values than integers count as unknown.
+    """Return the counts limited to 0..`window`. Values that are not integers count as unknown.
 
-    The request as a whole is at most `window` tokens too. Cache counts are optional and 0 when missing.
+    The request as a whole is also limited to `window` tokens. Cache counts are optional; their default is 0.
     """
     counts: dict[str, int] = {}
     problems = []
@@ -52,9 +56,9 @@ def checked(reported: ReportedUsage, window: int) -> CheckedUsage:
                 problems.append(f"{name} tokens: {value!r:.40}")
         elif value is not None or name in ("input", "output"):
             problems.append(f"{name} tokens: {'missing' if value is None else repr(value)[:40]}")
-    most = counts.get("input", window) if reported.inclusive else window
-    read = min(counts.get("cache_read", 0), most)
-    written = min(counts.get("cache_write", 0), most - read)
+    limit = counts.get("input", window) if reported.inclusive else window
+    read = min(counts.get("cache_read", 0), limit)
+    written = min(counts.get("cache_write", 0), limit - read)
     total = counts.get("input", 0)
     fresh = max(0, total - read - written) if reported.inclusive else min(total, window - read - written)
     return CheckedUsage(

@@ -1,6 +1,7 @@
-"""Asking again: one policy around a whole request, from the first byte sent to the last one read.
+"""Retries of whole requests, from the first byte sent to the last byte read.
 
-A request has no effect but its price, so it can be made again; what was streamed of a failed one counts for nothing.
+A request has no effect except its cost, so a failed request can be repeated. The streamed text of a failed attempt is
+discarded.
 """
 
 from __future__ import annotations
@@ -17,35 +18,42 @@ from orch_protocol.core.errors import BackendError, RateLimitError
 
 from ..base import OnRetry, Retry
 
-__all__ = ["RequestFailure", "RetryPolicy", "Sleep", "persist"]
+__all__ = ["RequestFailure", "RetryPolicy", "Sleep", "send_with_retries"]
 
 T = TypeVar("T")
 Sleep = Callable[[float], Awaitable[None]]
 
-LONGEST_WAIT: Final = 60.0
-LUCK: Final = random.SystemRandom()
-"""Of its own: agents of programs that seed `random` would all ask again in the same moment."""
+MAX_RETRY_AFTER_SECONDS: Final = 60.0
+RANDOM: Final = random.SystemRandom()
+"""A separate random generator.
+
+With the global generator, programs that seed `random` would make their agents retry at the same moment.
+"""
 
 
 class RetryPolicy(Struct, frozen=True):
-    """How often to ask, and how long to wait in between: `first` seconds, twice as long each time, at most `most`.
+    """The number of attempts and the waits between them. The first wait is `first` seconds.
 
-    To be one of too many is nobody's fault, and passes: it may happen `refusals` times, anything else `attempts` times.
-    A provider that names a wait is obeyed up to `longest` seconds; beyond that, asking earlier would be refused too.
+    Each further wait is twice as long, up to `max_seconds`.
+
+    `refusals` is the number of times that a request may be refused because of rate limits. `attempts` is the number of
+    times that a request may fail for other reasons. `max_retry_after_seconds` is the longest wait that a provider may
+    request. If the provider requests a longer wait, the request fails.
     """
 
     attempts: int = 6
     refusals: int = 20
     first: float = 1.0
-    most: float = 30.0
-    longest: float = LONGEST_WAIT
+    max_seconds: float = 30.0
+    max_retry_after_seconds: float = MAX_RETRY_AFTER_SECONDS
 
 
 class RequestFailure(Exception):
-    """A request failed with `error`. `transient`: it may do better later, after `wait` seconds if the provider said.
+    """A request failed with `error`.
 
-    `crowded`: it was one too many, as the next ones would be, whoever makes them. `attempts`: fewer than the policy
-    allows are made for this kind of failure; None for no such limit.
+    If `transient` is True, a retry may succeed. `wait` is the time in seconds that the provider requested before a
+    retry. `rate_limited` means that the provider receives too many requests. `attempts` is the maximum number of
+    attempts for this kind of failure; None means the maximum of the policy.
     """
 
     def __init__(
@@ -54,38 +62,45 @@ class RequestFailure(Exception):
         *,
         transient: bool,
         wait: float | None = None,
-        crowded: bool = False,
+        rate_limited: bool = False,
         attempts: int | None = None,
     ) -> None:
         super().__init__(str(error))
         self.error = error
         self.transient = transient
         self.wait = wait
-        self.crowded = crowded
+        self.rate_limited = rate_limited
         self.attempts = attempts
 
 
-async def persist(
+async def send_with_retries(
     attempt: Callable[[], Coroutine[Any, Any, T]],
     policy: RetryPolicy,
     on_retry: OnRetry | None = None,
     sleep: Sleep = asyncio.sleep,
-    luck: random.Random = LUCK,
+    random_source: random.Random = RANDOM,
 ) -> T:
-    """Return what `attempt` returns, asking again while its Failure is transient; raise the last one's error."""
+    """Return the result of `attempt`. Repeat `attempt` while its RequestFailure is transient.
 
-    async def ask() -> T:
+    Raise the last failure's error.
+    """
+
+    async def send() -> T:
         return await attempt()
 
-    def again(failure: BaseException) -> bool:
-        return isinstance(failure, RequestFailure) and failure.transient and (failure.wait or 0.0) <= policy.longest
+    def should_retry(failure: BaseException) -> bool:
+        return (
+            isinstance(failure, RequestFailure)
+            and failure.transient
+            and (failure.wait or 0.0) <= policy.max_retry_after_seconds
+        )
 
     failures = limited = 0
 
-    def enough(state: tenacity.RetryCallState) -> bool:
+    def should_stop(state: tenacity.RetryCallState) -> bool:
         nonlocal failures, limited
         failure = _failure(state)
-        failures += not failure.crowded
+        failures += not failure.rate_limited
         limited += failure.attempts is not None
         if failure.attempts is not None and limited >= failure.attempts:
             return True
@@ -95,26 +110,26 @@ async def persist(
         failure = _failure(state)
         if failure.wait is not None:
             return failure.wait
-        pause = min(policy.most, policy.first * 2.0 ** (state.attempt_number - 1))
-        return pause * luck.uniform(0.5, 1.0)
+        pause = min(policy.max_seconds, policy.first * 2.0 ** (state.attempt_number - 1))
+        return pause * random_source.uniform(0.5, 1.0)
 
-    def tell(state: tenacity.RetryCallState) -> None:
+    def notify_retry(state: tenacity.RetryCallState) -> None:
         if on_retry is not None:
             seconds = state.next_action.sleep if state.next_action is not None else 0.0
             on_retry(Retry(state.attempt_number, seconds, _failure(state).error))
 
-    asking = tenacity.AsyncRetrying(
-        stop=enough,
-        retry=tenacity.retry_if_exception(again),
+    retrying = tenacity.AsyncRetrying(
+        stop=should_stop,
+        retry=tenacity.retry_if_exception(should_retry),
         wait=wait,
-        before_sleep=tell,
+        before_sleep=notify_retry,
         sleep=sleep,
         reraise=True,
     )
     try:
-        return await asking(ask)
+        return await retrying(send)
     except RequestFailure as failure:
-        raise _last_word(failure, asking.statistics.get("attempt_number", 1), policy) from failure.__cause__
+        raise _final_error(failure, retrying.statistics.get("attempt_number", 1), policy) from failure.__cause__
 
 
 def _failure(state: tenacity.RetryCallState) -> RequestFailure:
@@ -123,8 +138,10 @@ def _failure(state: tenacity.RetryCallState) -> RequestFailure:
     return failure
 
 
-def _last_word(failure: RequestFailure, attempts: int, policy: RetryPolicy) -> BackendError:
+def _final_error(failure: RequestFailure, attempts: int, policy: RetryPolicy) -> BackendError:
     error = failure.error
-    if failure.wait is not None and failure.wait > policy.longest and isinstance(error, RateLimitError):
-        return type(error)(f"{error} (it asks to wait {failure.wait:g} s, more than {policy.longest:g} s: ask later)")
+    if failure.wait is not None and failure.wait > policy.max_retry_after_seconds and isinstance(error, RateLimitError):
+        return type(error)(
+            f"{error} (it asks to wait {failure.wait:g} s, more than {policy.max_retry_after_seconds:g} s: ask later)"
+        )
     return type(error)(f"{error} (asked {attempts} times)") if attempts > 1 else error

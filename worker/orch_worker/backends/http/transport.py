@@ -1,4 +1,4 @@
-"""The HTTP client under the SDKs: TLS context, deadlines, size limits and redirects of a response."""
+"""The HTTP client of the SDKs: TLS context, timeouts, size limits and redirects."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ __all__ = [
     "ResponseWatch",
     "cause",
     "client_options",
+    "connection_failure",
     "ssl_context",
     "timeout",
-    "trouble",
 ]
 
 T = TypeVar("T", bound=BaseException)
@@ -35,17 +35,20 @@ T = TypeVar("T", bound=BaseException)
 SEND_SECONDS: Final = 60.0
 LAST_SECONDS: Final = 2.0
 DECODE_BYTES: Final = 1 << 16
-"""Compressed bodies are decoded in pieces of at most this size."""
+"""Compressed bodies are decoded in chunks of at most this number of bytes."""
 EVENT_ENDS: Final = (b"\n\n", b"\n\r\n", b"\r\r")
 ENCODINGS: Final = frozenset({"gzip", "x-gzip", "deflate"})
 
 
 class Deadlines(Struct, frozen=True):
-    """How long a provider may be silent, in seconds.
+    """Timeouts for a provider, in seconds.
 
-    `connect`: until it is connected. `first`: until its first byte. `idle`: between bytes, of keep-alive messages too.
-    `content`: without an event that adds to the answer. `thinking`: between bytes before the first content, 0 for
-    `idle`; some providers send nothing while a model reasons.
+    - `connect`: for opening the connection.
+    - `first`: until the first byte.
+    - `idle`: between bytes, including keep-alive messages.
+    - `content`: between events that add content.
+    - `thinking`: between bytes before the first content, because some providers send nothing while a model reasons; 0
+      means the same as `idle`.
     """
 
     connect: float = 10.0
@@ -56,40 +59,48 @@ class Deadlines(Struct, frozen=True):
 
 
 class ResponseLimits(Struct, frozen=True):
-    """How much one response may be, in decoded bytes: as a whole, and one server-sent event."""
+    """Size limits in decoded bytes, for a whole response and for one server-sent event."""
 
     response: int = 32 << 20
     event: int = 16 << 20
 
 
 class ResponseTooLargeError(Exception):
-    """A response exceeds its `ResponseLimits`."""
+    """A response exceeds one of its `ResponseLimits`."""
 
 
 class CrossOriginRedirectError(Exception):
-    """A server redirects to another origin."""
+    """A server redirects a request to another origin."""
 
 
 @cache
 def ssl_context() -> ssl.SSLContext:
-    """Return the one context that verifies providers' certificates, made by the SDKs' own rules."""
+    """Return the shared TLS context, which has the same settings as the TLS contexts of the SDKs."""
     return httpx2.create_ssl_context()
 
 
 def timeout(deadlines: Deadlines) -> httpx2.Timeout:
-    """Return the client's own limits. `ResponseWatch` sets the read timeout, which changes after the first byte."""
+    """Return the timeouts of the client, except the read timeout.
+
+    The read timeout changes after the first byte, so `ResponseWatch` applies this timeout.
+    """
     return httpx2.Timeout(connect=deadlines.connect, read=None, write=SEND_SECONDS, pool=deadlines.connect)
 
 
 def cause(error: BaseException | None, kind: type[T]) -> T | None:
-    """Return the first exception of type `kind` among `error` and its causes; SDKs wrap what their client raises."""
+    """Return the first exception of type `kind` among `error` and its causes, or None.
+
+    SDKs wrap exceptions of the HTTP client.
+    """
     while error is not None and not isinstance(error, kind):
         error = error.__cause__
     return error
 
 
-def trouble(error: BaseException | None) -> tuple[Literal["silent", "refused", "lost"], BaseException] | None:
-    """Return what became of a connection, and the exception that tells; None if `error` is about something else."""
+def connection_failure(
+    error: BaseException | None,
+) -> tuple[Literal["silent", "refused", "lost"], BaseException] | None:
+    """Return the kind of connection failure and its exception. Return None if `error` is not a connection failure."""
     while error is not None:
         if isinstance(error, httpx2.TimeoutException):
             return "silent", error
@@ -102,10 +113,10 @@ def trouble(error: BaseException | None) -> tuple[Literal["silent", "refused", "
 
 
 class ResponseWatch:
-    """Watches one response: its deadlines, its size and its redirects.
+    """Watches the timeouts, the size and the redirects of one response.
 
-    `sent` is true once anything of the request may have left, `begun` once a response with status 200 began.
-    `content_missing` is true when a response was given up although bytes kept arriving.
+    `sent` is True as soon as part of the request may have been sent. `begun` is True once a response with status 200
+    has started. `content_missing` is True if the timeout for content expired although bytes arrived.
     """
 
     def __init__(self, deadlines: Deadlines, limits: ResponseLimits = ResponseLimits()) -> None:  # noqa: B008 - immutable
@@ -116,33 +127,36 @@ class ResponseWatch:
         self._limits = limits
         self._seconds = deadlines.thinking or deadlines.idle
         self._watch = asyncio.timeout(deadlines.first)
-        self._content_by = float("inf")
-        self._bytes_by = float("inf")
+        self._content_deadline = float("inf")
+        self._bytes_deadline = float("inf")
         self._received = 0
         self._event = 0
         self._tail = b""
 
     @property
     def content_missing(self) -> bool:
-        """Whether the deadline that passed is the one for content."""
-        return self._content_by < self._bytes_by
+        """Whether the expired timeout is the timeout for content."""
+        return self._content_deadline < self._bytes_deadline
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
-        """Watch the request that the block makes. Raises TimeoutError when a deadline passes. Use once."""
+        """Watch the request that is made in the `async with` block. Raise TimeoutError when a timeout expires.
+
+        Use it once.
+        """
         async with self._watch:
             _listening.set(self)
-            self._bytes_by = self._now() + self._deadlines.first
-            self._content_by = self._now() + self._deadlines.content
+            self._bytes_deadline = self._now() + self._deadlines.first
+            self._content_deadline = self._now() + self._deadlines.content
             try:
                 yield
             finally:
-                # Cancelled between that and a connection of its own, the client would leave it open.
+                # After a cancellation at this point, the client would leave the connection open.
                 if self._connected is not None and not self.sent:
                     await self._connected.aclose()
 
     def on(self, response: httpx2.Response) -> None:
-        """Watch the unread body of `response`. Raises CrossOriginRedirectError for a redirect to another origin."""
+        """Watch the unread body of `response`. Raise CrossOriginRedirectError for a redirect to another origin."""
         if response.has_redirect_location:
             origin, target = response.request.url, response.request.url.join(response.headers["location"])
             if _origin(origin) != _origin(target):
@@ -151,19 +165,19 @@ class ResponseWatch:
         encoding = response.headers.pop("content-encoding", "identity").strip().lower()
         response.stream = _BoundedBody(response.stream, self, encoding)
 
-    def hear(self) -> None:
-        """Note that bytes arrived."""
-        self._bytes_by = self._now() + self._seconds
+    def bytes_arrived(self) -> None:
+        """Record that bytes arrived."""
+        self._bytes_deadline = self._now() + self._seconds
         self._reschedule()
 
-    def content(self) -> None:
-        """Note that the answer grew."""
+    def content_arrived(self) -> None:
+        """Record that the answer grew."""
         self._seconds = self._deadlines.idle
-        self._content_by = self._now() + self._deadlines.content
-        self.hear()
+        self._content_deadline = self._now() + self._deadlines.content
+        self.bytes_arrived()
 
-    def take(self, decoded: bytes) -> None:
-        """Count decoded bytes. Raises ResponseTooLargeError."""
+    def count_bytes(self, decoded: bytes) -> None:
+        """Count decoded bytes. Raise ResponseTooLargeError if there are too many."""
         self._received += len(decoded)
         if self._received > self._limits.response:
             raise ResponseTooLargeError(f"a response of more than {self._limits.response:,} bytes")
@@ -174,13 +188,16 @@ class ResponseWatch:
         if self._event > self._limits.event:
             raise ResponseTooLargeError(f"a server-sent event of more than {self._limits.event:,} bytes")
 
-    def last(self) -> None:
-        """Note that the answer is complete: the stream has a moment left to end, which keeps its connection."""
-        self._seconds = min(self._seconds, LAST_SECONDS)
-        self.hear()
+    def response_complete(self) -> None:
+        """Record that the answer is complete.
 
-    async def follow(self, step: str, info: dict[str, Any]) -> None:
-        """Note that the client reached `step` of the request."""
+        The stream gets a short time to end, so that the connection can be reused.
+        """
+        self._seconds = min(self._seconds, LAST_SECONDS)
+        self.bytes_arrived()
+
+    async def on_trace_event(self, step: str, info: dict[str, Any]) -> None:
+        """Record that the client reached `step` of the request."""
         if step == "connection.connect_tcp.complete":
             self._connected = info["return_value"]
         elif step.endswith(".send_request_headers.started"):
@@ -191,7 +208,7 @@ class ResponseWatch:
 
     def _reschedule(self) -> None:
         if not self._watch.expired():
-            self._watch.reschedule(min(self._bytes_by, self._content_by))
+            self._watch.reschedule(min(self._bytes_deadline, self._content_deadline))
 
 
 def _origin(url: httpx2.URL) -> str:
@@ -201,51 +218,55 @@ def _origin(url: httpx2.URL) -> str:
 _listening: ContextVar[ResponseWatch] = ContextVar("listening")
 
 
-async def _begun(request: httpx2.Request) -> None:
-    request.extensions = {**request.extensions, "trace": _listening.get().follow}
-    request.headers["accept-encoding"] = "gzip"  # what `_BoundedBody` decodes
+async def _prepare_request(request: httpx2.Request) -> None:
+    request.extensions = {**request.extensions, "trace": _listening.get().on_trace_event}
+    request.headers["accept-encoding"] = "gzip"  # `_BoundedBody` decodes only this encoding.
 
 
-async def _answered(response: httpx2.Response) -> None:
+async def _watch_response(response: httpx2.Response) -> None:
     _listening.get().on(response)
 
 
 def client_options(base_url: str) -> dict[str, Any]:
-    """Return the client for the server at `base_url`; the `ResponseWatch` is told when requests are sent.
+    """Return the options of the HTTP client for `base_url`. A `ResponseWatch` observes its requests.
 
-    Proxies of the environment are not for servers of this machine: what stays here does not go through one elsewhere.
+    Proxies from the environment are not used for local servers, so that local data stays on this machine.
     """
     direct = dict.fromkeys(("all://", "http://", "https://")) if is_loopback(base_url) else {}
-    return {"verify": ssl_context(), "event_hooks": {"request": [_begun], "response": [_answered]}, "mounts": direct}
+    return {
+        "verify": ssl_context(),
+        "event_hooks": {"request": [_prepare_request], "response": [_watch_response]},
+        "mounts": direct,
+    }
 
 
 class _BoundedBody(httpx2.AsyncByteStream):
-    """The decoded bytes of a response, as they arrive, in bounded pieces. Raises ResponseTooLargeError, ValueError."""
+    """Yields the decoded bytes of a response in chunks of limited size. Raises ResponseTooLargeError or ValueError."""
 
-    def __init__(self, stream: Any, ear: ResponseWatch, encoding: str) -> None:
+    def __init__(self, stream: Any, watch: ResponseWatch, encoding: str) -> None:
         self._stream = stream
-        self._ear = ear
+        self._response_watch = watch
         self._encoding = encoding
         self._decoder = zlib.decompressobj(zlib.MAX_WBITS | 32) if encoding in ENCODINGS else None
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)  # an SDK looks here for what it hung on to its own stream
+        return getattr(self._stream, name)  # An SDK looks up its own attributes of the stream here.
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         if self._decoder is None and self._encoding not in ("", "identity"):
             raise ValueError(f"content-encoding {self._encoding!r} is not supported")
         async for chunk in self._stream:
-            self._ear.hear()
-            for piece in self._decoded(chunk):
-                self._ear.take(piece)
+            self._response_watch.bytes_arrived()
+            for piece in self._decode(chunk):
+                self._response_watch.count_bytes(piece)
                 yield piece
 
-    def _decoded(self, chunk: bytes) -> Iterator[bytes]:
+    def _decode(self, chunk: bytes) -> Iterator[bytes]:
         if self._decoder is None:
             yield chunk
             return
         if self._decoder.eof:
-            return  # the decoder would keep what follows in memory
+            return  # Otherwise the decoder would keep the remaining bytes in memory.
         try:
             while piece := self._decoder.decompress(chunk, DECODE_BYTES):
                 yield piece

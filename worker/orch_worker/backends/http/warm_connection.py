@@ -1,8 +1,8 @@
-"""The provider SDKs, imported and used once, so that every worker forked afterwards makes its first call warm.
+"""Imports the provider SDKs and uses them once, so that the first request of each forked worker is fast.
 
-Half of a first call's time goes into the transport's own imports and half into parsing the CA bundle. So one call of
-each API runs over loopback against a server in a forked child that is gone before this returns, and the TLS context is
-made once, for every client to share.
+A first request spends half of its time on imports, and half on parsing CA certificates. Therefore, `warm` sends one
+request of each API over the loopback interface to a forked child process. The child ends before `warm` returns. The TLS
+context is created once and shared by all clients.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from orch_protocol.core.messages import Text
 
 from ...system import linux
 from ..models import Api, Model
-from ..registry import APIS, make_backend
+from ..registry import make_backend
 from .transport import ssl_context
 
 __all__ = ["warm"]
@@ -56,7 +56,10 @@ PATHS: Final[dict[bytes, Api]] = {b"/messages": "messages", b"/chat/completions"
 
 
 def warm() -> None:
-    """Make the context and one streamed call of each API. A machine without loopback only loses the head start."""
+    """Create the TLS context, and make one streamed request of each API.
+
+    If the loopback interface is not available, requests work, but the first request is slower.
+    """
     ssl_context()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         parent = os.getpid()
@@ -73,7 +76,7 @@ def warm() -> None:
 
 
 async def _call(url: str) -> None:
-    for api in APIS:
+    for api in STREAMS:
         options = msgspec.to_builtins(Model(api=api, base_url=url, context=1000))
         backend = make_backend(BackendSpec("loopback", "x", options), {})
         backend.append_system("x", (ToolSpec("t", "x", {"type": "object"}),))
@@ -84,7 +87,7 @@ async def _call(url: str) -> None:
 
 
 def _events(path: bytes) -> bytes:
-    """Return the stream that answers a request to `path`."""
+    """Return the event stream that answers a request to `path`."""
     api = next(api for end, api in PATHS.items() if end in path)
     lines = [f"event: {event.get('type', 'x')}\ndata: {json.dumps(event)}\n\n" for event in STREAMS[api]]
     return "".join([*lines, "data: [DONE]\n\n" if api == "chat" else ""]).encode()
@@ -94,14 +97,14 @@ def _serve(listener: socket.socket, parent: int) -> NoReturn:
     try:
         linux.die_with_parent(parent)
         while True:
-            line, _ = listener.accept()
-            with line, line.makefile("rb") as request:
+            connection, _ = listener.accept()
+            with connection, connection.makefile("rb") as request:
                 path = request.readline()
                 length = 0
                 while header := request.readline().strip().lower():
                     if header.startswith(b"content-length:"):
                         length = int(header.partition(b":")[2])
                 request.read(length)
-                line.sendall(EVENT_STREAM + _events(path))
+                connection.sendall(EVENT_STREAM + _events(path))
     finally:
         os._exit(1)

@@ -1,4 +1,4 @@
-"""Finding the passages that answer a question: BM25 over texts, by counting the question's terms alone."""
+"""Finds passages that answer a question. The passages are ranked with BM25."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .passages import DEFINITION, LineBlock, blocks, is_prose, is_secondary
 __all__ = ["Passage", "SearchTerm", "SourceText", "count", "paths_of", "rank", "terms_of"]
 
 
-# --- What a question is about ---
+# --- Terms of a question ---
 
 MAX_TEXT: Final = 20_000
 MAX_TERMS: Final = 16
@@ -50,9 +50,10 @@ _GENERIC: Final = frozenset(_GENERIC_WORDS.split())
 
 
 class SearchTerm(Struct, frozen=True):
-    """One thing to look for: `text` is what is counted, in lower case; `word` is how the question put it.
+    """A search term. The search for `text` ignores case. `word` is the form of the term in the question.
 
-    Short ones count as whole words only. `usable` terms say what the question is about; the rest lend weight.
+    Short terms match whole words only. `usable` terms describe the subject of the question. Other terms only affect the
+    score.
     """
 
     text: str
@@ -61,28 +62,28 @@ class SearchTerm(Struct, frozen=True):
 
     @property
     def usable(self) -> bool:
-        """Whether it is worth a search by itself."""
+        """Whether the term is specific enough for a separate search."""
         return self.weight >= 1.0
 
     @property
     def is_identifier(self) -> bool:
-        """Whether it is a compound name, such as `read_file` or `ReadFile`."""
+        """Whether the term is a compound name, such as `read_file` or `ReadFile`."""
         return self.weight > 1.0
 
     @property
     def asks_for_code(self) -> bool:
-        """Whether it says that a definition is looked for rather than a description."""
+        """Whether the term asks for a definition rather than a description."""
         return self.text.startswith(("defin", "declar", "implement"))
 
     @property
     def regex(self) -> str:
-        """A regular expression that finds it, to be used without regard to case."""
+        """A regular expression for the term. Use the expression with the flag IGNORECASE."""
         escaped = re.escape(self.text)
         return rf"(?<![a-zA-Z0-9]){escaped}(?![a-zA-Z0-9])" if _is_short(self.text) else escaped
 
 
 def terms_of(text: str) -> tuple[SearchTerm, ...]:
-    """Return what to look for to answer `text`, at most 16 terms, those in front that say most."""
+    """Return at most 16 search terms for `text`, the most significant first."""
     found: dict[str, SearchTerm] = {}
     for term in _terms(text[:MAX_TEXT]):
         if term.text not in found or found[term.text].weight < term.weight:
@@ -91,12 +92,12 @@ def terms_of(text: str) -> tuple[SearchTerm, ...]:
 
 
 def paths_of(text: str) -> tuple[str, ...]:
-    """Return what in `text` looks like the path of a file."""
+    """Return the parts of `text` that look like file paths."""
     return tuple(dict.fromkeys(match[0].rstrip(".") for match in _PATH.finditer(text[:MAX_TEXT])))
 
 
 def count(term: SearchTerm, lowered: str) -> int:
-    """Return how often `term` occurs in `lowered`, a text in lower case."""
+    """Return the number of occurrences of `term` in `lowered`, a lower-case text."""
     return len(_compiled(term.regex).findall(lowered)) if _is_short(term.text) else lowered.count(term.text)
 
 
@@ -118,7 +119,7 @@ def _terms(text: str) -> Iterator[SearchTerm]:
 
 
 def _cjk_terms(run: str) -> Iterator[SearchTerm]:
-    """Runs have no spaces, so every two neighbouring characters are a term, but not the hiragana between words."""
+    """Yield each pair of adjacent characters, because CJK text has no spaces. Pairs of hiragana are skipped."""
     for pair in [run] if len(run) < 2 else [run[start : start + 2] for start in range(len(run) - 1)]:
         if not _HIRAGANA.fullmatch(pair) and pair not in _STOP:
             yield SearchTerm(pair, pair)
@@ -144,11 +145,11 @@ def _word_terms(word: str) -> Iterator[SearchTerm]:
 
 
 def _stem(word: str) -> str:
-    """Return the beginning that `word` shares with its other forms: `queries` and `query` both contain `quer`."""
-    for ending, least in (("ies", 3), ("sses", 3), ("ing", 4), ("ed", 4), ("s", 4)):
-        kept = word[: -len(ending)]
-        if word.endswith(ending) and len(kept) >= least and not word.endswith(("ss", "us", "is")):
-            return f"{kept}ss" if ending == "sses" else kept
+    """Return a stem of `word`. For example, `queries` and `query` both contain the stem `quer`."""
+    for ending, minimum in (("ies", 3), ("sses", 3), ("ing", 4), ("ed", 4), ("s", 4)):
+        stem = word[: -len(ending)]
+        if word.endswith(ending) and len(stem) >= minimum and not word.endswith(("ss", "us", "is")):
+            return f"{stem}ss" if ending == "sses" else stem
     return word
 
 
@@ -159,25 +160,28 @@ B: Final = 0.75
 LABEL_SHARE: Final = 0.5
 NAME_SHARE: Final = 3.0
 NAMES_FACTOR: Final = 1.6
-"""For a definition or heading with the terms in its name."""
+"""Factor for a definition or heading whose name contains the terms."""
 DEFINES_FACTOR: Final = 3.0
-"""For one whose name says nothing but the terms. Both count for the share of the terms that the name has."""
+"""Factor if the name contains only the terms.
+
+Both factors, NAMES_FACTOR and DEFINES_FACTOR, are scaled by the share of terms in the name.
+"""
 TOP_FACTOR: Final = 1.3
-"""For documentation in the top folder, such as README and Makefile."""
+"""Factor for documentation in the top folder, such as README and Makefile."""
 SAMPLE_FACTOR: Final = 0.7
-"""For code in documentation."""
+"""Factor for code samples in documentation."""
 IMPORT_FACTOR: Final = 0.3
-"""For lines that import and do nothing else."""
+"""Factor for passages that contain only import lines."""
 SECONDARY_FACTOR: Final = 0.3
-"""For tests, fixtures, examples, benchmarks and lists of changes."""
+"""Factor for tests, fixtures, examples, benchmarks and changelogs."""
 PROSE_FACTOR: Final = 1.4
-"""For documentation, unless the question names an identifier."""
+"""Factor for documentation, unless the question names an identifier."""
 PROSE_FACTOR_FOR_CODE: Final = 0.5
-"""For documentation, when the question asks for a definition."""
+"""Factor for documentation if the question asks for a definition in code."""
 HEADING_SHARE: Final = 0.5
-"""Of the heading above a passage that is not the first below it."""
+"""Share of the heading's score that a passage gets if it is not the first passage below the heading."""
 MESSAGE_FACTOR: Final = 0.5
-"""For messages and archived entries, beside files."""
+"""Factor for messages and archived entries, compared with files."""
 EACH_FURTHER_TERM: Final = 0.3
 MAX_SOURCES: Final = 100
 FIRST_BLOCKS: Final = 3
@@ -185,7 +189,7 @@ USUAL_CHARS: Final = 200
 MAX_LINE: Final = 300
 SECTION_LINES: Final = 14
 MAX_ENTRY_LINES: Final = 3
-"""Of a text without line numbers, such as a message or the result of a tool."""
+"""Maximum number of lines quoted from a text without line numbers, such as a message or a tool result."""
 
 _ASSIGNED: Final = re.compile(r"[\w.-]*\w(?=\s*(?::[^=]*)?=[^=]|\s*::?(?:\s|$))")
 _IMPORT: Final = re.compile(r"\s*(?:import |from \S+ import |use |#include |export .* from )")
@@ -193,7 +197,10 @@ _NAME: Final = re.compile(r"[^\W_]\w*")
 
 
 class SourceText(Struct, frozen=True):
-    """A text to quote from. `numbers` are its lines' numbers in the file `label`; without, `label` is cited alone."""
+    """A text to quote. `numbers` are its line numbers in the file `label`.
+
+    If `numbers` is empty, a citation names only `label`.
+    """
 
     label: str
     text: str
@@ -201,7 +208,7 @@ class SourceText(Struct, frozen=True):
 
 
 class Passage(Struct, frozen=True):
-    """A few neighboring lines, where they are (`label:line` or `label`) and how well they fit."""
+    """Adjacent lines, with their location (`label:line` or `label`) and their score."""
 
     label: str
     where: str
@@ -211,7 +218,7 @@ class Passage(Struct, frozen=True):
 
 
 class _Scorer:
-    """BM25 with what is known of all sources: how many there are, how long, and how many contain each term."""
+    """Computes BM25 scores from the number, length and term counts of all sources."""
 
     def __init__(self, terms: Sequence[SearchTerm], counts: list[list[int]], total: int) -> None:
         self.terms = terms
@@ -226,20 +233,20 @@ class _Scorer:
         ]
 
     def score(self, counts: Sequence[float], length: int, usual: float) -> float:
-        """Return how well a text of `length` characters fits in which the terms occur `counts` times."""
+        """Return the score of a text of `length` characters. `counts` are the frequencies of the terms in the text."""
         damping = K1 * (1 - B + B * length / usual)
         found = [weight * n * (K1 + 1) / (n + damping) for weight, n in zip(self._weights, counts, strict=True) if n]
         return sum(found) * (1 + EACH_FURTHER_TERM * (len(found) - 1)) if found else 0.0
 
     def label_score(self, label: str) -> float:
-        """Return what it is worth that the name of a source contains terms."""
+        """Return the score for terms in the name of a source."""
         lowered = label.lower()
         stem = lowered.rpartition("/")[2].partition(".")[0]
         found = [pair for pair in zip(self._weights, self.terms, strict=True) if count(pair[1], lowered)]
         return sum(weight * (NAME_SHARE if _stem(stem) == term.text else LABEL_SHARE) for weight, term in found)
 
     def factor(self, source: SourceText) -> float:
-        """Return the factor for everything in `source`."""
+        """Return the factor for all passages of `source`."""
         if not source.numbers:
             return MESSAGE_FACTOR
         label = source.label
@@ -247,29 +254,30 @@ class _Scorer:
         return kind * (SECONDARY_FACTOR if is_secondary(label) else 1.0)
 
     def counts(self, text: str) -> list[int]:
-        """Return how often each term occurs in `text`."""
+        """Return the number of occurrences of each term in `text`."""
         lowered = text.lower()
         return [count(term, lowered) for term in self.terms]
 
-    def naming(self, name: str, most: float = DEFINES_FACTOR) -> float:
-        """Return the factor for a definition or heading that is called `name`, at most `most`."""
+    def naming(self, name: str, limit: float = DEFINES_FACTOR) -> float:
+        """Return the factor for a definition or heading called `name`, at most `limit`."""
         lowered = name.lower()
         words = [word for word in _NAME.findall(lowered) if word not in _STOP]
         exact = words and all(word in self._words or _stem(word) in self._words for word in words)
-        most = most if exact else NAMES_FACTOR
+        limit = limit if exact else NAMES_FACTOR
         usable = [
             (weight, count(term, lowered))
             for weight, term in zip(self._weights, self.terms, strict=True)
             if term.usable
         ]
         total = sum(weight for weight, _ in usable)
-        return 1.0 + (most - 1.0) * sum(weight for weight, found in usable if found) / total if total else 1.0
+        return 1.0 + (limit - 1.0) * sum(weight for weight, found in usable if found) / total if total else 1.0
 
 
 def rank(sources: Sequence[SourceText], terms: Sequence[SearchTerm], total: int = 0) -> list[Passage]:
-    """Return the passages of `sources` in which `terms` occur, best first; a source named by a term gives its first.
+    """Return the passages of `sources` that contain `terms`, best first.
 
-    `total` is how many sources there are, when `sources` are only those among them in which a term was found.
+    If the name of a source contains a term, the first passages of this source are included. If `sources` contains only
+    sources with matches, `total` is the number of all sources.
     """
     if not sources or not terms:
         return []
@@ -298,16 +306,16 @@ def _passages(source: SourceText, scorer: _Scorer) -> Iterator[Passage]:
         score = naming * _block_score(block, scorer)
         if score or (by_name and index < FIRST_BLOCKS):
             if not source.numbers and len(block.lines) > MAX_ENTRY_LINES:
-                whole = _best_lines(block.lines, scorer)
+                chosen_lines = _best_lines(block.lines, scorer)
             else:
-                whole = _section(found, index) if naming > NAMES_FACTOR and block.opens else block.lines
-            text = "\n".join(_cut(line, scorer.terms) for line in whole)
+                chosen_lines = _section(found, index) if naming > NAMES_FACTOR and block.opens else block.lines
+            text = "\n".join(_cut(line, scorer.terms) for line in chosen_lines)
             where = f"{source.label}:{block.number}" if source.numbers else source.label
             yield Passage(source.label, where, text, (score + by_name) * factor, block.number)
 
 
 def _block_score(block: LineBlock, scorer: _Scorer) -> float:
-    """Return how well `block` fits, with the heading above it."""
+    """Return the score of `block`, including its heading."""
     text = "\n".join(block.lines)
     share = 1.0 if block.opens else HEADING_SHARE
     pairs = zip(scorer.counts(text), scorer.counts(block.heading), strict=True)
@@ -318,7 +326,10 @@ def _block_score(block: LineBlock, scorer: _Scorer) -> float:
 
 
 def _naming(block: LineBlock, scorer: _Scorer) -> float:
-    """Return the factor of what `block` defines, or of the heading that it is the first below."""
+    """Return the factor for the definition in `block`.
+
+    If `block` is the first passage below a heading, return the factor for that heading.
+    """
     if block.opens:
         return scorer.naming(block.heading)
     best = 1.0
@@ -327,7 +338,7 @@ def _naming(block: LineBlock, scorer: _Scorer) -> float:
             name = _NAME.search(line, match.end())
             best = max(
                 best,
-                scorer.naming(name[0], most=NAMES_FACTOR if line[0].isspace() else DEFINES_FACTOR) if name else 1.0,
+                scorer.naming(name[0], limit=NAMES_FACTOR if line[0].isspace() else DEFINES_FACTOR) if name else 1.0,
             )
         elif not block.heading and (match := _ASSIGNED.match(line.removeprefix("# "))):
             best = max(best, scorer.naming(match[0]))
@@ -335,7 +346,10 @@ def _naming(block: LineBlock, scorer: _Scorer) -> float:
 
 
 def _section(found: Sequence[LineBlock], index: int) -> list[str]:
-    """Return the lines of the block `index`, and of those below the same heading that fit: whole blocks alone."""
+    """Return the lines of block number `index` and of the following blocks below the same heading.
+
+    Blocks that do not fit completely are left out.
+    """
     lines = list(found[index].lines)
     last = found[index].number + len(lines)
     for block in found[index + 1 :]:
@@ -352,18 +366,18 @@ def _section(found: Sequence[LineBlock], index: int) -> list[str]:
 
 
 def _best_lines(lines: Sequence[str], scorer: _Scorer) -> Sequence[str]:
-    """Return the line that fits best, and those behind it that fit into a short quotation."""
+    """Return the best line and the lines after it, at most MAX_ENTRY_LINES."""
     scores = [scorer.score(scorer.counts(line), USUAL_CHARS, USUAL_CHARS) for line in lines]
     best = scores.index(max(scores))
     return lines[best : best + MAX_ENTRY_LINES]
 
 
 def _cut(line: str, terms: Sequence[SearchTerm]) -> str:
-    """Return a long line's part around the first term in it."""
+    """Return the part of a long line around its first term."""
     if len(line) <= MAX_LINE:
         return line
     lowered = line.lower()
-    places = [place for place in (lowered.find(term.text) for term in terms) if place >= 0]
-    begin = max(0, min(min(places, default=0) - MAX_LINE // 3, len(line) - MAX_LINE))
+    positions = [position for position in (lowered.find(term.text) for term in terms) if position >= 0]
+    begin = max(0, min(min(positions, default=0) - MAX_LINE // 3, len(line) - MAX_LINE))
     end = begin + MAX_LINE
     return f"{'[...] ' if begin else ''}{line[begin:end]}{' [...]' if end < len(line) else ''}"

@@ -1,4 +1,7 @@
-"""The backend that needs no model: searches with the granted tools, and answers in quotations. Deterministic."""
+"""The offline backend, which searches with the agent's tools and answers with quotations.
+
+The backend is deterministic and needs no model.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ MAX_ANSWER_CHARS: Final = 1_500 * CHARS_PER_TOKEN
 MAX_QUOTES: Final = 3
 MAX_QUOTES_A_SOURCE: Final = 2
 WORTH_QUOTING: Final = 0.25
-MAX_LOOKS: Final = 3
+MAX_STEPS: Final = 3
 MAX_SEARCHES: Final = 4
 MAX_HITS: Final = 50
 MAX_HITS_A_FILE: Final = 5
@@ -53,7 +56,7 @@ PROSE_GLOB: Final = "*.{md,rst,txt,adoc}"
 _HIT: Final = re.compile(r"(.+?):(\d+): (.*)")
 _NUMBER: Final = re.compile(r"^ *\d+\t", re.MULTILINE)
 _NUMBERED: Final = re.compile(r" *(\d+)\t(.*)")
-_HELD: Final = re.compile(r"\[entry (\d+)\]\n")  # what a holder holds has numbers of its own
+_ARCHIVED_ENTRY: Final = re.compile(r"\[entry (\d+)\]\n")  # Archived entries have their own numbers.
 _MORE: Final = re.compile(r"\[([\d,]+) more files")
 _ENTRY: Final = re.compile(r"([a-f][0-9a-f]{11}) entry (\d+)")
 _ENTRY_HEAD: Final = re.compile(r"\A\[entry \d+\]\n## \w+\n")
@@ -64,18 +67,18 @@ _FILE_WORD: Final = re.compile(r"\b(?:readme|license|changelog|contributing|make
 
 
 class ToolResults(Struct):
-    """What the tools have shown in the turn so far."""
+    """The tool results of the current turn."""
 
     files: dict[str, dict[int, str]]
-    """Lines by path and number."""
+    """Maps paths to lines by line number."""
     listed: dict[str, None]
     total: int = 0
-    """How many files there are, of which `listed` are some."""
+    """Number of all files. `listed` may contain only some of these files."""
     cut: set[str] = field(default_factory=set)
-    """The patterns of searches that stopped before every file was searched."""
+    """Patterns of searches that ended before all files were searched."""
     read: set[str] = field(default_factory=set)
     archived: dict[str, str] = field(default_factory=dict)
-    """Text of archived entries, by `<archive id> entry <number>`."""
+    """Texts of archived entries. Keys have the form `<archive id> entry <number>`."""
 
     def add(self, call: ToolUse, text: str) -> None:
         """Add the result `text` of `call`."""
@@ -108,28 +111,28 @@ class ToolResults(Struct):
 
 
 class TurnContext(Struct, frozen=True):
-    """The turn so far: what is asked, what to look for, and what the tools have shown."""
+    """The state of the current turn: the question, its search terms, and the results so far."""
 
     question: str
     terms: tuple[SearchTerm, ...]
     steps: int
-    began: int
+    question_index: int
     seen: ToolResults
     found: tuple[tuple[str, str], ...] = ()
-    """Passages that came with the question, and where each is from."""
+    """Passages that came with the question, each with its source."""
 
     @property
     def searches(self) -> tuple[SearchTerm, ...]:
-        """The terms worth a search each."""
+        """The terms that the backend searches separately."""
         return tuple(term for term in self.terms if term.usable)[:MAX_SEARCHES]
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The files that the question names, as far as they are known to exist."""
+        """The existing files whose names appear in the question."""
         return tuple(dict.fromkeys(filter(None, (self._file(name) for name in _names_in(self.question)))))
 
     def _file(self, name: str) -> str:
-        """Return the file called `name`, in the highest folder that has one; "" when there is none."""
+        """Return the file called `name` in the topmost folder, or ""."""
         lowered = name.lower().removeprefix("./")
         matches = [
             path
@@ -141,19 +144,19 @@ class TurnContext(Struct, frozen=True):
 
 
 class ExtractiveBackend(Conversation):
-    """Answers a question with what the agent's files and conversation say about its terms, each with its place."""
+    """Answers a question with quotations from files and the conversation. Each quotation has its location."""
 
     async def assistant_turn(self, on_text: OnText | None = None) -> AssistantTurn:
-        """Return the next calls of the look around, or the answer."""
+        """Return the next search calls, or the answer."""
         messages = self._request()[1]
-        look = _look(messages)
-        calls = self._calls(look)
+        turn = _turn_context(messages)
+        calls = self._calls(turn)
         if calls:
             ids = (f"{CALL_ID}{len(messages)}_{number}" for number in range(1, len(calls) + 1))
             uses = tuple(ToolUse(id, name, input) for id, (name, input) in zip(ids, calls, strict=True))
             message = Message("assistant", uses)
         else:
-            text = self._answer(look, messages)
+            text = self._answer(turn, messages)
             message = Message("assistant", (Text(text),))
             if on_text is not None:
                 on_text(text)
@@ -161,56 +164,56 @@ class ExtractiveBackend(Conversation):
         return AssistantTurn(message, "tool_use" if calls else "end_turn", usage)
 
     def info(self) -> BackendInfo:
-        """Return who answers."""
-        return BackendInfo("extractive", "")
+        """Return the provider and the model."""
+        return BackendInfo("extractive", "", images=False)
 
-    def _calls(self, look: TurnContext) -> list[tuple[str, dict[str, Any]]]:
-        planned = (_first_look, _second_look, _third_look)[look.steps](look) if look.steps < MAX_LOOKS else []
+    def _calls(self, turn: TurnContext) -> list[tuple[str, dict[str, Any]]]:
+        planned = (_first_calls, _second_calls, _third_calls)[turn.steps](turn) if turn.steps < MAX_STEPS else []
         granted = {tool.name for tool in self.tools}
         return [call for call in planned if call[0] in granted]
 
-    def _answer(self, look: TurnContext, messages: Sequence[Message]) -> str:
-        if not look.searches:
-            return _overview(look)
-        named = [source for source in _file_sources(look) if source.label in look.named]
-        total = look.seen.total + look.began
-        quotes = _quotes(named, look.terms, total) if named else []
+    def _answer(self, turn: TurnContext, messages: Sequence[Message]) -> str:
+        if not turn.searches:
+            return _overview(turn)
+        named = [source for source in _file_sources(turn) if source.label in turn.named]
+        total = turn.seen.total + turn.question_index
+        quotes = _quotes(named, turn.terms, total) if named else []
         sources = named
         if not quotes:
-            found = [SourceText(label, text) for label, text in look.found]
-            archived = [SourceText(label, _unnumbered(text)) for label, text in sorted(look.seen.archived.items())]
+            found = [SourceText(label, text) for label, text in turn.found]
+            archived = [SourceText(label, _unnumbered(text)) for label, text in sorted(turn.seen.archived.items())]
             searches = any(tool.name == "search_archive" for tool in self.tools)
-            entries = _entries(messages[: look.began], stubs=not searches)
-            sources = [*_file_sources(look), *found, *archived, *entries]
-            quotes = _quotes(sources, look.terms, total)
-        missing = [term.word for term in look.searches if not _occurs(term, sources)]
+            entries = _entries(messages[: turn.question_index], stubs=not searches)
+            sources = [*_file_sources(turn), *found, *archived, *entries]
+            quotes = _quotes(sources, turn.terms, total)
+        missing = [term.word for term in turn.searches if not _occurs(term, sources)]
         if not quotes:
-            words = ", ".join(term.word for term in look.searches)
-            return f"{HEADER}\n\nNothing found for {words}.\n{self._searched(look, messages)}"
+            words = ", ".join(term.word for term in turn.searches)
+            return f"{HEADER}\n\nNothing found for {words}.\n{self._searched(turn, messages)}"
         if missing:
             quotes.append(f"Nothing found for {', '.join(missing)}.")
         return "\n\n".join([HEADER, *quotes])
 
-    def _searched(self, look: TurnContext, messages: Sequence[Message]) -> str:
-        """Return a line that lists what was searched."""
+    def _searched(self, turn: TurnContext, messages: Sequence[Message]) -> str:
+        """Return a line that lists the places that were searched."""
         granted = {tool.name for tool in self.tools}
         places = []
         if granted & {"grep_files", "read_file"}:
-            shown = f" ({_folders(tuple(look.seen.listed), FOLDERS_SHOWN)})" if look.seen.listed else ""
+            shown = f" ({_folders(tuple(turn.seen.listed), FOLDERS_SHOWN)})" if turn.seen.listed else ""
             places.append(
-                f"{look.seen.total:,} file{'s' * (look.seen.total != 1)}{shown}"
+                f"{turn.seen.total:,} file{'s' * (turn.seen.total != 1)}{shown}"
                 if "list_files" in granted
                 else "the files of this folder"
             )
         if "search_archive" in granted:
             places.append("the archives of this conversation")
-        if said := sum(1 for _ in _entries(messages[: look.began], stubs=True)):
-            places.append(f"{said:,} earlier message{'s' * (said != 1)}")
+        if before := sum(1 for _ in _entries(messages[: turn.question_index], stubs=True)):
+            places.append(f"{before:,} earlier message{'s' * (before != 1)}")
         return f"Searched: {', '.join(places) or 'nothing, since no tool to search with is granted'}."
 
 
 def from_spec(spec: BackendSpec, keys: Mapping[str, str]) -> ExtractiveBackend:  # noqa: ARG001
-    """Return the backend; it has neither models nor options."""
+    """Return the offline backend, which takes no model and no options."""
     if spec.model or spec.options:
         raise ConfigError(
             f"the extractive backend takes no model and no options: {spec.model!r}, {sorted(spec.options)}"
@@ -218,33 +221,33 @@ def from_spec(spec: BackendSpec, keys: Mapping[str, str]) -> ExtractiveBackend: 
     return ExtractiveBackend()
 
 
-def _look(messages: Sequence[Message]) -> TurnContext:
-    """Return where the turn stands that the last question began."""
-    began = next((i for i in range(len(messages) - 1, -1, -1) if _is_question(messages[i])), None)
-    if began is None:
+def _turn_context(messages: Sequence[Message]) -> TurnContext:
+    """Return the state of the turn that the last question started."""
+    start = next((i for i in range(len(messages) - 1, -1, -1) if _is_question(messages[i])), None)
+    if start is None:
         raise BackendError("cannot answer: the conversation has no text from a user")
-    asked = text_of(messages[began])
-    task, (question, found) = split_first_prompt(asked)[0], split_hits(question_in(asked))
+    prompt = text_of(messages[start])
+    task, (question, found) = split_first_prompt(prompt)[0], split_hits(question_in(prompt))
     terms = terms_of(question)
     if not any(term.usable for term in terms):
-        first = next((message for message in messages if _is_question(message)), messages[began])
+        first = next((message for message in messages if _is_question(message)), messages[start])
         terms = terms_of(task or split_first_prompt(text_of(first))[0])
-    turn = messages[began + 1 :]
+    turn = messages[start + 1 :]
     calls = {call.id: call for message in turn for call in tool_uses(message)}
     seen = ToolResults({}, {})
-    for call, text in _shown(turn, calls):
+    for call, text in _tool_results(turn, calls):
         seen.add(call, text)
-    ours = {holder_of(text_of(message)) for message in messages if _is_ours(message)}
+    own_holders = {holder_of(text_of(message)) for message in messages if _is_own_output(message)}
     seen.archived = {
-        place: text
-        for place, text in seen.archived.items()
-        if place.partition(" ")[0] not in ours and _is_evidence(text, question)
+        location: text
+        for location, text in seen.archived.items()
+        if location.partition(" ")[0] not in own_holders and _is_evidence(text, question)
     }
-    return TurnContext(question, terms, sum(message.role == "assistant" for message in turn), began, seen, found)
+    return TurnContext(question, terms, sum(message.role == "assistant" for message in turn), start, seen, found)
 
 
 def _entry_text(shown: str) -> str:
-    """Return what an entry says that read_archive has shown, without its head and the calls in it."""
+    """Return the text of an archived entry without its heading and without its calls."""
     text = _ENTRY_HEAD.sub("", shown)
     if text.startswith("[tool_result: "):
         text = _RESULT.sub("\n\n", text)
@@ -252,10 +255,19 @@ def _entry_text(shown: str) -> str:
 
 
 def _is_evidence(text: str, question: str) -> bool:
-    """Return whether the archived `text` is more than the same question, or a call or an answer of this backend."""
-    asked, bare = question.strip().lower(), text.strip().lower()
-    ours = HEADER.lower() in bare or '"ignore_case": true' in bare or '"max_results": ' in bare
-    return bool(bare) and not ours and not (asked in bare and len(bare) < 2 * len(asked))
+    """Return whether the archived `text` is new information.
+
+    Text that repeats the question, or that this backend wrote, is not new information.
+    """
+    plain_question, plain_text = question.strip().lower(), text.strip().lower()
+    is_own_output = (
+        HEADER.lower() in plain_text or '"ignore_case": true' in plain_text or '"max_results": ' in plain_text
+    )
+    return (
+        bool(plain_text)
+        and not is_own_output
+        and not (plain_question in plain_text and len(plain_text) < 2 * len(plain_question))
+    )
 
 
 def _is_question(message: Message) -> bool:
@@ -263,7 +275,7 @@ def _is_question(message: Message) -> bool:
     return message.role == "user" and not results and not is_project(message)
 
 
-def _shown(turn: Sequence[Message], calls: Mapping[str, ToolUse]) -> Iterator[tuple[ToolUse, str]]:
+def _tool_results(turn: Sequence[Message], calls: Mapping[str, ToolUse]) -> Iterator[tuple[ToolUse, str]]:
     for message in turn:
         for block in message.content:
             if isinstance(block, ToolResult) and not block.is_error and block.tool_use_id in calls:
@@ -271,7 +283,7 @@ def _shown(turn: Sequence[Message], calls: Mapping[str, ToolUse]) -> Iterator[tu
 
 
 def _text(result: ToolResult) -> str:
-    return "\n".join(block.text for block in result.content if isinstance(block, Text))
+    return "\n".join(block.text for block in result.content)
 
 
 def _numbered(text: str) -> dict[int, str]:
@@ -286,51 +298,56 @@ def _grepped(text: str) -> Iterator[tuple[str, int, str]]:
 
 
 def _names_in(question: str) -> tuple[str, ...]:
-    """Return what in `question` may be the name of a file."""
+    """Return words in `question` that may be file names."""
     return (*paths_of(question), *(match[0] for match in _FILE_WORD.finditer(question)))
 
 
-def _first_look(look: TurnContext) -> list[tuple[str, dict[str, Any]]]:
-    """List and search: the terms one by one, all of them in documentation, and the archives."""
+def _first_calls(turn: TurnContext) -> list[tuple[str, dict[str, Any]]]:
+    """Return the calls of the first step: list files, search for each term, search documentation, and search the
+    archives.
+    """
     calls: list[tuple[str, dict[str, Any]]] = [("list_files", {"max_results": MAX_LISTED})]
-    names = [*(name.rpartition("/")[2] for name in _names_in(look.question)), *(term.text for term in look.searches)]
+    names = [*(name.rpartition("/")[2] for name in _names_in(turn.question)), *(term.text for term in turn.searches)]
     if patterns := [f"*{_any_case(name)}*" for name in dict.fromkeys(names) if re.fullmatch(r"[\w.-]+", name)]:
         glob = f"{{{','.join(patterns)}}}" if len(patterns) > 1 else patterns[0]
         calls.append(("list_files", {"glob": glob, "max_results": MAX_NAMED}))
-    for term in look.searches:
+    for term in turn.searches:
         bounds = {"max_results": MAX_HITS, "max_per_file": MAX_HITS_A_FILE}
         calls.append(("grep_files", {"pattern": term.regex, "ignore_case": True, **bounds}))
-    if look.searches:
-        pattern = "|".join(term.regex for term in look.searches)
+    if turn.searches:
+        pattern = "|".join(term.regex for term in turn.searches)
         prose = {"glob": PROSE_GLOB, "ignore_case": True}
         bounds = {"max_results": MAX_PROSE_HITS, "max_per_file": MAX_PROSE_HITS_A_FILE}
         calls.append(("grep_files", {"pattern": f"^#+ .*(?:{pattern})", "max_results": MAX_HEADINGS, **prose}))
         calls.append(("grep_files", {"pattern": pattern, **prose, **bounds}))
-        # Together they would be found word for word in the calls of an archived turn that searched for them.
-        calls += [("search_archive", {"query": term.text, "limit": MAX_ARCHIVE_HITS}) for term in look.searches]
-    named = paths_of(look.question)[:MAX_FILES_READ]
+        # A combined query would match the calls of an archived turn that searched for the same terms.
+        calls += [("search_archive", {"query": term.text, "limit": MAX_ARCHIVE_HITS}) for term in turn.searches]
+    named = paths_of(turn.question)[:MAX_FILES_READ]
     return calls + [("read_file", {"path": path, "limit": LINES_OF_NAMED_FILE}) for path in named]
 
 
-def _second_look(look: TurnContext) -> list[tuple[str, dict[str, Any]]]:
-    """Read what the first look found: named files whole, others around the best lines, archived entries whole."""
-    if not look.searches:
-        readme = next((path for path in look.seen.listed if _README.fullmatch(path)), None)
+def _second_calls(turn: TurnContext) -> list[tuple[str, dict[str, Any]]]:
+    """Return the calls of the second step, which read the results of the first step.
+
+    Named files and archived entries are read completely. Other files are read around their best lines.
+    """
+    if not turn.searches:
+        readme = next((path for path in turn.seen.listed if _README.fullmatch(path)), None)
         return [("read_file", {"path": readme, "limit": LINES_READ})] if readme else []
     calls: list[tuple[str, dict[str, Any]]] = []
-    for path in look.named:
-        if path not in look.seen.read:
+    for path in turn.named:
+        if path not in turn.seen.read:
             calls.append(("read_file", {"path": path, "limit": LINES_OF_NAMED_FILE}))
-    asks_for_code = any(term.asks_for_code for term in look.terms)
-    often = [term for term in look.searches if term.regex in look.seen.cut and (asks_for_code or term.is_identifier)]
-    if often and not look.named:
+    asks_for_code = any(term.asks_for_code for term in turn.terms)
+    often = [term for term in turn.searches if term.regex in turn.seen.cut and (asks_for_code or term.is_identifier)]
+    if often and not turn.named:
         names = "|".join(re.escape(term.text) for term in often)
         pattern = rf"^(?:{DEFINITION.pattern}\w*(?:{names})\w{{0,3}}\b|(?:{names})\w{{0,3}}\s*(?::[^=]*)?=[^=])"
         bounds = {"max_results": MAX_DEFINITIONS, "max_per_file": MAX_HITS_A_FILE}
         calls.append(("grep_files", {"pattern": pattern, "ignore_case": True, **bounds}))
     else:
-        calls += _reads(look)
-    hits = rank([SourceText(place, text) for place, text in look.seen.archived.items()], look.terms)
+        calls += _reads(turn)
+    hits = rank([SourceText(place, text) for place, text in turn.seen.archived.items()], turn.terms)
     for place in list(dict.fromkeys(hit.label for hit in hits))[:MAX_ENTRIES_READ]:
         if match := _ENTRY.fullmatch(place):
             entry = int(match[2])
@@ -338,76 +355,79 @@ def _second_look(look: TurnContext) -> list[tuple[str, dict[str, Any]]]:
     return calls
 
 
-def _third_look(look: TurnContext) -> list[tuple[str, dict[str, Any]]]:
-    """Read what the second look found, when that was a search for definitions."""
-    return _reads(look) if look.searches and not look.named and not look.seen.read else []
+def _third_calls(turn: TurnContext) -> list[tuple[str, dict[str, Any]]]:
+    """Return the calls of the third step, which read the files that a search for definitions found in the
+    second step.
+    """
+    return _reads(turn) if turn.searches and not turn.named and not turn.seen.read else []
 
 
-def _reads(look: TurnContext) -> list[tuple[str, dict[str, Any]]]:
-    """Return calls that read the files worth it, around their best lines."""
-    best = _promising(look)[: 0 if look.named else MAX_FILES_READ]
+def _reads(turn: TurnContext) -> list[tuple[str, dict[str, Any]]]:
+    """Return calls that read the most relevant files. Each call reads the lines around the best match in its file."""
+    best = _relevant_files(turn)[: 0 if turn.named else MAX_FILES_READ]
     return [
         ("read_file", {"path": path, "offset": max(1, number - LINES_AROUND), "limit": LINES_READ})
         for path, number in best
     ]
 
 
-def _promising(look: TurnContext) -> list[tuple[str, int]]:
-    """Return the files worth reading, best first, each with the line to read about."""
-    sources = list(_file_sources(look))
-    sources += [SourceText(path, path, (1,)) for path in look.seen.listed if path not in look.seen.files]
+def _relevant_files(turn: TurnContext) -> list[tuple[str, int]]:
+    """Return the files that are worth reading, best first, each with the number of its best line."""
+    sources = list(_file_sources(turn))
+    sources += [SourceText(path, path, (1,)) for path in turn.seen.listed if path not in turn.seen.files]
     best: dict[str, int] = {}
-    for passage in rank(sources, look.terms, look.seen.total):
+    for passage in rank(sources, turn.terms, turn.seen.total):
         best.setdefault(passage.label, passage.number)
-    return [(path, number) for path, number in best.items() if path not in look.seen.read]
+    return [(path, number) for path, number in best.items() if path not in turn.seen.read]
 
 
 def _any_case(name: str) -> str:
-    """Return a glob that matches `name` in any case."""
+    """Return a glob pattern that matches `name` regardless of case."""
     return "".join(f"[{char}{char.upper()}]" if char.isascii() and char.islower() else char for char in name.lower())
 
 
-def _file_sources(look: TurnContext) -> Iterator[SourceText]:
-    for path, lines in sorted(look.seen.files.items()):
+def _file_sources(turn: TurnContext) -> Iterator[SourceText]:
+    for path, lines in sorted(turn.seen.files.items()):
         numbers = tuple(sorted(lines))
         yield SourceText(path, "\n".join(lines[number] for number in numbers), numbers)
 
 
 def _entries(messages: Sequence[Message], *, stubs: bool) -> Iterator[SourceText]:
-    """Yield the conversation before the turn, without the questions to this backend, its calls and its answers.
+    """Yield the conversation before this turn, without questions to this backend and without its own calls and answers.
 
-    `stubs` says whether to yield the records of archived turns too.
+    If `stubs` is True, include the records of archived turns.
     """
     for index, message in enumerate(messages):
-        after = messages[index + 1] if index + 1 < len(messages) else None
+        next_message = messages[index + 1] if index + 1 < len(messages) else None
         if (
             is_project(message)
             or _is_left_out(message, stubs)
-            or (_is_question(message) and after is not None and _is_left_out(after, stubs))
+            or (_is_question(message) and next_message is not None and _is_left_out(next_message, stubs))
         ):
             continue
         results = (b for b in message.content if isinstance(b, ToolResult) and not b.tool_use_id.startswith(CALL_ID))
         if text := "\n\n".join(filter(None, [text_of(message), *map(_text, results)])):
-            held = _HELD.match(text)
+            entry_heading = _ARCHIVED_ENTRY.match(text)
             yield SourceText(
-                f"entry {held[1] if held else index + 1}", _unnumbered(text[held.end() :] if held else text)
+                f"entry {entry_heading[1] if entry_heading else index + 1}",
+                _unnumbered(text[entry_heading.end() :] if entry_heading else text),
             )
 
 
-def _is_ours(message: Message) -> bool:
+def _is_own_output(message: Message) -> bool:
     if message.role != "assistant":
         return False
     text = body_of(text_of(message))
-    ours = text.startswith(HEADER) or f"\n{HEADER}\n" in text
-    return ours or any(use.id.startswith(CALL_ID) for use in tool_uses(message))
+    is_answer = text.startswith(HEADER) or f"\n{HEADER}\n" in text
+    return is_answer or any(use.id.startswith(CALL_ID) for use in tool_uses(message))
 
 
 def _is_left_out(message: Message, stubs: bool) -> bool:
-    return _is_ours(message) or (not stubs and holder_of(text_of(message)) is not None)
+    return _is_own_output(message) or (not stubs and holder_of(text_of(message)) is not None)
 
 
 def _unnumbered(text: str) -> str:
-    """Return `text` without the line numbers that read_file puts in front of lines."""
+    """Return `text` without the line numbers that read_file added."""
     return _NUMBER.sub("", text)
 
 
@@ -416,46 +436,50 @@ def _occurs(term: SearchTerm, sources: Sequence[SourceText]) -> bool:
 
 
 def _quotes(sources: Sequence[SourceText], terms: Sequence[SearchTerm], total: int) -> list[str]:
-    """Return the best passages as quotations that fit the answer, most telling first."""
+    """Return the best passages as quotations, best first, within the size limit."""
     quotes: list[str] = []
-    room = MAX_ANSWER_CHARS - 500
-    taken: dict[str, int] = defaultdict(int)
-    seen: set[str] = set()
-    least = 0.0
+    remaining_chars = MAX_ANSWER_CHARS - 500
+    quotes_by_source: dict[str, int] = defaultdict(int)
+    quoted_texts: set[str] = set()
+    minimum = 0.0
     for passage in rank(sources, terms, total):
-        least = least or passage.score * WORTH_QUOTING
-        if passage.score < least or len(quotes) == MAX_QUOTES:
+        minimum = minimum or passage.score * WORTH_QUOTING
+        if passage.score < minimum or len(quotes) == MAX_QUOTES:
             break
-        bare = "".join(passage.text.split())
+        squeezed_text = "".join(passage.text.split())
         quote = "\n".join([passage.where, *(f"> {line}" for line in passage.text.split("\n"))])
-        if any(bare in other for other in seen) or taken[passage.label] == MAX_QUOTES_A_SOURCE or len(quote) + 2 > room:
+        if (
+            any(squeezed_text in other for other in quoted_texts)
+            or quotes_by_source[passage.label] == MAX_QUOTES_A_SOURCE
+            or len(quote) + 2 > remaining_chars
+        ):
             continue
         quotes.append(quote)
-        room -= len(quote) + 2
-        taken[passage.label] += 1
-        seen.add(bare)
+        remaining_chars -= len(quote) + 2
+        quotes_by_source[passage.label] += 1
+        quoted_texts.add(squeezed_text)
     return quotes
 
 
-def _overview(look: TurnContext) -> str:
-    """Return what there is to see when the question names nothing to look for."""
+def _overview(turn: TurnContext) -> str:
+    """Return an overview of the files, for a question without search terms."""
     parts = [HEADER]
-    for path, lines in sorted(look.seen.files.items()):
+    for path, lines in sorted(turn.seen.files.items()):
         first = sorted(lines)[:OVERVIEW_LINES]
         parts.append(
             "\n".join([f"{path}:{first[0] if first else 1}", *(f"> {lines[number][:200]}" for number in first)])
         )
-    if look.seen.listed:
-        parts.append(f"{look.seen.total:,} files in: {_folders(tuple(look.seen.listed), OVERVIEW_FILES)}")
+    if turn.seen.listed:
+        parts.append(f"{turn.seen.total:,} files in: {_folders(tuple(turn.seen.listed), OVERVIEW_FILES)}")
     if len(parts) == 1:
-        asked = look.question.strip()[:80] or "an empty question"
-        parts.append(f"Nothing found for {asked!r}: it names nothing to look for.")
+        asked = turn.question.strip()[:80] or "an empty question"
+        parts.append(f"Nothing found for {asked!r}: the question contains no search terms.")
     return "\n\n".join(parts)[:MAX_ANSWER_CHARS]
 
 
-def _folders(paths: Sequence[str], most: int) -> str:
-    """Return the folders and files at the top of `paths`, at most `most` of them."""
+def _folders(paths: Sequence[str], limit: int) -> str:
+    """Return the top-level folders and files of `paths`, at most `limit`."""
     folders = sorted({f"{path.partition('/')[0]}/" for path in paths if "/" in path})
     names = [*folders, *(path for path in paths if "/" not in path)]
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more}"
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return f"{', '.join(names[:limit])}{more}"

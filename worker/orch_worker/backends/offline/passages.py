@@ -1,4 +1,4 @@
-"""Splitting a text into passages that can be quoted whole: paragraphs, list items, table rows, definitions, lines."""
+"""Splits a text into passages that can be quoted: paragraphs, list items, table rows, definitions, lines."""
 
 from __future__ import annotations
 
@@ -35,29 +35,32 @@ _SECONDARY: Final = re.compile(
 
 
 class LineBlock(Struct, frozen=True):
-    """Lines to quote together, from line `number` on, below `heading`: a row's is the names of its columns."""
+    """Adjacent lines that start at line `number` below `heading`.
+
+    The heading of a table row consists of its column names.
+    """
 
     number: int
     lines: list[str]
     heading: str = ""
     opens: bool = False
-    """Whether it is the first below its heading."""
+    """Whether the block is the first block below its heading."""
     fenced: bool = False
-    """Whether it is a sample in documentation."""
+    """Whether the block is a code sample in documentation."""
 
 
 def is_prose(label: str) -> bool:
-    """Return whether the file `label` is documentation, or build targets, rather than code or data."""
+    """Return whether the file `label` is documentation or a build file, rather than code or data."""
     return _PROSE.fullmatch(label) is not None or _BUILD.fullmatch(label) is not None
 
 
 def is_secondary(label: str) -> bool:
-    """Return whether the file `label` is a test, a fixture, an example, a benchmark or a list of changes."""
+    """Return whether the file `label` is a test, a fixture, an example, a benchmark or a changelog."""
     return _SECONDARY.search(label) is not None
 
 
 def blocks(label: str, lines: Sequence[tuple[int, str]]) -> Iterator[LineBlock]:
-    """Yield the passages of the numbered `lines` of the file `label`. Where numbers have a gap, a passage ends."""
+    """Yield the passages of the numbered `lines` of the file `label`. A gap in the numbers ends a passage."""
     if _PROSE.fullmatch(label):
         yield from _prose(lines)
     elif _DATA.fullmatch(label):
@@ -68,72 +71,77 @@ def blocks(label: str, lines: Sequence[tuple[int, str]]) -> Iterator[LineBlock]:
 
 
 def _code(lines: Sequence[tuple[int, str]]) -> Iterator[LineBlock]:
-    """Yield blocks up to a blank line, a definition or the limits."""
-    taken: list[str] = []
+    """Yield blocks that end at a blank line, a definition or the size limit."""
+    block_lines: list[str] = []
     begin = last = size = 0
     for number, line in lines:
-        starts = (DEFINITION.match(line) or _DECORATOR.match(line)) and not (taken and _DECORATOR.match(taken[-1]))
-        full = len(taken) >= MAX_LINES or size + len(line) > MAX_CHARS
-        if taken and (full or starts or number != last + 1 or not line.strip()):
-            yield LineBlock(begin, taken)
-            taken, size = [], 0
+        starts = (DEFINITION.match(line) or _DECORATOR.match(line)) and not (
+            block_lines and _DECORATOR.match(block_lines[-1])
+        )
+        full = len(block_lines) >= MAX_LINES or size + len(line) > MAX_CHARS
+        if block_lines and (full or starts or number != last + 1 or not line.strip()):
+            yield LineBlock(begin, block_lines)
+            block_lines, size = [], 0
         if line.strip():
-            begin = begin if taken else number
-            taken.append(line.rstrip())
+            begin = begin if block_lines else number
+            block_lines.append(line.rstrip())
             size += len(line)
         last = number
-    if taken:
-        yield LineBlock(begin, taken)
+    if block_lines:
+        yield LineBlock(begin, block_lines)
 
 
 def _prose(lines: Sequence[tuple[int, str]]) -> Iterator[LineBlock]:
-    """Yield paragraphs, list items, table rows and fenced blocks, each with the heading above it.
+    """Yield paragraphs, list items, table rows and fenced blocks, each with its heading.
 
-    A heading is a block of its own only when nothing below it is known.
+    A heading is a separate block only if no lines below it are known.
     """
-    taken: list[str] = []
+    block_lines: list[str] = []
     begin = last = size = 0
     heading, heading_number, opens, fenced = "", 0, False, False
 
-    def ended() -> Iterator[LineBlock]:
-        nonlocal taken, size, opens
-        if taken:
-            yield LineBlock(begin, taken, heading, opens, _FENCE.match(taken[0]) is not None)
-            taken, size, opens = [], 0, False
+    def finish_block() -> Iterator[LineBlock]:
+        nonlocal block_lines, size, opens
+        if block_lines:
+            yield LineBlock(begin, block_lines, heading, opens, _FENCE.match(block_lines[0]) is not None)
+            block_lines, size, opens = [], 0, False
 
-    def left() -> Iterator[LineBlock]:
-        yield from ended()
+    def finish_section() -> Iterator[LineBlock]:
+        yield from finish_block()
         if opens:
             yield LineBlock(heading_number, [f"# {heading}"], heading, opens=True)
 
     for at, (number, line) in enumerate(lines):
         if number != last + 1:
-            yield from left()
+            yield from finish_section()
             heading, opens, fenced = "", False, _begins_fenced(lines, at)
         last = number
         fence = _FENCE.match(line) is not None
         if (match := _HEADING.fullmatch(line)) and not fenced:
-            yield from left()
+            yield from finish_section()
             heading, heading_number, opens = match[1], number, True
             continue
         row = line.lstrip().startswith("|")
-        full = len(taken) >= MAX_PROSE_LINES or size + len(line) > MAX_PROSE_CHARS
+        full = len(block_lines) >= MAX_PROSE_LINES or size + len(line) > MAX_PROSE_CHARS
         if full or (not fenced and (fence or row or not line.strip() or _ITEM.match(line))):
-            yield from ended()
+            yield from finish_block()
         if line.strip() and not (row and set(line) <= set("|-: ")):
-            begin = begin if taken else number
-            taken.append(line.rstrip())
+            begin = begin if block_lines else number
+            block_lines.append(line.rstrip())
             size += len(line)
         if row or (fence and fenced):
-            yield from ended()
+            yield from finish_block()
         fenced ^= fence
-    yield from left()
+    yield from finish_section()
 
 
 def _begins_fenced(lines: Sequence[tuple[int, str]], start: int) -> bool:
-    """Return whether the run of lines from `start` on begins inside a fenced block: its first fence names no language.
+    """Return whether the lines from `start` on begin inside a fenced block.
 
-    That is a guess, since an opening fence may do without. A file's first line is outside.
+    The function assumes this if the first fence in the lines names no language.
+
+    The result is a guess, because an opening fence may omit the language. Line 1 of a file is never inside a fenced
+    block.
     """
     number = lines[start][0]
     if number == 1:

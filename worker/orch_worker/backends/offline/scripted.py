@@ -1,4 +1,7 @@
-"""A backend that says what it was told to say: for tests, examples and benchmarks. No model, no network."""
+"""A backend that returns scripted responses, for tests, examples and benchmarks.
+
+The backend uses neither a model nor the network.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from msgspec import Meta, Struct
 
 from orch_protocol.agent.spec import BackendSpec, ToolSpec
 from orch_protocol.core.errors import BackendError, ConfigError, ErrorInfo, OrchError, error_from
-from orch_protocol.core.messages import Block, Message, StopReason, Text, ToolUse, Usage, text_of, tool_uses
+from orch_protocol.core.messages import Block, Message, StopReason, Text, ToolUse, Usage, text_of
 from orch_protocol.policy.budget import BudgetAmounts
 
 from ...conversation.framing import split_first_prompt
@@ -21,7 +24,7 @@ __all__ = ["RecordedRequest", "ScriptedBackend", "from_spec"]
 
 
 class _ScriptedCall(Struct, frozen=True, forbid_unknown_fields=True):
-    """A tool call: the tool's name, its arguments, and its id unless one is to be made up."""
+    """A scripted tool call: name, arguments, and an optional id."""
 
     tool: str
     input: dict[str, Any] = {}
@@ -29,7 +32,7 @@ class _ScriptedCall(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _ScriptedResponse(Struct, frozen=True, forbid_unknown_fields=True):
-    """One response, or a loop of them."""
+    """One scripted response, or a loop of responses."""
 
     text: str | None = None
     echo: bool = False
@@ -53,7 +56,7 @@ class _RepeatedResponses(Struct, frozen=True):
 
 
 class RecordedRequest(Struct, frozen=True):
-    """What a model would have got: system text, tools on offer, messages, and what the request ends with."""
+    """The content of one request: system text, tools, messages and tail."""
 
     system: str
     tools: tuple[ToolSpec, ...]
@@ -65,20 +68,22 @@ OnRequest: TypeAlias = Callable[[RecordedRequest], None]
 
 
 class ScriptedBackend(Conversation):
-    """Answers with `items`, one a response:
+    """Returns `items`, one item per response:
 
-    - `"text"` or `{"text": "..."}`: says it. `{"echo": true}`: says the last query.
-    - `{"tool": "read_file", "input": {"path": "x"}}`: calls a tool; with `text` too. `{"tools": [{...}, {...}]}`:
-      calls several at once.
-    - `{"error": "RateLimitError", "message": "..."}`: raises that error of `orch_protocol.core.errors`.
-    - `{"loop": [...]}`: says these items over and over; `"times": n` goes on with the next item after n rounds.
+    - `"text"` or `{"text": "..."}`: a text. `{"echo": true}`: the last query.
+    - `{"tool": "read_file", "input": {"path": "x"}}`: a tool call, optionally with `text`. `{"tools": [{...}, {...}]}`:
+      several calls at once.
+    - `{"error": "RateLimitError", "message": "..."}`: raises this error of `orch_protocol.core.errors`.
+    - `{"loop": [...]}`: repeats these items forever, or `n` times with `"times": n`.
 
-    Any response may have `sleep` (seconds it takes) and `stop_reason`. A script that is used up raises BackendError.
-    Where the script goes on follows from the number of assistant messages in the conversation, so a revived agent
-    says the next item, not the first; an error that was raised just before it died may be raised once more.
+    Each response may have `sleep` (a delay in seconds) and `stop_reason`. A request after the last item raises
+    BackendError.
 
-    `summaries` are what it says, from the first for each archive, when it is asked what was archived; without any it is
-    not asked. Raises ConfigError for an item that is none of these.
+    The number of assistant messages in the conversation determines the position in the script, so a restarted agent
+    continues with the next item. An error that was raised just before a restart may be raised again.
+
+    `summaries` are the responses to requests for summaries. Each archive starts with the first response. Without
+    `summaries`, no summary is requested. The constructor raises ConfigError for an invalid item.
     """
 
     def __init__(self, items: Sequence[Any], summaries: Sequence[Any] = ()) -> None:
@@ -90,12 +95,12 @@ class ScriptedBackend(Conversation):
         self._summaries = tuple(summaries)
         self._next = 0
         self._raised: set[int] = set()
-        """Where the errors stand that were raised."""
+        """Positions of errors that were already raised."""
         self.on_request: OnRequest | None = None
-        """Told of each request before it is answered."""
+        """Called with each request before the response."""
 
     def spec(self) -> BackendSpec:
-        """Return the script as data, for `spawn` and the worker."""
+        """Return the script as data for `spawn` and for the worker."""
         summaries = {"summaries": list(self._summaries)} if self._summaries else {}
         return BackendSpec("scripted", options={"items": list(self._items), **summaries})
 
@@ -107,7 +112,7 @@ class ScriptedBackend(Conversation):
         item = self._at(self._next)
         if item is None:
             raise BackendError(
-                f"the script is used up: its {len(self._items)} items gave {self._next} responses, "
+                f"the script has no more items: its {len(self._items)} items gave {self._next} responses, "
                 "and one more was asked for"
             )
         if item.sleep:
@@ -117,34 +122,34 @@ class ScriptedBackend(Conversation):
             self._next += 1
             raise error_from(ErrorInfo(item.error, item.message or f"scripted {item.error}"))
         message = self._message(item)
-        calls = bool(tool_uses(message))
         if on_text is not None and (text := text_of(message)):
             on_text(text)
         usage = Usage(self.context_tokens(), self.estimator.message(message))
-        return AssistantTurn(message, item.stop_reason or ("tool_use" if calls else "end_turn"), usage)
+        ended: StopReason = "tool_use" if item.tool or item.tools else "end_turn"
+        return AssistantTurn(message, item.stop_reason or ended, usage)
 
-    def quote(self, *, priced: bool) -> CostEstimate:  # noqa: ARG002
-        """Return what the next response takes: that is written down."""
+    def estimate_cost(self, *, priced: bool) -> CostEstimate:  # noqa: ARG002
+        """Return the exact number of tokens of the next response."""
         item = self._at(self._next)
-        said = self.estimator.message(self._message(item)) if item is not None else 0
-        takes = BudgetAmounts(tokens=self.context_tokens() + said)
+        output_tokens = self.estimator.message(self._message(item)) if item is not None else 0
+        takes = BudgetAmounts(tokens=self.context_tokens() + output_tokens)
         return CostEstimate(takes, takes, takes)
 
     def append_assistant(self, message: Message) -> None:
-        """Add an assistant message; the script is one item further."""
+        """Add an assistant message and advance the script by one item."""
         super().append_assistant(message)
         self._advance(1)
 
     def load(self, messages: Sequence[Message], responses: int | None = None) -> None:
-        """Replace the conversation; the script goes on after the first `responses` items."""
+        """Replace the conversation. The script continues after the first `responses` items."""
         super().load(messages)
         self._next = 0
         self._advance(sum(message.role == "assistant" for message in messages) if responses is None else responses)
         while self._next in self._raised:
-            self._next += 1  # the same conversation in other words, to be asked again
+            self._next += 1  # The conversation was shortened for a retry, so do not raise the same error again.
 
     def info(self) -> BackendInfo:
-        """Return who answers."""
+        """Return the provider and the model."""
         return BackendInfo("scripted", "")
 
     def _message(self, item: _ScriptedResponse) -> Message:
@@ -171,7 +176,7 @@ class ScriptedBackend(Conversation):
         return None
 
     def _advance(self, responses: int) -> None:
-        """Move past `responses` items that are responses, and past the errors before each."""
+        """Advance by `responses` responses, and by the errors before each of them."""
         if not self._fails:
             self._next += responses
             return
@@ -183,7 +188,7 @@ class ScriptedBackend(Conversation):
 
 
 def from_spec(spec: BackendSpec, keys: Mapping[str, str]) -> ScriptedBackend:  # noqa: ARG001
-    """Return the backend of `spec`, whose option `items` is the script."""
+    """Return the backend of `spec`. The option `items` of `spec` is the script."""
     items = spec.options.get("items")
     if not isinstance(items, (list, tuple)) or spec.options.keys() - {"items", "summaries"}:
         raise ConfigError(f"the scripted backend takes items and summaries, lists; not {sorted(spec.options)}")
@@ -192,7 +197,7 @@ def from_spec(spec: BackendSpec, keys: Mapping[str, str]) -> ScriptedBackend:  #
 
 def _parse(items: Sequence[Any]) -> tuple[_RepeatedResponses, ...]:
     if not isinstance(items, (list, tuple)):
-        raise ConfigError("a script is a list of items, one a response")
+        raise ConfigError("a script must be a list of items, one for each response")
     parts = tuple(_parts(items))
     if any(part.times is None for part in parts[:-1]):
         raise ConfigError("a loop without times never ends: it must be the last item of the script")
@@ -228,11 +233,11 @@ def _item(raw: Any, where: str) -> _ScriptedResponse:
     ]
     if len(kinds) != 1:
         found = " and ".join(kinds) or "neither"
-        raise ConfigError(f"{where}: one of text or tools, echo, error, loop; found {found}")
+        raise ConfigError(f"{where}: use exactly one of text or tools, echo, error, loop; found {found}")
     if item.times is not None and item.loop is None:
-        raise ConfigError(f"{where}: times belongs to a loop")
+        raise ConfigError(f"{where}: `times` is allowed only with `loop`")
     if item.loop is not None and ("loop item" in where or not item.loop):
-        raise ConfigError(f"{where}: a loop holds responses, at least one and no other loop")
+        raise ConfigError(f"{where}: a loop must contain at least one response, and no other loop")
     if item.error is not None and type(error_from(ErrorInfo(item.error, ""))).__name__ != item.error:
         raise ConfigError(f"{where}: unknown error {item.error!r}: use a class of {OrchError.__module__}")
     return item

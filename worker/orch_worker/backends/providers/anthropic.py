@@ -1,4 +1,4 @@
-"""The Messages API, by Anthropic's SDK: streamed, cached by markers, its thinking returned byte for byte."""
+"""The Anthropic Messages API: streaming, cache markers, and thinking blocks that are returned unchanged."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from orch_protocol.core.messages import (
 )
 from orch_protocol.core.text import scrub
 
-from ..base import UNKNOWN_ANSWER
+from ..base import DEFAULT_ANSWER_TOKENS
 from ..http.failures import ProviderError
-from ..http.remote import ModelRequest, RemoteBackend, ResponseReader, ResponseStream, parse_input
+from ..http.remote import ModelRequest, RemoteBackend, ResponseReader, ResponseStream
 from ..http.reported_usage import ReportedUsage
 from ..http.transport import Deadlines, client_options, timeout
-from ..normalize_messages import ProviderRequirements, arrange, whole
+from ..normalize_messages import ProviderRequirements, join_surrogates, normalize_messages, parse_input
 
 __all__ = ["MessagesApi", "from_spec"]
 
@@ -40,7 +40,7 @@ STOPS: Final[dict[str, StopReason]] = {
     "stop_sequence": "stop_sequence",
     "refusal": "refusal",
     "max_tokens": "max_tokens",
-    "model_context_window_exceeded": "max_tokens",  # cut off just the same, by the window instead of the limit
+    "model_context_window_exceeded": "max_tokens",  # The context window, not the token limit, cut off the response.
 }
 DELTA_FIELDS: Final = {"text_delta": "text", "input_json_delta": "partial_json", "thinking_delta": "thinking"}
 USAGE_FIELDS: Final = {
@@ -54,41 +54,43 @@ CAN_BE_MARKED: Final = frozenset({"text", "image", "tool_use", "tool_result"})
 
 
 class MessagesApi:
-    """The dialect of `POST /v1/messages`."""
+    """The API `POST /v1/messages`."""
 
-    def request(self, ask: ModelRequest) -> dict[str, Any]:
+    path = "/v1/messages"
+
+    def request(self, request: ModelRequest) -> dict[str, Any]:
         """Return the body of the request."""
-        flags = ask.model.flags
-        wants = ProviderRequirements(ask.provider, IDS, images=flags.images, system=flags.system_messages)
-        messages = arrange(ask.messages, wants)
-        stable, rest = _stable(ask)
+        flags = request.model.flags
+        requirements = ProviderRequirements(request.provider, IDS, images=flags.images, system=flags.system_messages)
+        messages = normalize_messages(request.messages, requirements)
+        stable, rest = _stable(request)
         system = [text for text in (stable, rest) if text.strip()]
         while messages and messages[0].role == "system":
             system.append(text_of(messages.pop(0)))
         parts: list[dict[str, Any]] = [{"type": "text", "text": text} for text in system]
         tools: list[dict[str, Any]] = [
             {"name": tool.name, "description": tool.description, "input_schema": tool.input_schema}
-            for tool in ask.tools
+            for tool in request.tools
         ]
         wire = [{"role": message.role, "content": _content(message)} for message in messages]
         if flags.cache_markers:
             _mark(parts[:1] if stable.strip() and rest else parts or tools)
-            _mark_messages(wire, ask.prefix.context)
-        if ask.tail:
-            _end_with(wire, {"type": "text", "text": ask.tail})
-        request = {
-            "model": ask.name,
-            "max_tokens": ask.most_output or UNKNOWN_ANSWER,
+            _mark_messages(wire, request.prefix.context)
+        if request.tail:
+            _end_with(wire, {"type": "text", "text": request.tail})
+        fields = {
+            "model": request.name,
+            "max_tokens": request.max_output_tokens or DEFAULT_ANSWER_TOKENS,
             "messages": wire,
             "system": parts,
             "tools": tools,
             "stream": True,
         }
-        kept = {name: value for name, value in request.items() if value}
-        return kept | ask.model.body
+        kept = {name: value for name, value in fields.items() if value}
+        return kept | request.model.body
 
     def client(self, key: str, base_url: str, headers: Mapping[str, str], deadlines: Deadlines) -> Any:
-        """Return a client that never tries anything twice."""
+        """Return a client without retries."""
         client = anthropic.AsyncAnthropic(
             api_key=key,
             base_url=base_url,
@@ -97,13 +99,14 @@ class MessagesApi:
             timeout=timeout(deadlines),
             http_client=anthropic.DefaultAsyncHttpxClient(**client_options(base_url)),
         )
-        client._custom_headers = headers  # without those of the program's environment, which may be for somebody else
+        # Ignore header variables of the environment, because they may be for another server.
+        client._custom_headers = headers
         return client
 
     async def open(self, client: Any, body: bytes) -> ResponseStream:
         """Send the request and return the stream of its response."""
         stream: ResponseStream = await client.post(
-            "/v1/messages",
+            self.path,
             content=body,
             cast_to=object,
             stream=True,
@@ -111,12 +114,15 @@ class MessagesApi:
         )
         return stream
 
-    def reading(self, provider: str) -> ResponseReader:
-        """Return what reads one response."""
+    def new_reader(self, provider: str) -> ResponseReader:
+        """Return a reader for one response."""
         return _MessagesReader(provider)
 
-    def complaint(self, error: Exception) -> ProviderError | None:
-        """Return what the API said; within a stream it says so under status 200."""
+    def provider_error(self, error: Exception) -> ProviderError | None:
+        """Return the error that the API reported, or None for other errors.
+
+        An error within a stream has status 200.
+        """
         if not isinstance(error, anthropic.APIStatusError):
             return None
         kinds = tuple(map(str, filter(None, (error.type, error.error_code))))
@@ -124,7 +130,7 @@ class MessagesApi:
 
 
 def from_spec(spec: BackendSpec, keys: Mapping[str, str]) -> RemoteBackend:
-    """Return the backend for the model that `spec` names."""
+    """Return the backend for the model in `spec`."""
     return RemoteBackend(spec, keys, MessagesApi())
 
 
@@ -137,7 +143,7 @@ def _part(block: Block) -> dict[str, Any] | None:
         case Text(text):
             return {"type": "text", "text": text}
         case Thinking(thinking, signature):
-            # Without a signature it is a fragment of a response that was cut off, and no one would believe it.
+            # Thinking without a signature comes from a truncated response. The API rejects such thinking.
             return {"type": "thinking", "thinking": thinking, "signature": signature} if signature else None
         case Image(media_type, data):
             return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": data}}
@@ -151,37 +157,40 @@ def _part(block: Block) -> dict[str, Any] | None:
 
 
 def _mark(parts: list[dict[str, Any]]) -> None:
-    """Let the request be cached up to the last of `parts` that can carry a marker."""
+    """Set a cache marker on the last item of `parts` that can carry a marker."""
     for part in reversed(parts):
         if part.get("type", "text") in CAN_BE_MARKED:
             part["cache_control"] = MARKER
             return
 
 
-def _stable(ask: ModelRequest) -> tuple[str, str]:
-    """Return what of the system text stays the same, and the rest of it; where nothing does, all of it is taken so."""
-    stable = ask.prefix.system
-    if not stable or not ask.system.startswith(stable):
-        return ask.system, ""
-    return stable, ask.system[len(stable) :].lstrip("\n")
+def _stable(request: ModelRequest) -> tuple[str, str]:
+    """Return the unchanging beginning of the system text, and the rest of this text.
+
+    If the prefix is unknown, the whole text counts as unchanging.
+    """
+    stable = request.prefix.system
+    if not stable or not request.system.startswith(stable):
+        return request.system, ""
+    return stable, request.system[len(stable) :].lstrip("\n")
 
 
 def _mark_messages(wire: list[dict[str, Any]], context: str) -> None:
-    """Mark the end of the conversation, where the request before this one ended, and what siblings have in common.
+    """Set cache markers at the end of this request, at the end of the previous request, and after the shared `context`.
 
-    A cached prefix is looked for some twenty blocks back from a marker only; a step with many calls is longer. The
-    `context` that an agent was told before its task is the same for all in its folder.
+    The provider finds a cached prefix only within about twenty blocks before a marker, and a step with many calls adds
+    more blocks. The `context` message is the same for all agents in a folder.
     """
     users = [message["content"] for message in wire if message["role"] == "user"]
     if context:
-        told = (part for content in users for part in content if part.get("text") == context)
-        _mark(list(islice(told, 1)))
+        context_parts = (part for content in users for part in content if part.get("text") == context)
+        _mark(list(islice(context_parts, 1)))
     for content in users[-2:]:
         _mark(content)
 
 
 def _end_with(wire: list[dict[str, Any]], part: dict[str, Any]) -> None:
-    """Let `part` be the last that the user says: behind the markers, and behind any results."""
+    """Add `part` at the end of the last user message, after cache markers and results."""
     last = next((message for message in reversed(wire) if message["role"] != "system"), None)
     if last is not None and last["role"] == "user":
         last["content"].append(part)
@@ -190,7 +199,7 @@ def _end_with(wire: list[dict[str, Any]], part: dict[str, Any]) -> None:
 
 
 class _MessagesReader:
-    """Reads events as plain JSON data: the SDK's types would turn a wrong value into a plausible one."""
+    """Reads events as plain JSON data, because the SDK's types would convert wrong values to plausible values."""
 
     def __init__(self, provider: str) -> None:
         self.usage = ReportedUsage()
@@ -213,7 +222,7 @@ class _MessagesReader:
             case "message_start":
                 self._count(event["message"].get("usage"))
             case "message_delta":
-                self.usage.output = None  # that of the start is a placeholder
+                self.usage.output = None  # The value at the start is a placeholder.
                 self._count(event.get("usage"))
                 if (reason := event["delta"].get("stop_reason")) is not None:
                     self.stop = STOPS.get(reason, "error")
@@ -223,7 +232,7 @@ class _MessagesReader:
         return ""
 
     def blocks(self) -> list[Block]:
-        """Return what the response consists of, in order."""
+        """Return the blocks of the response, in order."""
         parts = (part.block(self._provider) for _, part in sorted(self._parts.items()))
         return [block for block in parts if block != Text("")]
 
@@ -233,17 +242,20 @@ class _MessagesReader:
             raise ValueError(f"content_block_delta for block {event['index']!r}, which was not started")
         return part
 
-    def _count(self, told: Any) -> None:
-        """Take the counts in; each is the total so far, and one that is missing has not changed."""
-        if not isinstance(told, dict):
+    def _count(self, reported: Any) -> None:
+        """Store the counts that the API reported. Each count is a running total.
+
+        A count that is not reported keeps its value.
+        """
+        if not isinstance(reported, dict):
             return
         for name, field in USAGE_FIELDS.items():
-            if (value := told.get(field)) is not None:
+            if (value := reported.get(field)) is not None:
                 setattr(self.usage, name, value)
 
 
 class _BlockInProgress:
-    """One block as it grows: how it began, and what was added."""
+    """One block of a response while it is streamed."""
 
     def __init__(self, raw: dict[str, Any]) -> None:
         self.raw = raw
@@ -251,7 +263,7 @@ class _BlockInProgress:
         self._signature = str(raw.get("signature") or "")
 
     def add(self, delta: dict[str, Any]) -> tuple[str, bool]:
-        """Take an addition in; return the text that it adds, and whether it adds anything."""
+        """Add a delta. Return its text, and whether the delta adds any content."""
         kind = delta.get("type")
         if kind == "signature_delta":
             self._signature += delta["signature"]
@@ -260,18 +272,18 @@ class _BlockInProgress:
             return "", False
         added: str = delta[DELTA_FIELDS[kind]]
         if not isinstance(added, str):
-            raise ValueError(f"{kind} holds {added!r:.80} instead of text")
+            raise ValueError(f"{kind} contains {added!r:.80} instead of text")
         self._added.append(added)
         return (added if kind == "text_delta" else ""), bool(added)
 
     def block(self, provider: str) -> Block:
-        """Return the block as it is now."""
+        """Return the block in its current state."""
         raw, added = self.raw, "".join(self._added)
         match raw["type"]:
             case "text":
-                return Text(whole(raw["text"] + added))
+                return Text(join_surrogates(raw["text"] + added))
             case "thinking":
-                return Thinking(whole(raw["thinking"] + added), self._signature or None, provider)
+                return Thinking(join_surrogates(raw["thinking"] + added), self._signature or None, provider)
             case "tool_use":
                 return ToolUse(raw["id"], raw["name"], parse_input(added) if added else scrub(raw["input"]))
         if added:

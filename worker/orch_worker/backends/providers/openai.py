@@ -1,14 +1,14 @@
-"""OpenAI's SDK, and what its two APIs have in common: for OpenAI, and for everybody who speaks like it.
+"""The common part of OpenAI's two APIs, for OpenAI and for compatible servers.
 
-Stateless either way: nothing is stored at the provider, and the whole conversation is in every request, encrypted
-reasoning included.
+Requests are stateless: the provider stores nothing, and each request contains the whole conversation with encrypted
+reasoning.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -33,31 +33,38 @@ __all__ = [
     "own_fields",
     "provider_requirements",
     "result_text",
+    "sdk_client",
 ]
 
 FAILED: Final = "Error: "
 HOST: Final = "openai.com"
 
 
+def sdk_client(
+    kind: Callable[..., Any], server: str, headers: Mapping[str, str], deadlines: Deadlines, **settings: Any
+) -> Any:
+    """Return a client of the SDK's class `kind` for `server`, without retries."""
+    client = kind(
+        default_headers=headers,
+        max_retries=0,
+        timeout=timeout(deadlines),
+        http_client=openai.DefaultAsyncHttpxClient(**client_options(server)),
+        **settings,
+    )
+    # Ignore settings from the environment, which may be for another server; send only `headers`.
+    client.organization = client.project = None
+    client._custom_headers = headers
+    return client
+
+
 class OpenAIApi:
-    """What both dialects share. `path` is where requests of the API go."""
+    """The common part of both APIs. `path` is the URL path of requests."""
 
     path = ""
 
     def client(self, key: str, base_url: str, headers: Mapping[str, str], deadlines: Deadlines) -> Any:
-        """Return a client that never tries anything twice."""
-        client = openai.AsyncOpenAI(
-            api_key=key,
-            base_url=base_url,
-            default_headers=headers,
-            max_retries=0,
-            timeout=timeout(deadlines),
-            http_client=openai.DefaultAsyncHttpxClient(**client_options(base_url)),
-        )
-        # What they took from the environment of the program may be for somebody else: all that is sent is in `headers`.
-        client.organization = client.project = None
-        client._custom_headers = headers
-        return client
+        """Return a client without retries."""
+        return sdk_client(openai.AsyncOpenAI, base_url, headers, deadlines, base_url=base_url, api_key=key)
 
     async def open(self, client: Any, body: bytes) -> ResponseStream:
         """Send the encoded request and return the stream of its response."""
@@ -66,8 +73,11 @@ class OpenAIApi:
         )
         return stream
 
-    def complaint(self, error: Exception) -> ProviderError | None:
-        """Return what the API said; within a stream it comes without a status."""
+    def provider_error(self, error: Exception) -> ProviderError | None:
+        """Return the error that the API reported, or None for other errors.
+
+        An error within a stream has no status.
+        """
         if not isinstance(error, openai.APIError) or isinstance(error, openai.APIConnectionError):
             return None
         body = error.body if isinstance(error.body, dict) else {}
@@ -78,45 +88,47 @@ class OpenAIApi:
         return ProviderError(text, 0, kinds)
 
 
-def functions(ask: ModelRequest) -> list[dict[str, Any]]:
-    """Return the tools on offer, as both APIs describe them."""
-    return [{"name": tool.name, "description": tool.description, "parameters": tool.input_schema} for tool in ask.tools]
+def functions(request: ModelRequest) -> list[dict[str, Any]]:
+    """Return the tools in the format of both APIs."""
+    return [
+        {"name": tool.name, "description": tool.description, "parameters": tool.input_schema} for tool in request.tools
+    ]
 
 
 def is_openai(model: Model) -> bool:
-    """Whether requests go to OpenAI itself rather than to a server with a compatible API."""
+    """Return whether requests go to OpenAI itself rather than to a compatible server."""
     host = urlsplit(model.base_url).hostname or ""
     return host == HOST or host.endswith(f".{HOST}")
 
 
-def own_fields(ask: ModelRequest, *, store: bool) -> dict[str, Any]:
-    """Return the fields that only OpenAI knows: {} for other servers, which may refuse unknown fields.
+def own_fields(request: ModelRequest, *, store: bool) -> dict[str, Any]:
+    """Return the fields that only OpenAI supports. Return {} for other servers, which may reject unknown fields.
 
-    `store` says whether to state that nothing is to be stored.
+    If `store` is True, the fields explicitly disable storage.
     """
-    if not is_openai(ask.model):
+    if not is_openai(request.model):
         return {}
-    key = {"prompt_cache_key": cache_key(ask)} if ask.model.flags.prompt_cache_key else {}
+    key = {"prompt_cache_key": cache_key(request)} if request.model.flags.prompt_cache_key else {}
     return key | ({"store": False} if store else {})
 
 
-def provider_requirements(ask: ModelRequest, ids: re.Pattern[str]) -> ProviderRequirements:
-    """Return what the server takes. Only OpenAI is known to take system messages after the first one."""
-    flags = ask.model.flags
+def provider_requirements(request: ModelRequest, ids: re.Pattern[str]) -> ProviderRequirements:
+    """Return the requirements of the server. Only OpenAI is known to accept later system messages."""
+    flags = request.model.flags
     return ProviderRequirements(
-        ask.provider, ids, images=flags.images, system=flags.system_messages or is_openai(ask.model)
+        request.provider, ids, images=flags.images, system=flags.system_messages or is_openai(request.model)
     )
 
 
-def cache_key(ask: ModelRequest) -> str:
-    """Return a name for the prefix that agents of a kind share, so that their requests go to where it is cached."""
-    stable = ask.prefix.system if ask.system.startswith(ask.prefix.system) else ""
-    prefix = msgspec.json.encode((scrub(stable or ask.system), scrub(msgspec.to_builtins(ask.tools))))
+def cache_key(request: ModelRequest) -> str:
+    """Return a key for the prefix that similar agents share. The key causes their requests to use the same cache."""
+    stable = request.prefix.system if request.system.startswith(request.prefix.system) else ""
+    prefix = msgspec.json.encode((scrub(stable or request.system), scrub(msgspec.to_builtins(request.tools))))
     return hashlib.sha256(prefix).hexdigest()[:32]
 
 
 def data_url(image: Image) -> str:
-    """Return the image as an address that holds it."""
+    """Return the image as a data URL."""
     return f"data:{image.media_type};base64,{image.data}"
 
 
@@ -126,6 +138,6 @@ def arguments(call: ToolUse) -> str:
 
 
 def result_text(result: ToolResult) -> str:
-    """Return the text of a result; there is no other place to say that it is an error."""
+    """Return the text of a result. An error gets a prefix, because the API has no field for errors."""
     text = text_of(Message("user", result.content))
     return f"{FAILED}{text}" if result.is_error and not text.startswith(FAILED) else text

@@ -1,4 +1,4 @@
-"""The Chat Completions API: messages in, one choice out, tool results as messages of their own."""
+"""The Chat Completions API, in which tool results are separate messages."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from orch_protocol.core.messages import (
     text_of,
 )
 
-from ..http.remote import ModelRequest, RemoteBackend, ResponseReader, parse_input
+from ..http.remote import ModelRequest, RemoteBackend, ResponseReader
 from ..http.reported_usage import ReportedUsage
-from ..normalize_messages import arrange, whole
+from ..normalize_messages import join_surrogates, normalize_messages, parse_input
 from .openai import OpenAIApi, arguments, data_url, functions, own_fields, provider_requirements, result_text
 
 __all__ = ["ChatCompletionsApi", "from_spec"]
@@ -37,39 +37,39 @@ FINISHES: Final[dict[str, StopReason]] = {
 
 
 class ChatCompletionsApi(OpenAIApi):
-    """The dialect of `POST /chat/completions`."""
+    """The API `POST /chat/completions`."""
 
     path = "/chat/completions"
 
     def __init__(self, reasoning_field: str = "") -> None:
         self._reasoning_field = reasoning_field
 
-    def request(self, ask: ModelRequest) -> dict[str, Any]:
+    def request(self, request: ModelRequest) -> dict[str, Any]:
         """Return the body of the request."""
-        flags = ask.model.flags
-        wire: list[dict[str, Any]] = [{"role": "system", "content": ask.system}] if ask.system.strip() else []
-        for message in arrange(ask.messages, provider_requirements(ask, IDS)):
+        flags = request.model.flags
+        wire: list[dict[str, Any]] = [{"role": "system", "content": request.system}] if request.system.strip() else []
+        for message in normalize_messages(request.messages, provider_requirements(request, IDS)):
             wire += _wire_messages(message, self._reasoning_field)
-        if ask.tail:
-            wire.append({"role": "user", "content": ask.tail})
-        request = {
-            "model": ask.name,
+        if request.tail:
+            wire.append({"role": "user", "content": request.tail})
+        fields = {
+            "model": request.name,
             "messages": wire,
-            "tools": [{"type": "function", "function": function} for function in functions(ask)],
-            flags.max_tokens_field: ask.most_output,
+            "tools": [{"type": "function", "function": function} for function in functions(request)],
+            flags.max_tokens_field: request.max_output_tokens,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        kept = {name: value for name, value in request.items() if value}
-        return kept | own_fields(ask, store=flags.never_store) | ask.model.body
+        kept = {name: value for name, value in fields.items() if value}
+        return kept | own_fields(request, store=flags.never_store) | request.model.body
 
-    def reading(self, provider: str) -> ResponseReader:
-        """Return what reads one response."""
+    def new_reader(self, provider: str) -> ResponseReader:
+        """Return a reader for one response."""
         return _ChunkReader(provider, self._reasoning_field)
 
 
 def from_spec(spec: BackendSpec, keys: Mapping[str, str]) -> RemoteBackend:
-    """Return the backend for the model that `spec` names."""
+    """Return the backend for the model in `spec`."""
     flags = spec.options.get("flags") or {}
     return RemoteBackend(spec, keys, ChatCompletionsApi(flags.get("reasoning_field", "")))
 
@@ -84,7 +84,9 @@ def _wire_messages(message: Message, reasoning_field: str) -> Iterator[dict[str,
         for block in message.content:
             if isinstance(block, ToolResult):
                 yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": result_text(block)}
-                parts += _parts([part for part in block.content if isinstance(part, Image)])
+                for image in block.content:
+                    if isinstance(image, Image):  # a tool message can only contain text
+                        parts += _parts([Text(image.text), image])
             else:
                 parts += _parts([block])
         if parts:
@@ -93,18 +95,18 @@ def _wire_messages(message: Message, reasoning_field: str) -> Iterator[dict[str,
 
 
 def _assistant(message: Message, reasoning_field: str) -> dict[str, Any]:
-    made: dict[str, Any] = {"role": "assistant", "content": text_of(message) or None}
+    wire_message: dict[str, Any] = {"role": "assistant", "content": text_of(message) or None}
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments(call)}}
         for call in message.content
         if isinstance(call, ToolUse)
     ]
     if calls:
-        made["tool_calls"] = calls
-    elif made["content"] is None:
-        made["content"] = ""
+        wire_message["tool_calls"] = calls
+    elif wire_message["content"] is None:
+        wire_message["content"] = ""
     reasoning = "".join(block.thinking for block in message.content if isinstance(block, Thinking))
-    return made | ({reasoning_field: reasoning} if reasoning_field and reasoning else {})
+    return wire_message | ({reasoning_field: reasoning} if reasoning_field and reasoning else {})
 
 
 def _parts(blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
@@ -116,7 +118,7 @@ def _parts(blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
 
 
 class _ChunkReader:
-    """Reads chunks as plain JSON data: the SDK's types would turn a wrong value into a plausible one."""
+    """Reads chunks as plain JSON data, because the SDK's types would convert wrong values to plausible values."""
 
     def __init__(self, provider: str, reasoning_field: str) -> None:
         self.usage = ReportedUsage(inclusive=True)
@@ -131,8 +133,8 @@ class _ChunkReader:
         self._refused = False
 
     def feed(self, chunk: dict[str, Any]) -> str:
-        if (told := chunk.get("usage")) is not None:
-            self.usage = _usage(told)
+        if (usage := chunk.get("usage")) is not None:
+            self.usage = _usage(usage)
             self.done = self.stop is not None
         if not chunk.get("choices"):
             return ""
@@ -153,16 +155,16 @@ class _ChunkReader:
         return text
 
     def blocks(self) -> list[Block]:
-        """Return what the response consists of."""
+        """Return the blocks of the response."""
         found: list[Block] = []
         if self._reasoning:
-            found.append(Thinking(whole("".join(self._reasoning)), None, self._provider))
-        if text := whole("".join(self._text)):
+            found.append(Thinking(join_surrogates("".join(self._reasoning)), None, self._provider))
+        if text := join_surrogates("".join(self._text)):
             found.append(Text(text))
         return found + [call.block(number) for number, call in enumerate(self._calls, 1)]
 
     def _add_call(self, piece: dict[str, Any]) -> None:
-        # Some servers number every call 0: an id that was not there before begins another call.
+        # Some servers give every call the index 0, so a new id also starts a new call.
         index, id, function = piece.get("index"), piece.get("id"), piece.get("function") or {}
         known = next((call for call in reversed(self._calls) if call.index == index), None)
         if known is None or (id and known.id and id != known.id):
@@ -179,20 +181,20 @@ class _CallInProgress:
         self.arguments: list[str] = []
 
     def block(self, number: int) -> ToolUse:
-        """Return the call, the `number`th of its response."""
+        """Return the call as a block. `number` is the number of the call in its response."""
         return ToolUse(self.id or f"call_{number}", self.name, parse_input("".join(self.arguments)))
 
 
-def _usage(told: Any) -> ReportedUsage:
-    if not isinstance(told, dict):
-        return ReportedUsage(told, told, inclusive=True)
-    details = told.get("prompt_tokens_details")
+def _usage(reported: Any) -> ReportedUsage:
+    if not isinstance(reported, dict):
+        return ReportedUsage(reported, reported, inclusive=True)
+    details = reported.get("prompt_tokens_details")
     details = details if isinstance(details, dict) else {}
     read = details.get("cached_tokens")
     return ReportedUsage(
-        input=told.get("prompt_tokens"),
-        output=told.get("completion_tokens"),
-        cache_read=told.get("cached_tokens") if read in (None, 0) else read,
+        input=reported.get("prompt_tokens"),
+        output=reported.get("completion_tokens"),
+        cache_read=reported.get("cached_tokens") if read in (None, 0) else read,
         cache_write=details.get("cache_write_tokens"),
         inclusive=True,
     )

@@ -1,4 +1,4 @@
-"""The Responses API: items in and items out, reasoning among them, and no state at the provider."""
+"""The Responses API. Input and output consist of items, including reasoning. The provider stores nothing."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from orch_protocol.core.messages import Block, Image, Message, Opaque, StopReaso
 from orch_protocol.core.text import scrub
 
 from ..http.failures import ProviderError
-from ..http.remote import ModelRequest, RemoteBackend, ResponseReader, StreamError, parse_input
+from ..http.remote import ModelRequest, RemoteBackend, ResponseReader, StreamError
 from ..http.reported_usage import ReportedUsage
-from ..normalize_messages import arrange, whole
+from ..normalize_messages import join_surrogates, normalize_messages, parse_input
 from .openai import OpenAIApi, arguments, data_url, functions, own_fields, provider_requirements, result_text
 
 __all__ = ["ResponsesApi", "from_spec"]
@@ -23,37 +23,37 @@ INCOMPLETE: Final[dict[str, StopReason]] = {"max_output_tokens": "max_tokens", "
 
 
 class ResponsesApi(OpenAIApi):
-    """The dialect of `POST /responses`."""
+    """The API `POST /responses`."""
 
     path = "/responses"
 
-    def request(self, ask: ModelRequest) -> dict[str, Any]:
+    def request(self, request: ModelRequest) -> dict[str, Any]:
         """Return the body of the request."""
-        flags = ask.model.flags
+        flags = request.model.flags
         wire: list[dict[str, Any]] = []
-        for message in arrange(ask.messages, provider_requirements(ask, IDS)):
+        for message in normalize_messages(request.messages, provider_requirements(request, IDS)):
             wire += _items(message)
-        if ask.tail:
-            wire.append({"type": "message", "role": "user", "content": list(_input_parts([Text(ask.tail)]))})
-        request = {
-            "model": ask.name,
-            "instructions": ask.system if ask.system.strip() else "",
+        if request.tail:
+            wire.append({"type": "message", "role": "user", "content": list(_input_parts([Text(request.tail)]))})
+        fields = {
+            "model": request.name,
+            "instructions": request.system if request.system.strip() else "",
             "input": wire,
-            "tools": [{"type": "function", "strict": False, **function} for function in functions(ask)],
-            "max_output_tokens": ask.most_output,
+            "tools": [{"type": "function", "strict": False, **function} for function in functions(request)],
+            "max_output_tokens": request.max_output_tokens,
             "include": ["reasoning.encrypted_content"] if flags.reasoning else [],
             "stream": True,
         }
-        kept = {name: value for name, value in request.items() if value}
-        return kept | own_fields(ask, store=True) | ask.model.body
+        kept = {name: value for name, value in fields.items() if value}
+        return kept | own_fields(request, store=True) | request.model.body
 
-    def reading(self, provider: str) -> ResponseReader:
-        """Return what reads one response."""
+    def new_reader(self, provider: str) -> ResponseReader:
+        """Return a reader for one response."""
         return _ResponsesReader(provider)
 
 
 def from_spec(spec: BackendSpec, keys: Mapping[str, str]) -> RemoteBackend:
-    """Return the backend for the model that `spec` names."""
+    """Return the backend for the model in `spec`."""
     return RemoteBackend(spec, keys, ResponsesApi())
 
 
@@ -72,18 +72,18 @@ def _items(message: Message) -> Iterator[dict[str, Any]]:
 
 
 def _output_items(blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
-    held: list[dict[str, Any]] = []
+    pending: list[dict[str, Any]] = []
     phase: dict[str, Any] = {}
     for block in blocks:
         if isinstance(block, Opaque):
             if block.raw.get("type") == "message":
                 phase = {"phase": block.raw["phase"]}
             else:
-                held.append(block.raw)
+                pending.append(block.raw)
             continue
-        # Reasoning is refused without the item that it led to, as in a response that was cut off.
-        yield from held
-        held = []
+        # The API rejects reasoning without the item that follows the reasoning, for example after a truncated response.
+        yield from pending
+        pending = []
         if isinstance(block, ToolUse):
             yield {"type": "function_call", "call_id": block.id, "name": block.name, "arguments": arguments(block)}
         elif isinstance(block, Text):
@@ -107,7 +107,7 @@ def _input_parts(blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
 
 
 class _ResponsesReader:
-    """Reads events as plain JSON data: the SDK's types would turn a wrong value into a plausible one."""
+    """Reads events as plain JSON data, because the SDK's types would convert wrong values to plausible values."""
 
     def __init__(self, provider: str) -> None:
         self.usage = ReportedUsage(inclusive=True)
@@ -140,7 +140,7 @@ class _ResponsesReader:
         return str(delta) if kind in ("response.output_text.delta", "response.refusal.delta") else ""
 
     def blocks(self) -> list[Block]:
-        """Return what the response consists of, in order."""
+        """Return the blocks of the response, in order."""
         return [block for _, item in sorted(self._items.items()) for block in self._blocks(item)]
 
     def _blocks(self, item: dict[str, Any]) -> Iterator[Block]:
@@ -151,9 +151,9 @@ class _ResponsesReader:
             if not text:
                 return
             if item.get("phase"):
-                # Which part of the work a text belongs to is for the provider alone, and must come back to it.
+                # The phase of a text matters only to the provider. Each request must contain the phase unchanged.
                 yield Opaque(self._provider, {"type": "message", "phase": item["phase"]})
-            yield Text(whole(text))
+            yield Text(join_surrogates(text))
         else:
             yield Opaque(self._provider, scrub(item))
 
@@ -168,15 +168,15 @@ class _ResponsesReader:
         else:
             self.stop = "end_turn"
 
-    def _count(self, told: Any) -> None:
-        if not isinstance(told, dict):
-            self.usage = ReportedUsage(told, told, inclusive=True)
+    def _count(self, reported: Any) -> None:
+        if not isinstance(reported, dict):
+            self.usage = ReportedUsage(reported, reported, inclusive=True)
             return
-        details = told.get("input_tokens_details")
+        details = reported.get("input_tokens_details")
         details = details if isinstance(details, dict) else {}
         self.usage = ReportedUsage(
-            input=told.get("input_tokens"),
-            output=told.get("output_tokens"),
+            input=reported.get("input_tokens"),
+            output=reported.get("output_tokens"),
             cache_read=details.get("cached_tokens"),
             cache_write=details.get("cache_write_tokens"),
             inclusive=True,

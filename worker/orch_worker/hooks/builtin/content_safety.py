@@ -1,7 +1,7 @@
-"""Takes secrets and payment data out of tool results and replies, before anybody else sees or keeps them.
+"""Redacts secrets and payment data in tool results and replies before they are shown or stored.
 
-Precise rather than eager: whatever carries a checksum is looked at only when that is right, and what has no shape of
-its own (an e-mail address, a version that looks like an IP address) is left alone.
+The patterns prefer precision. A kind with a checksum matches only if the checksum is correct. Text without a
+distinctive format, such as an e-mail address, is never redacted.
 """
 
 from __future__ import annotations
@@ -26,49 +26,57 @@ __all__ = ["KINDS", "make", "redact_text"]
 
 NAME: Final = "content_safety"
 BASE62: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-CARD_LENGTHS: Final = ((r"4", (13, 16, 19)), (r"5[1-5]|2[2-7]", (16,)), (r"3[47]", (15,)), (r"6011|65", (16,)))
+CARD_LENGTHS: Final = (
+    (r"4", (13, 16, 19)),  # Visa
+    (r"5[1-5]|2[2-7]", (16,)),  # Mastercard
+    (r"3[47]", (15,)),  # American Express
+    (r"6011|64[4-9]|65", (16,)),  # Discover
+    (r"30[0-5]|36|38|39", (14, 16)),  # Diners Club
+    (r"35(?:2[89]|[3-8])", (16,)),  # JCB
+    (r"62", (16, 19)),  # UnionPay
+)
 
 
 class SecretPattern(Struct, frozen=True):
-    """What something secret looks like, and how to tell it from what only looks so."""
+    """The format of a kind of secret, and a function that rejects false matches."""
 
     regex: re.Pattern[str]
     check: Callable[[str], bool] = bool
 
 
-def _crc(token: str) -> bool:
-    """Say whether the last six characters are the base-62 CRC-32 of what lies between the prefix and them."""
-    body, given = token.partition("_")[2][:-6], token[-6:]
+def _has_valid_crc(token: str) -> bool:
+    """Return whether the last six characters are the base-62 CRC-32 of the other characters after the prefix."""
+    body, checksum = token.partition("_")[2][:-6], token[-6:]
     number, digits = binascii.crc32(body.encode()), ""
     while number:
-        number, rest = divmod(number, 62)
-        digits = BASE62[rest] + digits
-    return digits.rjust(6, "0") == given
+        number, remainder = divmod(number, 62)
+        digits = BASE62[remainder] + digits
+    return digits.rjust(6, "0") == checksum
 
 
-def _luhn(text: str) -> bool:
-    """Say whether the digits of `text` are those of a card: its network's length, and the right check digit."""
+def _is_card_number(text: str) -> bool:
+    """Return whether the digits of `text` are a card number with a valid length and check digit."""
     digits = re.sub(r"\D", "", text)
     if not any(re.match(prefix, digits) and len(digits) in lengths for prefix, lengths in CARD_LENGTHS):
         return False
     total = 0
-    for place, digit in enumerate(map(int, reversed(digits))):
-        doubled = 2 * digit if place % 2 else digit
+    for position, digit in enumerate(map(int, reversed(digits))):
+        doubled = 2 * digit if position % 2 else digit
         total += doubled - 9 if doubled > 9 else doubled
-    return total % 10 == 0 and len(set(digits)) > 2
+    return total % 10 == 0
 
 
-def _mod97(text: str) -> bool:
-    """Say whether `text` is an IBAN whose check digits are right."""
-    plain = text.replace(" ", "")
-    return 15 <= len(plain) <= 34 and int("".join(str(int(each, 36)) for each in plain[4:] + plain[:4])) % 97 == 1
+def _is_iban(text: str) -> bool:
+    """Return whether `text` is an IBAN with valid check digits."""
+    compact = text.replace(" ", "")
+    return 15 <= len(compact) <= 34 and int("".join(str(int(each, 36)) for each in compact[4:] + compact[:4])) % 97 == 1
 
 
-def _jwt(text: str) -> bool:
-    """Say whether the first part of `text` is the header of a signed token."""
-    head = text.partition(".")[0]
+def _is_jwt(text: str) -> bool:
+    """Return whether the first part of `text` is the header of a signed token."""
+    header = text.partition(".")[0]
     try:
-        return "alg" in json.loads(base64.urlsafe_b64decode(head + "=" * (-len(head) % 4)))
+        return "alg" in json.loads(base64.urlsafe_b64decode(header + "=" * (-len(header) % 4)))
     except (ValueError, TypeError):
         return False
 
@@ -78,27 +86,27 @@ KINDS: Final[dict[str, SecretPattern]] = {
         re.compile(r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----[\s\S]{40,}?(?:-----END (?:[A-Z]+ )*PRIVATE KEY-----|\Z)")
     ),
     "aws_key": SecretPattern(re.compile(r"\b(?:AKIA|ASIA)[A-Z2-7]{16}\b")),
-    "github_token": SecretPattern(re.compile(r"\bgh[pousr]_[A-Za-z0-9]{36}\b"), _crc),
+    "github_token": SecretPattern(re.compile(r"\bgh[pousr]_[A-Za-z0-9]{36}\b"), _has_valid_crc),
     "google_key": SecretPattern(re.compile(r"\bAIza[0-9A-Za-z_-]{35}(?![0-9A-Za-z_-])")),
     "model_key": SecretPattern(re.compile(r"\bsk-(?:ant-[a-z0-9]+-[\w-]{80,}|proj-[\w-]{40,}|[A-Za-z0-9]{48}\b)")),
     "slack_token": SecretPattern(re.compile(r"\bxox[abprs]-\d{8,}-[0-9A-Za-z-]{10,}")),
     "stripe_key": SecretPattern(re.compile(r"\b[rs]k_live_[0-9A-Za-z]{24,}\b")),
-    "jwt": SecretPattern(re.compile(r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{20,}"), _jwt),
-    "card": SecretPattern(re.compile(r"(?<![\w.-])\d{4}(?:[ -]?\d{2,6}){2,4}(?![\w-]|\.\d)"), _luhn),
-    "iban": SecretPattern(re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?\b"), _mod97),
+    "jwt": SecretPattern(re.compile(r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{20,}"), _is_jwt),
+    "card": SecretPattern(re.compile(r"(?<![\w.-])\d{4}(?:[ -]?\d{2,6}){2,4}(?![\w-]|\.\d)"), _is_card_number),
+    "iban": SecretPattern(re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?\b"), _is_iban),
 }
-"""What is looked for, by name."""
+"""The kinds of secrets that are redacted. Keys are names of kinds."""
 
 
 def redact_text(text: str, kinds: tuple[str, ...] = tuple(KINDS)) -> str:
-    """Return `text` with everything of `kinds` in it replaced by what it was."""
+    """Return `text` with each secret of one of `kinds` replaced by "[redacted: KIND]"."""
     for kind in kinds:
-        text = KINDS[kind].regex.sub(_replaced(kind), text)
+        text = KINDS[kind].regex.sub(_replacement_for(kind), text)
     return text
 
 
 def make(options: HookOptions) -> tuple[Hook, ...]:
-    """Return the hook, as `options` have it. Raises ConfigError for a kind that does not exist."""
+    """Return the hook, configured by `options`. Raise ConfigError for an unknown kind."""
     kinds = options.content_safety.kinds if options.content_safety.kinds is not None else tuple(KINDS)
     for kind in kinds:
         if kind not in KINDS:
@@ -112,6 +120,6 @@ def make(options: HookOptions) -> tuple[Hook, ...]:
     return (make_hook(redact, *stages, name=NAME, kind="transform", priority=10, does=["text"], on_error="closed"),)
 
 
-def _replaced(kind: str) -> Callable[[re.Match[str]], str]:
+def _replacement_for(kind: str) -> Callable[[re.Match[str]], str]:
     pattern = KINDS[kind]
     return lambda found: f"[redacted: {kind}]" if pattern.check(found[0]) else found[0]

@@ -1,6 +1,7 @@
-"""Adds up what models and tools are used for, in all agents of a user, day by day; `orch costs` shows it.
+"""Adds up the usage of models and tools per day, over all agents of a user. `orch costs` shows the sums.
 
-Past `warn_usd` in a day each agent is told once a turn, so that it can come to an end; budgets are what stops it.
+When the cost of a day exceeds `warn_usd`, each agent gets one warning per turn. The hook stops nothing. Use a budget to
+stop agents.
 """
 
 from __future__ import annotations
@@ -18,46 +19,46 @@ __all__ = ["FILE", "make"]
 
 NAME: Final = "cost_tracker"
 FILE: Final = "costs.json"
-WARNED: Final = (
-    "All agents together have cost ${spent:.2f} today, past the ${limit:.2f} that were meant. Come to an end: say what "
-    "you have, and what is left to do."
+WARNING: Final = (
+    "All agents together have cost ${spent:.2f} today, more than the limit of ${limit:.2f}. Finish now: state what you "
+    "have and what is left to do."
 )
 
 
 def make(options: HookOptions) -> tuple[Hook, ...]:
-    """Return the hook, as `options` have it."""
+    """Return the hook, configured by `options`."""
     limit = options.cost_tracker.warn_usd
-    ledger = UsageLog(Path(options.evidence) / FILE)
+    usage_log = UsageLog(Path(options.evidence) / FILE)
     sums: dict[str, DailyUsage] = {}
-    began: dict[str, float] = {}
+    start_times: dict[str, float] = {}
 
     def count(event: Event, ctx: Any) -> None:
         day = day_of(event.at)
         if isinstance(event, ToolCall):
-            began[event.id] = event.at
+            start_times[event.id] = event.at
         elif isinstance(event, ToolReturn):
             if event.ran:
-                took = event.at - began.pop(event.id, event.at)
-                keep(day, DailyUsage(tools={event.name: ToolUsage(1, int(event.is_error), round(took, 3))}))
+                seconds = event.at - start_times.pop(event.id, event.at)
+                add_to_day(day, DailyUsage(tools={event.name: ToolUsage(1, int(event.is_error), round(seconds, 3))}))
         elif isinstance(event, ProviderResponse):
-            keep(day, DailyUsage(models={f"{event.provider}:{event.model}": ModelUsage(1, event.usage)}))
-            # Told at once, so that what others have spent meanwhile is known here.
-            spent = put().cost_usd
+            add_to_day(day, DailyUsage(models={f"{event.provider}:{event.model}": ModelUsage(1, event.usage)}))
+            # Write immediately, because the returned sum includes the costs of other agents.
+            spent = write_sums().cost_usd
             if limit is not None and spent >= limit and not ctx.turn_state.get(NAME):
                 ctx.turn_state[NAME] = True
-                ctx.steer(WARNED.format(spent=spent, limit=limit))
+                ctx.steer(WARNING.format(spent=spent, limit=limit))
         elif isinstance(event, (TurnEnd, Failed)):
-            put()
+            write_sums()
 
-    def keep(day: str, more: DailyUsage) -> None:
-        sums[day] = add_usage(sums.get(day, DailyUsage()), more)
+    def add_to_day(day: str, usage: DailyUsage) -> None:
+        sums[day] = add_usage(sums.get(day, DailyUsage()), usage)
 
-    def put() -> DailyUsage:
-        last = DailyUsage()
+    def write_sums() -> DailyUsage:
+        total = DailyUsage()
         for day in sorted(sums):
-            last = ledger.add(day, sums[day])
+            total = usage_log.add(day, sums[day])
             del sums[day]
-        return last
+        return total
 
     stages = ("after_provider_response", "tool_call", "tool_result", "turn_end", "error")
     return (make_hook(count, *stages, name=NAME, priority=200, kind="observe"),)

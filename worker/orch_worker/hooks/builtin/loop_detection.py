@@ -1,7 +1,7 @@
-"""Notices that an agent goes in circles: the same call with the same result, the same file changed over and over.
+"""Detects loops: a call that is repeated with the same result, or a file that is changed many times in a turn.
 
-A call that gave the same result several times in a turn is blocked, and told so: it would give it once more. Whatever
-may have changed something in between, and was not there before, lets everything be tried again.
+A call that returned the same result several times in a turn is blocked. The agent receives the reason. Counting
+restarts when a new call may have changed something.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import msgspec
 from orch_protocol.hooks.events import ToolCall, ToolReturn
 from orch_protocol.hooks.options import HookOptions
 from orch_protocol.hooks.patches import Block
+from orch_protocol.policy.builtin_tools import facts_of
 from orch_protocol.policy.policy import DANGEROUS
 
 from ..hook import Hook, make_hook
@@ -21,11 +22,9 @@ from ..hook import Hook, make_hook
 __all__ = ["make"]
 
 NAME: Final = "loop_detection"
-WAITING: Final = frozenset({"bg_status", "collect_subagent", "list_subagents", "wait_subagents"})
-"""Tools whose purpose it is to be called until the result is another one."""
-AGAIN: Final = (
-    "the very same call was made {count} times in this turn, and its result was the same each time; it would be the "
-    "same once more, for nothing has changed. Do something else, or say what keeps you from going on"
+REPEATED: Final = (
+    "the same call was made {count} times in this turn, always with the same result; nothing has changed since, so the "
+    "result would be the same again. Do something else, or state why you cannot continue"
 )
 EDITED: Final = (
     "You have changed {file} {count} times in this turn. Read it as it is now, and say what it still lacks, before you "
@@ -34,36 +33,36 @@ EDITED: Final = (
 
 
 def make(options: HookOptions) -> tuple[Hook, ...]:
-    """Return the hook, as `options` have it."""
+    """Return the hook, configured by `options`."""
     repeats, edits = options.loop_detection.repeats, options.loop_detection.edits
 
-    def look(event: ToolCall | ToolReturn, ctx: Any) -> Block | None:
+    def check_call(event: ToolCall | ToolReturn, ctx: Any) -> Block | None:
         state = ctx.turn_state
-        seen: dict[str, tuple[str, int]] = state.setdefault("seen", {})
-        if event.name in WAITING:
+        results: dict[str, tuple[str, int]] = state.setdefault("seen", {})
+        if facts_of(event.name).polls:
             return None
         key = _key(event.name, event.input)
         if isinstance(event, ToolCall):
-            count = seen.get(key, ("", 0))[1]
-            return Block(AGAIN.format(count=count)) if count >= repeats else None
+            count = results.get(key, ("", 0))[1]
+            return Block(REPEATED.format(count=count)) if count >= repeats else None
         if not event.ran:
             return None
         for file in event.files_changed:
-            changed = state.setdefault("edits", {})
-            changed[file] = changed.get(file, 0) + 1
-            if changed[file] == edits:
+            edit_counts = state.setdefault("edits", {})
+            edit_counts[file] = edit_counts.get(file, 0) + 1
+            if edit_counts[file] == edits:
                 ctx.steer(EDITED.format(file=file, count=edits))
-        ever: set[str] = state.setdefault("ever", set())
-        if key not in ever and (event.files_changed or event.name in DANGEROUS):
-            seen.clear()
-        ever.add(key)
+        known_calls: set[str] = state.setdefault("ever", set())
+        if key not in known_calls and (event.files_changed or event.name in DANGEROUS):
+            results.clear()
+        known_calls.add(key)
         digest = hashlib.sha256(event.text.encode(errors="replace")).hexdigest()
-        before, count = seen.get(key, ("", 0))
-        seen[key] = (digest, count + 1 if digest == before else 1)
+        last_digest, count = results.get(key, ("", 0))
+        results[key] = (digest, count + 1 if digest == last_digest else 1)
         return None
 
-    # It guards against waste alone: when it fails, things go on.
-    return (make_hook(look, "tool_call", "tool_result", name=NAME, priority=12, does=["block"], on_error="open"),)
+    # The hook only prevents waste, so a call proceeds if the hook fails.
+    return (make_hook(check_call, "tool_call", "tool_result", name=NAME, priority=12, does=["block"], on_error="open"),)
 
 
 def _key(name: str, input: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
-"""Lets, of several models, the one answer a turn that has done well at such questions, and costs little.
+"""Selects the model for each turn: the model with the best results on similar questions at a low cost.
 
-What counts is measured: whether turns came to their end, whether the calls in them went without errors, and what they
-cost. A model that was never tried is given the benefit of the doubt.
+The ranking uses measurements: the normal end of turns, the success of their calls, and their cost. A model without
+measurements gets a bonus, so that the hook tries the model.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.messages import COMPLETE_STOPS
 from orch_protocol.hooks.events import BeforeTurn, Event, Failed, ToolReturn, TurnEnd
 from orch_protocol.hooks.options import HookOptions
 from orch_protocol.hooks.patches import Patch
@@ -24,10 +25,9 @@ __all__ = ["make"]
 
 NAME: Final = "model_router"
 FILE: Final = "models.jsonl"
-WELL: Final = frozenset({"end_turn", "stop_sequence"})
-NOT_ITS_DOING: Final = frozenset({"cancelled", "aborted", "budget", "timeout"})
-"""Ends of turns that say nothing of the model."""
-ITS_DOING: Final = frozenset(
+NEUTRAL_STOPS: Final = frozenset({"cancelled", "aborted", "budget", "timeout"})
+"""Stop reasons that do not depend on the quality of the model."""
+MODEL_ERRORS: Final = frozenset(
     {
         "BackendError",
         "BackendTimeoutError",
@@ -37,11 +37,11 @@ ITS_DOING: Final = frozenset(
         "TruncatedReplyError",
     }
 )
-"""Failures that speak against the model, or against asking it now."""
+"""Errors that count against the model."""
 
 
 class _RoutedTurn(Struct):
-    """What is known of a turn that is under way."""
+    """Measurements of the current turn."""
 
     model: str = ""
     terms: tuple[str, ...] = ()
@@ -50,17 +50,17 @@ class _RoutedTurn(Struct):
 
 
 def make(options: HookOptions) -> tuple[Hook, ...]:
-    """Return the hooks, as `options` have it: one that chooses, one that measures."""
+    """Return two hooks, configured by `options`: one selects the model, the other measures the turn."""
     settings = options.model_router
     if len(settings.models) < 2:
-        raise ConfigError('hooks.model_router.models is to name two models or more, as ["provider:name", ...]')
-    evidence = OutcomeLog(Path(options.evidence) / FILE)
+        raise ConfigError('hooks.model_router.models must name at least two models, as ["provider:name", ...]')
+    outcome_log = OutcomeLog(Path(options.evidence) / FILE)
     turn = _RoutedTurn()
 
     def choose(event: BeforeTurn, _ctx: Any) -> Patch:
         nonlocal turn
         terms = question_terms(event.prompt)
-        best = rank(settings.models, evidence.outcomes(), terms, time.time(), thrift=settings.thrift)[0]
+        best = rank(settings.models, outcome_log.outcomes(), terms, time.time(), cost_weight=settings.thrift)[0]
         turn = _RoutedTurn(best.choice, terms)
         return event.patch(model=best.choice)
 
@@ -69,17 +69,17 @@ def make(options: HookOptions) -> tuple[Hook, ...]:
             turn.calls += event.ran
             turn.errors += event.ran and event.is_error
         elif isinstance(event, TurnEnd):
-            if event.stop_reason not in NOT_ITS_DOING:
-                well = event.stop_reason in WELL and 2 * turn.errors <= turn.calls
-                keep(event.at, well, event.usage.cost_usd)
-        elif isinstance(event, Failed) and event.kind in ITS_DOING:
-            keep(event.at, False, 0.0)
+            if event.stop_reason not in NEUTRAL_STOPS:
+                succeeded = event.stop_reason in COMPLETE_STOPS and 2 * turn.errors <= turn.calls
+                record(event.at, succeeded, event.usage.cost_usd)
+        elif isinstance(event, Failed) and event.kind in MODEL_ERRORS:
+            record(event.at, False, 0.0)
 
-    def keep(at: float, well: bool, cost: float) -> None:
+    def record(at: float, succeeded: bool, cost: float) -> None:
         if turn.model:
             tried = (turn.model,)
-            evidence.add(
-                RecordedOutcome(at, turn.terms, tried, tried if well else (), {turn.model: cost} if cost else {})
+            outcome_log.add(
+                RecordedOutcome(at, turn.terms, tried, tried if succeeded else (), {turn.model: cost} if cost else {})
             )
             turn.model = ""
 

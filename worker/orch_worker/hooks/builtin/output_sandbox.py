@@ -1,7 +1,7 @@
-"""Keeps long results of tools out of the conversation: the model sees how they begin and end, and how to read the rest.
+"""Shortens long tool results in the conversation. The model sees the beginning, the end, and how to read the rest.
 
-The whole is kept under a handle, as results beyond what is ever shown are anyway; this draws the line earlier. An agent
-that cannot read handles sees what it saw before.
+The full result is stored under a handle, as for results above the general limit. This hook sets a lower limit. Results
+are not shortened for an agent that cannot read handles.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ NAME: Final = "output_sandbox"
 
 
 def make(options: HookOptions) -> tuple[Hook, ...]:
-    """Return the hook, as `options` have it."""
-    given = options.output_sandbox
+    """Return the hook, configured by `options`."""
+    settings = options.output_sandbox
 
-    def bound(event: ToolReturn, ctx: Any) -> Patch | None:  # noqa: ARG001
-        if not event.ran or len(event.text) <= given.chars:
+    def limit_result(event: ToolReturn, ctx: Any) -> Patch | None:  # noqa: ARG001
+        if not event.ran or len(event.text) <= settings.chars:
             return None
-        if given.tools is not None and event.name not in given.tools:
+        if settings.tools is not None and event.name not in settings.tools:
             return None
-        return event.patch(most=given.chars)
+        return event.patch(max_chars=settings.chars)
 
-    # After those that change what a result says: what is kept is what they leave of it.
-    return (make_hook(bound, "tool_result", name=NAME, kind="transform", priority=90, does=["most"]),)
+    return (make_hook(limit_result, "tool_result", name=NAME, kind="transform", priority=15, does=["max_chars"]),)

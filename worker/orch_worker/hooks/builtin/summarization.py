@@ -1,7 +1,7 @@
-"""Lets a conversation become shorter before it has to: by a summary of what was said first, or by archives.
+"""Requests compaction or archiving before the conversation reaches the limit of the model.
 
-That is asked for. Those do it who do it anyway when a conversation outgrows its window: between requests, on record.
-Where nothing can go, nothing is asked for again before there is more.
+The hook only sets a flag in the step. The agent's own compaction or archiving does the work. After a request, the hook
+waits until the conversation has grown by a quarter.
 """
 
 from __future__ import annotations
@@ -17,33 +17,35 @@ from ..hook import Hook, make_hook
 __all__ = ["make"]
 
 NAME: Final = "summarization"
-ASKED: Final = "asked"
-LEFT: Final = "left"
-"""What is kept: whether it was just asked for, and how many tokens that left."""
-MORE: Final = 4
-"""By one part of so many of what was left a conversation is to have grown."""
+REQUESTED: Final = "asked"
+TOKENS_AFTER: Final = "left"
+"""Keys of the hook's state: whether the hook made a request in the last step, and the number of tokens after the
+request.
+"""
+GROWTH_DIVISOR: Final = 4
+"""The hook repeats its request after the conversation has grown by one fourth."""
 
 
 def make(options: HookOptions) -> tuple[Hook, ...]:
-    """Return the hook, as `options` have it."""
-    given = options.summarization
+    """Return the hook, configured by `options`."""
+    settings = options.summarization
 
     def shorten(event: StepStart, ctx: Any) -> Patch | None:
-        if ctx.state.pop(ASKED, False):
-            ctx.state[LEFT] = event.tokens
-        left = ctx.state.get(LEFT, 0)
-        if not is_due(given, event) or event.tokens < left + left // MORE:
+        if ctx.state.pop(REQUESTED, False):
+            ctx.state[TOKENS_AFTER] = event.tokens
+        tokens_after = ctx.state.get(TOKENS_AFTER, 0)
+        if not is_due(settings, event) or event.tokens < tokens_after + tokens_after // GROWTH_DIVISOR:
             return None
-        ctx.state[ASKED] = True
-        return event.patch(shorten=given.mode or ("archive" if ctx.config.archival is not None else "compact"))
+        ctx.state[REQUESTED] = True
+        return event.patch(shorten=settings.mode or ("archive" if ctx.config.archival is not None else "compact"))
 
-    return (make_hook(shorten, "step_start", name=NAME, kind="transform"),)
+    return (make_hook(shorten, "step_start", name=NAME, kind="transform", priority=8),)
 
 
-def is_due(given: Summarization, event: StepStart) -> bool:
-    """Return whether the conversation of `event` has passed one of the bounds that are `given`."""
+def is_due(settings: Summarization, event: StepStart) -> bool:
+    """Return whether the conversation of `event` exceeds one of the limits in `settings`."""
     return (
-        (given.pct is not None and 0 < event.limit * given.pct <= event.tokens * 100)
-        or (given.tokens is not None and event.tokens >= given.tokens)
-        or (given.messages is not None and event.messages >= given.messages)
+        (settings.pct is not None and 0 < event.limit * settings.pct <= event.tokens * 100)
+        or (settings.tokens is not None and event.tokens >= settings.tokens)
+        or (settings.messages is not None and event.messages >= settings.messages)
     )

@@ -1,6 +1,6 @@
-"""A durable file written anew: beside the old one, then put in its place, whole or not at all.
+"""Rewrites a log file atomically: a new file is written and then renamed over the old file.
 
-For the one thing that appending cannot do: deleting. Whoever is killed on the way leaves the old file as it was.
+Rewriting is needed only for deletion. If the process is killed, the old file stays unchanged.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from ...system.files import io_error, sync_folder
+from ...system.atomic_write import SUFFIX, atomic_write
+from ...system.files import io_error
 from .record_format import UncheckedLine, seal_lines, unseal_line
 
 __all__ = ["LogRewrite", "discard_unfinished", "rewriting"]
 
-SUFFIX: Final = ".new"
 BUFFER: Final = 1 << 20
 
 
 class LogRewrite:
-    """The new file, in which lines follow each other in a chain of their own. Made by `rewriting`."""
+    """The new file, which has its own checksum chain. `rewriting` creates this object."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
-        """Where it is written."""
+        """Path of the new file."""
         self.end = 0
-        """Offset behind the last line, in bytes."""
+        """The offset after the last line, in bytes."""
         self._descriptor = descriptor
         self._waiting: list[bytes] = []
         self._written = 0
@@ -35,19 +35,22 @@ class LogRewrite:
         self._checksum = 0
 
     def append(self, object: bytes, like: UncheckedLine) -> None:
-        """Write an encoded JSON object on the line that was `like`. Raises OSError."""
-        # Numbers stay, also where some are missing: by them a damaged line is told from one that follows lost ones.
+        """Write an encoded JSON object in place of the line `like`. Raise OSError if writing fails."""
+        # Keep line numbers and gaps, which distinguish a damaged line from a line after lost lines.
         self._put(self._sealed(object, like.seq, more=like.more))
 
     def keep(self, line: bytes) -> None:
-        """Write a damaged line, or one that is none of ours, as it is. Raises OSError."""
+        """Write a damaged or foreign line unchanged. Raise OSError if writing fails."""
         self._put(line)
-        # What follows was chained to what the line states, and is looked for there by who begins to read behind it.
+        # The checksum of the next line continues from the checksum that this line states.
         if (sealed := _unsealed(line)) is not None:
             self._seq, self._checksum = sealed.seq, sealed.checksum
 
-    def spoil(self, line: bytes, text: bytes) -> None:
-        """Write `text`, which is no JSON, on a line as damaged as `line` is, in place of that. Raises OSError."""
+    def replace_damaged(self, line: bytes, text: bytes) -> None:
+        """Replace the damaged line `line` by `text`. The new line is also damaged, because `text` is not JSON.
+
+        Raise OSError if writing fails.
+        """
         like = _unsealed(line)
         sealed = self._sealed(text, like.seq if like is not None else self._seq + 1)
         right, self._checksum = self._checksum, self._checksum ^ 1
@@ -64,13 +67,13 @@ class LogRewrite:
             self.flush()
 
     def read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return what stands at each of `spans` (offset, length), which was written already. Raises OSError."""
+        """Return the bytes at `spans` (offset, length) of the new file. Raise OSError if reading fails."""
         if any(offset + length > self._written for offset, length in spans):
             self.flush()
         return [os.pread(self._descriptor, length, offset) for offset, length in spans]
 
     def flush(self) -> None:
-        """Hand everything to the kernel. Raises OSError."""
+        """Write all buffered lines. Raise OSError if writing fails."""
         data = memoryview(b"".join(self._waiting))
         self._waiting.clear()
         while data:
@@ -85,35 +88,24 @@ def _unsealed(line: bytes) -> UncheckedLine | None:
 
 @contextmanager
 def rewriting(path: Path) -> Iterator[LogRewrite]:
-    """Yield what becomes the file at `path` when the block is over, durably; after an error the old one stays.
+    """Yield a new file. After the block, the new file durably replaces the file at `path`.
 
-    For the owner of the folder. Raises StoreError when the new file cannot be written or put in place.
+    After an error, the old file stays.
+
+    The caller must hold the folder's lock. Raise StoreError if the new file cannot be written or renamed.
     """
-    beside = path.with_name(f"{path.name}{SUFFIX}")
     try:
-        discard_unfinished(path)
-        descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with atomic_write(path, locked=True) as file:
+            new = LogRewrite(path.with_name(f"{path.name}{SUFFIX}"), file.fileno())
+            yield new
+            new.flush()
     except OSError as error:
-        raise io_error("write", beside, error) from error
-    try:
-        new = LogRewrite(beside, descriptor)
-        yield new
-        new.flush()
-        os.fsync(descriptor)
-        os.replace(beside, path)
-        sync_folder(path.parent)
-    except BaseException as error:
-        discard_unfinished(path)
-        if isinstance(error, OSError):
-            raise io_error("rewrite", path, error) from error
-        raise
-    finally:
-        os.close(descriptor)
+        raise io_error("rewrite", path, error) from error
 
 
 def discard_unfinished(path: Path) -> None:
-    """Remove what somebody who was killed left of rewriting the file at `path`."""
+    """Remove the remains of an unfinished rewrite of the file at `path`."""
     try:
         os.unlink(f"{path}{SUFFIX}")
     except OSError:
-        pass  # there is none; or it cannot be removed, which whoever writes there is told
+        pass  # The file does not exist, or cannot be removed. A later write reports the latter.

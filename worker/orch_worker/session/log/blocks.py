@@ -1,7 +1,7 @@
-"""The sound beginning of a durable file, a block of lines at a time: each line is checked, none is taken apart.
+"""Reads the undamaged beginning of a log in blocks of lines. Checksums are verified without parsing the lines.
 
-A checksum goes on where the one of the line before ended, so that those of a block are worked out in a row and compared
-as a whole. Where that does not come out even, whoever looks at lines one by one says why.
+The checksum of a line continues the checksum of the previous line. Therefore, the checksums of a block are computed one
+after the other and then compared together. If the checksums differ, the caller checks the lines one by one.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from .verified_prefix import PrefixMismatchError, VerifiedPrefix
 __all__ = ["BlockReader"]
 
 BLOCK_BYTES: Final = 1 << 16
-"""Bytes: few enough that memory is used again, and is near the processor when it is looked at again."""
+"""Block size in bytes. A block of this size stays in the processor's cache."""
 MAX_UNFINISHED_APPEND_BYTES: Final = 128 << 20
-"""Bytes without the end of an append that are left to others."""
+"""If an append does not end within this number of bytes, the reader stops."""
 CHECKSUM_SUFFIX: Final = b',"c":"00000000"}'
 CHECKSUM_DIGITS_OFFSET: Final = 6
-"""Where in CHECK its digits begin."""
+"""Offset of the digits in CHECKSUM_SUFFIX."""
 CHECKSUM_SUFFIX_BYTES: Final = len(CHECKSUM_SUFFIX)
 
 
 class BlockReader:
-    """Goes through `file` behind `first`, its first line, with the chain that this one made.
+    """Reads `file` after its first line, `first`. `chain` is the checksum chain after the first line.
 
-    Yields whole appends, as they stand in the file; `offset`, `number` and `chain` are those of what follows, `sum` is
-    the CRC-32 of all before it. It ends where a line is not sound, or its append not there in full. Lines that are
-    `known` to be sound are not looked at: whether they are what is known is found out when all of them were yielded.
+    The reader yields blocks of complete appends. `offset`, `number` and `chain` describe the next line. `sum` is the
+    CRC-32 of all bytes before the next line. The reader stops at a damaged line or an incomplete append. The reader
+    does not check each line of the `known` prefix. At the end of the prefix, the reader compares the CRC-32 of all
+    these lines.
     """
 
     def __init__(self, file: BinaryIO, first: bytes, chain: ChecksumChain, known: VerifiedPrefix | None = None) -> None:
@@ -46,19 +47,22 @@ class BlockReader:
     def __iter__(self) -> Iterator[bytes]:
         self._file.seek(self.offset)
         if self.known is not None:
-            yield from self._sound(self.known)
+            yield from self._prefix_blocks(self.known)
         rest = b""
         while len(rest) < MAX_UNFINISHED_APPEND_BYTES and (data := self._file.read(max(BLOCK_BYTES, len(rest)))):
             data = rest + data
             stop = _end_of_last_append(data)
-            if stop and not self._take(data[:stop]):
+            if stop and not self._advance(data[:stop]):
                 return
             if stop:
                 yield data[:stop]
             rest = data[stop:]
 
-    def _sound(self, known: VerifiedPrefix) -> Iterator[bytes]:
-        """Yield the blocks of what is known. Raises Mistaken, behind them all, when that is not so."""
+    def _prefix_blocks(self, known: VerifiedPrefix) -> Iterator[bytes]:
+        """Yield the blocks of the known prefix.
+
+        At the end of the prefix, raise PrefixMismatchError if the CRC-32 differs.
+        """
         last = b""
         while (left := known.end - self.offset) > 0:
             block = (
@@ -70,13 +74,13 @@ class BlockReader:
                 raise PrefixMismatchError
             yield block
             last = block
-        # What is appended goes on from here: a note that was damaged itself is not to spoil it.
+        # Appends continue from here, so an invalid prefix file must not be trusted.
         if self.sum != known.sum or not _last_line_matches(last, known):
             raise PrefixMismatchError
         self.number, self.chain = known.seq, ChecksumChain(known.seq, known.checksum)
 
-    def _take(self, block: bytes) -> bool:
-        """Take `block` in, if all of its lines are sound; return whether they are."""
+    def _advance(self, block: bytes) -> bool:
+        """Verify `block` and advance. Return False if a line is damaged."""
         sealed = unseal_line(block[block.rfind(b"\n", 0, -1) + 1 : -1])
         sums, ends = _line_checksums(block, self.chain.checksum)
         if sealed is None or ends != _expected_suffixes(sums):
@@ -89,13 +93,13 @@ class BlockReader:
 
 
 def _last_line_matches(block: bytes, known: VerifiedPrefix) -> bool:
-    """Say whether the last line of `block` has the number and the checksum that are known."""
+    """Return whether the last line of `block` has the known number and checksum."""
     sealed = unseal_line(block[block.rfind(b"\n", 0, -1) + 1 : -1])
     return sealed is not None and (sealed.seq, sealed.checksum, sealed.more) == (known.seq, known.checksum, False)
 
 
 def _end_of_last_append(data: bytes) -> int:
-    """Return where the last append ends that `data` has in full, 0 for none."""
+    """Return the end of the last complete append in `data`, or 0."""
     stop = data.rfind(b"\n") + 1
     while stop and data.endswith(MORE, 0, max(0, stop - CHECKSUM_SUFFIX_BYTES - 1)):
         stop = data.rfind(b"\n", 0, stop - 1) + 1
@@ -103,16 +107,18 @@ def _end_of_last_append(data: bytes) -> int:
 
 
 def _line_checksums(block: bytes, checksum: int) -> tuple[array[int], bytes]:
-    """Return the checksums that the lines of `block` should have, if `checksum` is that before them; and their ends."""
+    """Return the correct checksums of the lines of `block`, computed from `checksum`, and the actual ends of
+    the lines.
+    """
     lines = block.split(b"\n")
-    lines.pop()  # what is behind the last of them: nothing
+    lines.pop()  # This is the empty string after the last newline.
     return array("I", [checksum := crc32(line[:-CHECKSUM_SUFFIX_BYTES], checksum) for line in lines]), b"".join(
         [line[-CHECKSUM_SUFFIX_BYTES:] for line in lines]
     )
 
 
 def _expected_suffixes(sums: array[int]) -> bytes:
-    """Return how lines end that have these checksums, one after the other."""
+    """Return the concatenated line ends that contain these checksums."""
     if sys.byteorder == "little":
         sums = sums[:]
         sums.byteswap()

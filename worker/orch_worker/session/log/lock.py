@@ -1,4 +1,4 @@
-"""One owner a folder."""
+"""A lock that ensures that a folder has only one owner."""
 
 from __future__ import annotations
 
@@ -19,23 +19,26 @@ REMOTE: Final = frozenset({"nfs", "nfs4", "cifs", "smb3"})
 
 
 class FolderLock:
-    """The ownership of a folder, by `flock` on the file `lock` in it. Ends with `release`, or with the process.
+    """Ownership of a folder, based on `flock` of the file `lock` in the folder.
 
-    A process that Python forks from the owner has no part in it: else it would keep the folder when the owner is gone.
+    The ownership ends with `release` or with the process.
+
+    A forked Python process releases its copy of the lock. Otherwise, the forked process would keep the folder locked
+    after the end of the owner.
     """
 
     def __init__(self, folder: Path, descriptor: int) -> None:
         self.folder = folder
         self._descriptor = descriptor
-        _see_to_forks()
+        _register_fork_handler()
         _held.add(self)
 
     @classmethod
     def acquire(cls, folder: Path) -> FolderLock:
-        """Take `folder`, creating it (mode 0700) if need be. Never waits.
+        """Lock `folder`. Create the folder with mode 0700 if necessary. This method never waits.
 
-        Raises LockedError naming the owner when it is taken, StoreError when the folder cannot be written or lies on
-        a network file system, where a lock may bind one machine only.
+        Raise LockedError with the owner if the folder is locked. Raise StoreError if the folder is not writable. Also
+        raise StoreError for a network file system, where a lock may be valid on one machine only.
         """
         private_folder(folder)
         kind = file_system(folder)
@@ -52,27 +55,32 @@ class FolderLock:
         except BlockingIOError as error:
             owner = os.pread(descriptor, 20, 0).strip().decode(errors="replace") or "unknown"
             os.close(descriptor)
-            raise LockedError(f"{folder} is in use by process {owner}: end that, or choose another folder") from error
+            raise LockedError(
+                f"{folder} is in use by process {owner}: end this process, or choose another folder"
+            ) from error
         except OSError as error:
             os.close(descriptor)
             raise io_error("lock", folder, error) from error
         return cls(folder, descriptor)
 
     def holds(self) -> bool:
-        """Say whether the folder is still ours: not when it was removed, or somebody put another lock there."""
+        """Return whether this lock still protects the folder.
+
+        Return False if the folder was removed or the lock file replaced.
+        """
         if self._descriptor < 0:
             return False
         try:
-            there = os.stat(self.folder / "lock")
+            status = os.stat(self.folder / "lock")
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError:
-            return True  # it cannot be looked at, by others neither
-        return os.path.samestat(there, os.fstat(self._descriptor))
+            return True  # The lock file is not accessible, neither for this process nor for other processes.
+        return os.path.samestat(status, os.fstat(self._descriptor))
 
     def release(self) -> None:
-        """Give the folder up; doing so twice does nothing."""
-        # The file stays: removing it would race with the next owner's opening it.
+        """Release the lock. Calling this method twice is allowed."""
+        # Keep the lock file, because removing it could interfere with the next owner, who may be opening it.
         _held.discard(self)
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
@@ -83,7 +91,7 @@ _held: set[FolderLock] = set()
 
 
 @cache
-def _see_to_forks() -> None:
+def _register_fork_handler() -> None:
     os.register_at_fork(after_in_child=_release_all)
 
 
@@ -93,7 +101,7 @@ def _release_all() -> None:
 
 
 def private_folder(folder: Path) -> None:
-    """Create `folder` and its missing parents, each with mode 0700. Raises StoreError when that cannot be done."""
+    """Create `folder` and missing parents with mode 0700. Raise StoreError on failure."""
     try:
         if folder.is_dir():
             return
@@ -105,7 +113,7 @@ def private_folder(folder: Path) -> None:
 
 
 def file_system(folder: Path) -> str:
-    """Return the type of the file system `folder` lies on, "" when it is on a device of this machine or unknown."""
+    """Return the type of the file system of `folder`. Return "" for a local device or an unknown type."""
     device = folder.stat().st_dev
     if os.major(device):
         return ""

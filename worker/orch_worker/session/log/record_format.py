@@ -1,8 +1,8 @@
-"""The shape of a line in a durable file, and the chain that lines make. No I/O.
+"""The format of a line in a log, and the checksum chain of the lines. This module does no I/O.
 
-A line is a JSON object to which three keys are added: `s` (its number in the file, from 1), `m` (1 while more lines of
-the same append follow, else absent) and, last, `c` (eight hex digits: the CRC-32 of all before it on the line, seeded
-with the `c` of the line before). What was added is taken off again byte for byte.
+A line is a JSON object with three added keys. `s` is the line number, counted from 1. `m` is 1 if more lines of the
+same append follow, and otherwise absent. The last key, `c`, is eight hex digits: the CRC-32 of the line before this
+key, seeded with the `c` of the previous line. Removing these keys restores the object byte for byte.
 """
 
 from __future__ import annotations
@@ -15,22 +15,33 @@ from zlib import crc32
 import msgspec
 from msgspec import Struct
 
-__all__ = ["END_BYTES", "UNCHECKED", "ChecksumChain", "UncheckedLine", "seal_lines", "sealed_at", "unseal_line"]
+__all__ = [
+    "END_BYTES",
+    "MAX_LINE_BYTES",
+    "UNCHECKED",
+    "ChecksumChain",
+    "UncheckedLine",
+    "seal_lines",
+    "sealed_at",
+    "unseal_line",
+]
 
+MAX_LINE_BYTES: Final = 64 << 20
 UNCHECKED: Final = "follows lost lines, so that it cannot be checked"
 MORE: Final = b',"m":1'
 
 END_BYTES: Final = 64
-"""So much of a line's end is enough for `Chain.after`."""
+"""Number of bytes at the end of a line. `ChecksumChain.after` needs at least these bytes."""
 
 _STATED = re.compile(rb'"c":"([0-9a-f]{8})"')
 _END = re.compile(rb'"s":([0-9]{1,18})(?:,"m":1)?,"c":"([0-9a-f]{8})"}\n\Z')
 
 
 class UncheckedLine(Struct, frozen=True, gc=False):
-    """A line of our shape, its checksum not yet looked at.
+    """A parsed line whose checksum is not verified yet.
 
-    `body` is what the checksum covers, `end` where the object's own bytes end in it, `stated` the checksum as written.
+    `body` is the part that the checksum covers. `end` is the end of the original object in `body`. `stated` is the
+    checksum that the line contains.
     """
 
     body: bytes
@@ -41,23 +52,24 @@ class UncheckedLine(Struct, frozen=True, gc=False):
 
     @property
     def object(self) -> bytes:
-        """The object as it was appended."""
+        """The original object."""
         return self.body[: self.end] + b"}"
 
     @property
     def checksum(self) -> int:
-        """The checksum the line states."""
+        """The checksum that the line contains."""
         return int(self.stated, 16)
 
     def fits(self, seed: int) -> bool:
-        """Whether the line is whole, if `seed` is the checksum of the line before it."""
+        """Return whether the line's checksum is correct. `seed` is the checksum of the previous line."""
         return b"%08x" % crc32(self.body, seed) == self.stated
 
 
 def seal_lines(objects: Sequence[bytes], seq: int, checksum: int, *, more: bool = False) -> tuple[bytes, int, int]:
-    """Return lines for `objects`, to follow the line with `seq` and `checksum`; and those of the last of them.
+    """Return the lines for `objects`, and the number and checksum of the last line.
 
-    `more` says that the append they belong to goes on behind them.
+    `seq` and `checksum` are the number and checksum of the previous line. `more` is True if further lines of the same
+    append follow.
     """
     lines = []
     last = seq + len(objects)
@@ -70,7 +82,7 @@ def seal_lines(objects: Sequence[bytes], seq: int, checksum: int, *, more: bool 
 
 
 def unseal_line(line: bytes) -> UncheckedLine | None:
-    """Return `line` (without its newline) taken apart, or None when it is not of our shape."""
+    """Return the parsed `line` (without its newline). Return None if the line does not have this format."""
     at = sealed_at(line, 0, len(line))
     if at < 0:
         return None
@@ -80,9 +92,11 @@ def unseal_line(line: bytes) -> UncheckedLine | None:
 
 
 def sealed_at(data: bytes, start: int, stop: int) -> int:
-    """Return where in `data` the keys begin that were added to the line from `start` to `stop`; -1 if it is not ours.
+    """Return the position of the added keys in a line. The line is the part of `data` from `start` to `stop`.
 
-    Nothing is copied: a long line takes longer to copy than to read.
+    Return -1 if there are no such keys.
+
+    The line is not copied, because copying a long line takes longer than the search.
     """
     if (
         data[stop - 16 : stop - 10] != b',"c":"'
@@ -99,9 +113,9 @@ def sealed_at(data: bytes, start: int, stop: int) -> int:
 
 
 class ChecksumChain:
-    """Follows a file line by line: which line is good, and what the next one's checksum may be seeded with.
+    """Verifies a file line by line, and continues after damaged lines.
 
-    `seq` and `checksum` are those of the last good line.
+    `seq` and `checksum` are the number and checksum of the last undamaged line.
     """
 
     def __init__(self, seq: int = 0, checksum: int = 0) -> None:
@@ -112,21 +126,24 @@ class ChecksumChain:
 
     @classmethod
     def after(cls, before: bytes) -> ChecksumChain:
-        """Return the chain that goes on behind `before`, the end of the line before (its newline included)."""
+        """Return the chain that continues after `before`, which is the end of the previous line with its newline."""
         stated = _END.search(before)
         return cls(int(stated[1]), int(stated[2], 16)) if stated else cls()
 
-    def take(self, line: bytes, sealed: UncheckedLine | None) -> tuple[bool, str]:
-        """Return whether `line`, taken apart by `unseal_line` as `sealed`, is good; and a note about it, mostly ""."""
+    def check_line(self, line: bytes, sealed: UncheckedLine | None) -> tuple[bool, str]:
+        """Return whether `line` is undamaged, and a remark, which is usually "".
+
+        `sealed` is the parsed line, or None if `line` does not have this format.
+        """
         if sealed is None:
             self._suspect(_STATED.findall(line[-40:]))
-            return False, "not a line of ours"
+            return False, "not in the format of orch"
         for seed in self._seeds:
             if sealed.fits(seed):
                 self._accept(sealed)
                 return True, ""
-        # When the line before is known, a wrong checksum is this line's own fault. When lines are lost in between,
-        # nothing is left to check this one against, and hiding it would lose more than showing it.
+        # If the previous line is known, a wrong checksum means that this line is damaged. After lost lines, the
+        # checksum cannot be verified. In this case, accept the line, because rejecting it would lose more.
         known = sealed.seq == self._expected
         if known or sealed.seq <= self.seq or not _is_json(line):
             self._suspect([sealed.stated, *(b"%08x" % crc32(sealed.body, seed) for seed in self._seeds)])
@@ -140,7 +157,8 @@ class ChecksumChain:
         self._seeds, self._expected = (self.checksum,), sealed.seq + 1
 
     def _suspect(self, stated: list[bytes]) -> None:
-        # The next line may follow the bad one or, where that was put in from elsewhere, the last good one.
+        # The next line may continue the damaged line. If the damaged line was inserted from elsewhere, the next line
+        # may continue the last undamaged line.
         self._seeds = tuple(dict.fromkeys([self.checksum, *(int(value, 16) for value in stated)]))[:8]
 
 

@@ -1,4 +1,4 @@
-"""The way out of plan mode: a plan, and somebody who approves it."""
+"""Tools for plan mode and for the task list of an agent."""
 
 from __future__ import annotations
 
@@ -14,68 +14,68 @@ from ..api.base import ToolContext, ToolError, tool
 __all__ = ["exit_plan_mode", "task_create", "task_update"]
 
 
-MOST_PLAN = 20_000
+MAX_PLAN = 20_000
 
 
-def _plans(context: ToolContext) -> bool:
-    return context.agenda is not None and context.agenda.plans
+def _can_plan(context: ToolContext) -> bool:
+    return context.task_list is not None and context.task_list.plans
 
 
-@tool(category="plan", available=_plans)
-async def exit_plan_mode(context: ToolContext, plan: Annotated[str, Meta(max_length=MOST_PLAN, pattern=r"\S")]) -> str:
-    """Hand in your plan for approval. Once it is approved plan mode is over, and you carry it out.
+@tool(available=_can_plan)
+async def exit_plan_mode(context: ToolContext, plan: Annotated[str, Meta(max_length=MAX_PLAN, pattern=r"\S")]) -> str:
+    """Submit your plan for approval. After approval plan mode ends and you carry out the plan.
 
     Args:
-        plan: All of it, concrete, in Markdown: whoever approves it sees nothing else.
+        plan: The whole plan, concrete, in Markdown. The person who approves it sees nothing else.
     """
-    # Approved it is by now: this tool runs only when somebody said yes to this very plan.
-    if context.agenda is None or not context.agenda.planning:
-        raise ToolError("You are not in plan mode: there is nothing to hand in. Go on with your task.")
-    context.agenda.approve_plan()
+    # The plan is approved, because this tool runs only after this call was approved.
+    if context.task_list is None or not context.task_list.planning:
+        raise ToolError("You are not in plan mode: there is no plan to submit. Continue with your task.")
+    context.task_list.approve_plan()
     return f"The plan was approved, and plan mode is over. Carry it out as it stands ({len(plan)} characters above)."
 
 
-# --- The list of what the agent means to do, which it keeps itself, and which people follow ---
+# --- The task list, which the agent maintains and people can watch ---
 
 Text = Annotated[str, Meta(max_length=500, pattern=r"\S")]
 
 
-def _has_agenda(context: ToolContext) -> bool:
-    return context.agenda is not None
+def _has_task_list(context: ToolContext) -> bool:
+    return context.task_list is not None
 
 
-@tool(category="tasks", available=_has_agenda, exclusive=True)
+@tool(available=_has_task_list, exclusive=True)
 async def task_create(
     context: ToolContext, tasks: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=50)]
 ) -> str:
-    """Make a list of tasks for work of several steps, in place of the one there is. Somebody has to approve it.
+    """Create a task list for work with several steps. It replaces the current list and needs approval.
 
     Args:
-        tasks: What is to be done, one after the other, each in a sentence.
+        tasks: The tasks in order, each as one sentence.
     """
-    agenda = _agenda(context)
-    agenda.set_tasks(new_tasks(tasks))
-    return task_lines(agenda.tasks)
+    task_list = _task_list(context)
+    task_list.set_tasks(new_tasks(tasks))
+    return task_lines(task_list.tasks)
 
 
-@tool(category="tasks", available=_has_agenda, exclusive=True)
+@tool(available=_has_task_list, exclusive=True)
 async def task_update(context: ToolContext, index: int, status: TaskStatus) -> str:
-    """Say how a task of the list stands. One at a time is in progress: another that was is pending again.
+    """Set the status of a task. Only one task can be in progress: the previous one becomes pending again.
 
     Args:
         index: The task's number.
-        status: What it is now.
+        status: The new status.
     """
-    agenda = _agenda(context)
-    if not agenda.tasks:
+    task_list = _task_list(context)
+    if not task_list.tasks:
         raise ToolError("The task list is empty: create tasks with task_create.")
     try:
-        agenda.set_tasks(update_task(agenda.tasks, index, status))
+        task_list.set_tasks(update_task(task_list.tasks, index, status))
     except IndexError:
-        raise ToolError(f"No task {index}: task numbers are 1 to {len(agenda.tasks)}.") from None
-    return task_lines(agenda.tasks)
+        raise ToolError(f"No task {index}: task numbers are 1 to {len(task_list.tasks)}.") from None
+    return task_lines(task_list.tasks)
 
 
-def _agenda(context: ToolContext) -> TaskList:
-    assert context.agenda is not None  # else the tools are not available
-    return context.agenda
+def _task_list(context: ToolContext) -> TaskList:
+    assert context.task_list is not None  # Otherwise the tools are not available.
+    return context.task_list

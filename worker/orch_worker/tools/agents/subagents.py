@@ -1,7 +1,8 @@
-"""Agents of an agent: thin wrappers over the root's services. Each answer is short text or compact JSON."""
+"""Tools for subagents. The tools call services of the root. Each result is short text or compact JSON."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
@@ -12,21 +13,10 @@ from orch_protocol.core.errors import BudgetExceededError, ConcurrencyLimitError
 from orch_protocol.core.messages import Reply
 from orch_protocol.core.taint import inherited_labels
 from orch_protocol.policy.budget import Budget
-from orch_protocol.services.requests import (
-    COLLECT,
-    KILL,
-    LIST_AGENTS,
-    QUERY,
-    SPAWN,
-    SUBMIT,
-    WAIT,
-    Collect,
-    Kill,
-    ListAgents,
-    QueryAgent,
-    Spawn,
-    Wait,
-)
+from orch_protocol.services.agents.lifecycle import KILL, Kill
+from orch_protocol.services.agents.query import COLLECT, QUERY, SUBMIT, WAIT, Collect, QueryAgent, Wait
+from orch_protocol.services.agents.spawn import SPAWN, Spawn
+from orch_protocol.services.agents.status import LIST_AGENTS, ListAgents
 from orch_protocol.services.service import Service
 
 from ..api.base import ToolContext, ToolError, ToolOutput, tool
@@ -40,50 +30,74 @@ __all__ = [
     "wait_subagents",
 ]
 
+COLLECT_SECONDS: Final = 60.0
 MARGIN_SECONDS: Final = 2.0
 MAX_TASK_SHOWN: Final = 80
-NOTHING_SAID: Final = "(It said nothing.)"
+EMPTY_REPLY: Final = "(It said nothing.)"
 
 
 P = TypeVar("P", bound=Struct)
 R = TypeVar("R")
 
 
-@tool(category="agents")
+@tool
 async def spawn_subagent(
     context: ToolContext,
     task: str,
-    preset: str | None = None,
+    preset: Literal["minimal", "investigate", "work"] | None = None,
     tools: tuple[str, ...] | None = None,
     query: str | None = None,
     max_cost: float | None = None,
     max_tokens: int | None = None,
     skills: tuple[str, ...] | None = None,
     archives: tuple[str, ...] = (),
+    name: str | None = None,
+    model: str | None = None,
+    agent: str | None = None,
+    isolation: Literal["worktree"] | None = None,
 ) -> ToolOutput:
-    """Start a subagent: an agent of its own with a task, its own context and a fixed set of tools.
+    """Start a subagent: a separate agent with a task, its own context and a fixed set of tools.
+
+    Its tools and rights are fixed when it starts and cannot be extended later: choose all it needs now.
 
     Args:
-        task: What it is for; it sees nothing of this conversation, so say all it needs.
-        preset: A named set of tools.
-        tools: Names of tools, instead of a preset; at most the ones you hold yourself.
-        query: A first question; the answer is waited for and returned.
-        max_cost: The most that it may spend, in US dollars, with subagents of its own.
-        max_tokens: The most tokens that it and they may use.
-        skills: Names of the skills it has, of yours; all of them unless named.
-        archives: Ids of archived turns that you can read; it may search, read and ask them too.
+        task: What the subagent is for. It sees nothing of this conversation, so include all it needs.
+        preset: A named set of tools. minimal: list, search and read files. investigate: also git, web and large values,
+            read-only. work: also change files, run commands and Python.
+        tools: Names of tools, instead of a preset. You can grant only tools that you have.
+        query: A first question. The call waits for the answer and returns it.
+        max_cost: Maximum cost in US dollars, including its own subagents.
+        max_tokens: Maximum number of tokens, including its own subagents.
+        skills: Names of your skills that it gets. Default: all of them.
+        archives: Ids of archived turns that you can read. The subagent can search, read and query them too.
+        name: A name for the subagent, which the other tools accept instead of its id.
+        model: Its model, as provider:name. Default: your model. Other models must be allowed by the configuration.
+        isolation: "worktree" lets it work in a git worktree on a branch of its own, separate from your files.
+        agent: An agent type with its own prompt, tools and model. A preset or tools limit its tools.
     """
     budget = Budget(max_cost_usd=max_cost, max_tokens=max_tokens)
-    asked = Spawn(task, preset=preset, tools=tools, budget=budget, marks=context.told, skills=skills, archives=archives)
-    spawned = await _ask(context, SPAWN, asked)
-    line = _json({"id": spawned.id, "seq": spawned.seq, "name": spawned.name})
+    request = Spawn(
+        task,
+        preset=preset,
+        tools=tools,
+        model=model,
+        name=name,
+        budget=budget,
+        marks=context.taint_labels,
+        skills=skills,
+        archives=archives,
+        agent=agent,
+        isolation=isolation,
+    )
+    spawned = await _call_root(context, SPAWN, request)
+    created = _json({"id": spawned.id, "seq": spawned.seq, "name": spawned.name})
     if query is None:
-        return ToolOutput(line)
-    answer = await _answer(context, QueryAgent(spawned.id, query, marks=context.told))
-    return replace(answer, text=f"{line}\n{answer.text}")
+        return ToolOutput(created)
+    answer = await _answer_output(context, QueryAgent(spawned.id, query, marks=context.taint_labels))
+    return replace(answer, text=f"{created}\n{answer.text}")
 
 
-@tool(category="agents")
+@tool
 async def query_subagent(
     context: ToolContext,
     id: str | int,
@@ -92,106 +106,142 @@ async def query_subagent(
     wake: Literal["any", "all"] | int | None = None,
     return_name: str | None = None,
 ) -> ToolOutput:
-    """Ask a subagent. It remembers what it was asked before.
+    """Ask a subagent a question. It remembers earlier questions.
 
     Args:
         id: The subagent's id, number or name.
         prompt: The question.
-        wait: False returns at once; the answer is then taken with collect_subagent.
-        wake: Returns at once too; a message tells you when any, all, or so many of the subagents asked like this are
-            done.
-        return_name: A name that its run_python has bound when it answers, or a handle of it: that value becomes a
-            handle of yours, whole, without passing through anybody's words.
+        wait: False returns immediately; collect_subagent returns the answer later.
+        wake: Returns immediately too. You get a message when any, all, or this number of the subagents asked with
+            wake are done.
+        return_name: A variable that its run_python has bound when it answers, or one of its handles. You get the
+            complete value under a handle of your own.
     """
     if wait and wake is None:
-        return await _answer(context, QueryAgent(str(id), prompt, marks=context.told), return_name)
-    submitted = await _ask(context, SUBMIT, QueryAgent(str(id), prompt, wake=wake, marks=context.told))
+        return await _answer_output(context, QueryAgent(str(id), prompt, marks=context.taint_labels), return_name)
+    submitted = await _call_root(context, SUBMIT, QueryAgent(str(id), prompt, wake=wake, marks=context.taint_labels))
     return ToolOutput(f"Subagent {submitted.id} is at work: take its answer with collect_subagent.")
 
 
-@tool(category="agents")
+@tool
 async def collect_subagent(
-    context: ToolContext, id: str | int, wait: bool = True, return_name: str | None = None, again: bool = False
+    context: ToolContext,
+    id: str | int,
+    wait: bool = True,
+    return_name: str | None = None,
+    again: bool = False,
+    timeout: float = COLLECT_SECONDS,
 ) -> ToolOutput:
-    """Take the answer of a subagent that was asked without waiting. An answer can be taken once.
+    """Return the answer of a subagent that was asked without waiting. An answer can be collected once.
 
     Args:
         id: The subagent's id, number or name.
-        wait: Whether to wait for an answer that is not there yet.
-        return_name: A name or handle of its, as for query_subagent: that value becomes a handle of yours.
-        again: True returns the answer that was taken last once more.
+        wait: Whether to wait if there is no answer yet.
+        return_name: One of its variables or handles, as for query_subagent. You get the value under a handle of your
+            own.
+        again: True returns the last collected answer again.
+        timeout: Maximum number of seconds to wait.
     """
-    return await _answer(context, Collect(str(id), None if wait else 0.0, again), return_name)
+    return await _answer_output(context, Collect(str(id), max(timeout, 0.0) if wait else 0.0, again), return_name)
 
 
-@tool(category="agents")
+@tool
 async def wait_subagents(
     context: ToolContext, ids: tuple[str | int, ...], mode: Literal["any", "all"] | int = "all"
 ) -> str:
-    """Wait until subagents have answered; the answers are then taken with collect_subagent.
+    """Wait until subagents have answered. Use collect_subagent to get the answers.
 
     Args:
         ids: The subagents.
-        mode: all, any, or how many of them to wait for.
+        mode: all, any, or the number of subagents to wait for.
     """
-    seconds = _patience(context)
+    seconds = _wait_seconds(context)
     try:
-        waited = await _ask(context, WAIT, Wait(tuple(map(str, ids)), mode, seconds))
+        result = await _call_root(context, WAIT, Wait(tuple(map(str, ids)), mode, seconds))
     except QueryTimeoutError:
         return f"Not yet: they work on after {seconds:g} s. Wait again, or do something else first."
-    return _json({"done": waited.done, "pending": waited.pending})
+    return _json({"done": result.done, "pending": result.pending})
 
 
-@tool(category="agents")
+@tool
 async def list_subagents(context: ToolContext) -> str:
-    """List the agents you can ask: id, name, status, task."""
-    rows = await _ask(context, LIST_AGENTS, ListAgents())
+    """List the agents that you can query: id, name, relation, status, task.
+
+    The relation is own (you started it), below (one of your subagents started it) or peer (the user named it).
+    """
+    rows = await _call_root(context, LIST_AGENTS, ListAgents())
+    parents = {row.id: row.parent_id for row in rows}
     return "\n".join(
-        _json({"id": row.id, "name": row.name, "status": row.status, "task": row.task[:MAX_TASK_SHOWN]}) for row in rows
+        _json(
+            {
+                "id": row.id,
+                "name": row.name,
+                "relation": _relation(row.id, parents, context.agent_id),
+                "status": row.status,
+                "task": row.task[:MAX_TASK_SHOWN],
+            }
+        )
+        for row in rows
     ) or ("There are no subagents.")
 
 
-@tool(category="agents")
+@tool
 async def kill_subagent(context: ToolContext, id: str | int) -> str:
-    """End a subagent and every agent below it. What it wrote is kept; it answers no more.
+    """End a subagent and all agents below it. Its files are kept, but it cannot answer any more.
 
     Args:
         id: The subagent's id, number or name.
     """
-    killed = await _ask(context, KILL, Kill((str(id),)))
+    killed = await _call_root(context, KILL, Kill((str(id),)))
     return f"Killed: {', '.join(killed.ids) or 'none'}."
 
 
-async def _answer(context: ToolContext, asked: QueryAgent | Collect, return_name: str | None = None) -> ToolOutput:
-    """Return the reply to what is `asked`; that it is not there yet is an answer too."""
-    seconds = _patience(context)
-    if asked.timeout is not None:
-        seconds = min(seconds, asked.timeout)
+def _relation(id: str, parents: Mapping[str, str | None], caller: str) -> Literal["own", "below", "peer"]:
+    """Return the relation of the agent `id` to `caller`. `parents` maps the listed agents to their parents."""
+    if parents[id] == caller:
+        return "own"
+    ancestor: str | None = id
+    while ancestor is not None and ancestor in parents:
+        ancestor = parents[ancestor]
+    return "below" if ancestor == caller else "peer"
+
+
+async def _answer_output(
+    context: ToolContext, request: QueryAgent | Collect, return_name: str | None = None
+) -> ToolOutput:
+    """Return the reply to `request`, or a text that reports that there is no reply yet."""
+    seconds = _wait_seconds(context)
+    if request.timeout is not None:
+        seconds = min(seconds, request.timeout)
     reply: Reply | None
     try:
-        if isinstance(asked, QueryAgent):
-            reply = await _ask(context, QUERY, replace(asked, timeout=seconds))
+        if isinstance(request, QueryAgent):
+            reply = await _call_root(context, QUERY, replace(request, timeout=seconds))
         else:
-            reply = await _ask(context, COLLECT, replace(asked, timeout=seconds))
+            reply = await _call_root(context, COLLECT, replace(request, timeout=seconds))
     except QueryTimeoutError:
         reply = None
     if reply is None:
-        return ToolOutput(f"No answer yet: subagent {asked.ref} works on. Take its answer later with collect_subagent.")
+        return ToolOutput(
+            f"No answer yet: subagent {request.ref} works on. Take its answer later with collect_subagent."
+        )
     warning = f"; {reply.warning}" if reply.warning else ""
-    said = reply.text if reply.text.strip() else NOTHING_SAID
-    text = f"Subagent {reply.id} ({reply.stop_reason}, {reply.tool_calls} tool calls{warning}):\n\n{said}"
+    reply_text = reply.text if reply.text.strip() else EMPTY_REPLY
+    text = f"Subagent {reply.id} ({reply.stop_reason}, {reply.tool_calls} tool calls{warning}):\n\n{reply_text}"
     if reply.whole:
-        from ..values.values import all_of  # where there is more than can be shown
+        from ..values.values import store_full_reply  # This module is needed only for replies that were cut.
 
-        text = f"{text}\n\n{await all_of(context, reply)}"
+        text = f"{text}\n\n{await store_full_reply(context, reply)}"
+    if reply.worktree:
+        text = f"{text}\n\n{reply.worktree.render()}\nThe user can merge: orch merge {reply.id}"
     if return_name is not None:
-        from ..values.values import adopt_value  # by those who ask for a value
+        from ..values.values import adopt_value  # This module is needed only if return_name is given.
 
         text = f"{text}\n\n{await adopt_value(context, reply.id, return_name, local=reply.local)}"
     return ToolOutput(text, local=reply.local, marks=inherited_labels(reply.marks, reply.id))
 
 
-async def _ask(context: ToolContext, service: Service[P, R], params: P) -> R:
+async def _call_root(context: ToolContext, service: Service[P, R], params: P) -> R:
     try:
         return await context.call_root(service, params, context.seconds)
     except (BudgetExceededError, ConcurrencyLimitError, DepthCapError) as error:
@@ -199,8 +249,8 @@ async def _ask(context: ToolContext, service: Service[P, R], params: P) -> R:
         raise ToolError(f"{error}{advice}.") from error
 
 
-def _patience(context: ToolContext) -> float:
-    # Shorter than the call's own deadline: the answer "not yet" must still get through.
+def _wait_seconds(context: ToolContext) -> float:
+    # The result is shorter than the timeout of the call, so that the text "no answer yet" can still be returned.
     return max(context.seconds - MARGIN_SECONDS, context.seconds / 2)
 
 

@@ -1,4 +1,4 @@
-"""A tool: a function with a name, a description and a schema; and what it knows of the agent that calls it."""
+"""Tools, which are functions with a name, a description and a schema, and the context in which tools run."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import contextvars
 import functools
 import inspect
 import re
+import threading
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, overload
 
 import msgspec
@@ -17,26 +19,26 @@ from msgspec import Struct, field
 
 from orch_protocol.agent.spec import ToolSpec
 from orch_protocol.core.errors import ConfigError
-from orch_protocol.core.messages import Usage
+from orch_protocol.core.messages import Image, Usage, prompt_of
 from orch_protocol.core.taint import BITS, Bit, TaintLabel
 from orch_protocol.core.workspace import Artifact
 from orch_protocol.policy.policy import PolicyConfig
 from orch_protocol.policy.sandbox import SandboxSpec
 from orch_protocol.resources.memory import Note, NoteSource
-from orch_protocol.services.requests import RUN_TOOL, RunTool
+from orch_protocol.services.resources.tools import RUN_TOOL, RunTool
 from orch_protocol.services.service import Service
 
 from ...policy.taint import TaintLabels
 from ...session.plan import TaskList
-from ...system.threads import ASIDE
+from ...system.secrets import ApiKeys
+from ...system.threads import DAEMON_THREADS
 from .root_client import CallRoot
-from .tool_state import ToolState
 
 if TYPE_CHECKING:
     from ...policy.file_filter import FileFilter
 
 __all__ = [
-    "ApiKeys",
+    "NAME",
     "MemoryNotes",
     "PinnableArtifacts",
     "SkillsInUse",
@@ -44,6 +46,8 @@ __all__ = [
     "ToolContext",
     "ToolError",
     "ToolOutput",
+    "ToolState",
+    "output_of",
     "root_tool",
     "tool",
 ]
@@ -54,16 +58,44 @@ P = TypeVar("P", bound=Struct)
 R = TypeVar("R")
 
 NAME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9_-]{0,63}")
+"""Valid names of tools."""
 FIELD: Final = re.compile(r"`\$\.(\w+)")
-ARGUMENT_LINE: Final = re.compile(r"(\w+)(?: \(.*?\))?: +(.+)")
+INDENT: Final = "    "
 
 
 class ToolError(Exception):
-    """Raised by a tool to say what went wrong; the message is what the model reads."""
+    """Raised by a tool to report an error. The model reads the message."""
+
+
+class ToolState:
+    """The state of tools between calls, such as running jobs and stored results: one object of each kind.
+
+    An object is created when it is first used. Objects with a method `close` are closed with the agent.
+    """
+
+    def __init__(self) -> None:
+        self._objects: dict[object, Any] = {}
+        self._lock = threading.RLock()
+
+    def get(self, kind: object, create: Callable[[], T]) -> T:
+        """Return the object of `kind`. If the object does not exist yet, create it with `create`. Thread-safe."""
+        with self._lock:
+            if kind not in self._objects:
+                self._objects[kind] = create()
+            found: T = self._objects[kind]
+            return found
+
+    def close(self) -> None:
+        """Close all objects, newest first, and forget them."""
+        with self._lock:
+            objects, self._objects = list(self._objects.values()), {}
+        for each in reversed(objects):
+            if hasattr(each, "close"):
+                each.close()
 
 
 class MemoryNotes(Protocol):
-    """The notes that an agent keeps between conversations; see `orch_worker.memory`."""
+    """The notes that an agent keeps between conversations. See `orch_worker.memory`."""
 
     async def remember(self, text: str, source: NoteSource = "agent") -> Note: ...
 
@@ -71,17 +103,15 @@ class MemoryNotes(Protocol):
 
 
 class SkillsInUse(Protocol):
-    """The skills of an agent, and those that this turn has read; see `orch_worker.skills.catalog`."""
+    """The skills of an agent, and the skills that were read in this turn. See `orch_worker.skills.catalog`."""
 
     def turn_began(self) -> None: ...
 
-    def outside(self, tool: str) -> str: ...
-
-    async def changed(self) -> tuple[str, ...]: ...
+    def disallowed_reason(self, tool: str) -> str: ...
 
 
 class PinnableArtifacts(Protocol):
-    """The artifacts of an agent's workspace, as far as tools change them; see `orch_worker.workspace`."""
+    """The part of an agent's workspace that tools change. See `orch_worker.workspace`."""
 
     def pin(self, name: str, *, pinned: bool = True) -> Artifact: ...
 
@@ -90,26 +120,20 @@ async def _no_root(service: Service[P, R], params: P, seconds: float | None = No
     raise ToolError(f"cannot call {service.name!r}: this tool runs without a root")
 
 
-class ApiKeys(dict[str, str]):
-    """Secrets by the names of their variables. Shows how many, never which."""
-
-    def __repr__(self) -> str:
-        return f"<{len(self)} keys>"
-
-    __str__ = __repr__
-
-
 class ToolContext(Struct, frozen=True):
-    """What a tool knows of its agent.
+    """The agent of a tool, and the environment of the tool's calls.
 
-    Paths are relative to `cwd`; `seconds` is a call's deadline; `folder` is the agent's session folder, None where
-    there is none to write to. `archives` says whether its conversation is archived. `agenda` and `marks` are None
-    for a tool that the root runs, `memory` also where the agent remembers nothing, `skills` where it has none,
-    `workbench` where it does not keep track of what it has at hand. `sandbox` says what the processes of its tools are
-    kept from, `policy` which paths they cannot read; a call that somebody `approved` can read credentials.
-    `orch_folders` are the absolute paths of the folders of orch itself: homes, run, sessions, sockets. They are empty
-    for a tool that the root runs. `in_process` says that the agent lives in the root's process, where its commands
-    have no shim above them.
+    - `cwd`: the folder to which paths are relative. `folder`: the agent's session folder, or None.
+    - `seconds`: the timeout of a call.
+    - `archives`: whether the conversation is archived.
+    - `task_list`, `conversation_labels`: None if the tool runs in the root. `memory`, `skills`, `workspace`: None if
+      the tool runs in the root or the agent does not have the feature.
+    - `sandbox`: the sandbox of commands. `policy`: the rules, including the paths that commands cannot read.
+    - `approved`: a person approved this individual call, which can therefore read credentials.
+    - `orch_folders`: the absolute paths of orch's own folders (homes, run, sessions, sockets); empty for a tool that
+      runs in the root.
+    - `in_process`: the agent runs in the root's process, where no shim adopts the processes of commands.
+    - `agent_types`: the agent types that the agent may spawn, with their descriptions.
     """
 
     cwd: Path
@@ -121,45 +145,57 @@ class ToolContext(Struct, frozen=True):
     folder: Path | None = None
     keys: ApiKeys = field(default_factory=ApiKeys)
     archives: bool = False
-    agenda: TaskList | None = None
-    marks: TaintLabels | None = None
+    task_list: TaskList | None = None
+    conversation_labels: TaintLabels | None = None
     sandbox: SandboxSpec = SandboxSpec()
     policy: PolicyConfig = PolicyConfig()
     approved: bool = False
+    call_id: str = ""
     memory: MemoryNotes | None = None
     skills: SkillsInUse | None = None
-    workbench: PinnableArtifacts | None = None
+    workspace: PinnableArtifacts | None = None
     orch_folders: tuple[str, ...] = ()
     in_process: bool = False
-    belongings: ToolState = field(default_factory=ToolState)
+    agent_types: Mapping[str, str] = {}
+    tool_state: ToolState = field(default_factory=ToolState)
 
     @property
     def granted(self) -> frozenset[str]:
-        """The names of the agent's tools; none where it is not at work."""
-        found: frozenset[str] = self.belongings.get("granted", frozenset)
+        """The names of the agent's tools. Empty if the agent is not running."""
+        found: frozenset[str] = self.tool_state.get("granted", frozenset)
         return found
 
-    def sieve(self, tool: str, start: Path) -> FileFilter | None:
-        """Return what says of each file that `tool` comes upon on its way down from `start` whether to pass it over;
-        None where no rule is about any. Looks at the disk."""
-        found: FileFilter | None = self.belongings.get("sieve", lambda: lambda *_: None)(tool, str(start))
+    def file_filter(self, tool: str, start: Path) -> FileFilter | None:
+        """Return the filter for files found by `tool` below `start`. Return None if no rule applies.
+
+        This method reads the disk.
+        """
+        found: FileFilter | None = self.tool_state.get("file_filter", lambda: lambda *_: None)(tool, str(start))
         return found
 
     @property
-    def told(self) -> tuple[TaintLabel, ...]:
-        """What the agent's conversation holds, which whoever it tells something of it holds then, too."""
-        return self.marks.content if self.marks is not None else ()
+    def taint_labels(self) -> tuple[TaintLabel, ...]:
+        """The taint labels of the conversation.
 
-    def own(self, kind: Callable[[ToolContext], T]) -> T:
-        """Return the agent's one `kind`, made with this context when it is first asked for. Any thread may ask."""
-        return self.belongings.get(kind, lambda: kind(self))
+        Agents that receive information from the conversation inherit these labels.
+        """
+        return self.conversation_labels.content if self.conversation_labels is not None else ()
+
+    def agent_object(self, kind: Callable[[ToolContext], T]) -> T:
+        """Return the agent's single object of type `kind`. The first call creates the object with this context.
+
+        Thread-safe.
+        """
+        return self.tool_state.get(kind, lambda: kind(self))
 
 
 class ToolOutput(Struct, frozen=True):
-    """What a tool returns. `files_changed` are paths relative to the context's cwd, `usage` what models used for it.
+    """The result of a tool.
 
-    A `local` one is for models of this machine alone. `origin` is the web address that the text is from, if it is
-    from one; `marks` came with it from elsewhere.
+    `files_changed` are paths relative to the context's `cwd`. `usage` is the usage of models called by the tool. If
+    `local` is True, only models on this machine may receive the result. `origin` is the web address of the text, if
+    any. `marks` are inherited taint labels. Each of `images` replaces its `Image.text` in `text`. Images not mentioned
+    in `text` stand after the text.
     """
 
     text: str
@@ -169,17 +205,18 @@ class ToolOutput(Struct, frozen=True):
     local: bool = False
     origin: str | None = None
     marks: tuple[TaintLabel, ...] = ()
+    images: tuple[Image, ...] = ()
 
 
 Available = Callable[[ToolContext], bool]
 
 
 class Tool(Struct, frozen=True):
-    """A tool. `parse` turns the model's arguments into what `call` takes, or raises ToolError naming the field.
+    """A tool. `parse` converts the model's arguments for `call`, or raises ToolError with the field name.
 
-    Where `available` says no, the model does not see it. An `exclusive` one runs alone; calls whose argument `locks`
-    names the same file run one after the other. `bits` is what its maker says that a call brings, None when nothing.
-    Called like a function, it is the function it was made of.
+    If `available` returns False, the tool is hidden from the model. A call of an `exclusive` tool never runs at the
+    same time as other calls. Calls with the same file in the argument `locks` run one after the other. `bits` are the
+    taint bits declared for a call, or None. Calling the tool calls its function.
     """
 
     name: str
@@ -195,17 +232,29 @@ class Tool(Struct, frozen=True):
     bits: tuple[Bit, ...] | None = None
 
     def spec(self) -> ToolSpec:
-        """Return the tool as the model sees it."""
+        """Return the specification of the tool that the model receives."""
         return ToolSpec(self.name, self.description, self.input_schema, self.exclusive, self.locks, self.bits)
 
     def without(self, parameter: str) -> Tool:
-        """Return the tool as it is offered without `parameter`, which has a default."""
-        there = self.input_schema.get("properties", {})
-        properties = {name: said for name, said in there.items() if name != parameter}
+        """Return the tool with `parameter` hidden from the model. The parameter must have a default."""
+        all_properties = self.input_schema.get("properties", {})
+        properties = {name: property for name, property in all_properties.items() if name != parameter}
         return msgspec.structs.replace(self, input_schema={**self.input_schema, "properties": properties})
 
+    def choosing(self, parameter: str, choices: Mapping[str, str]) -> Tool:
+        """Return the tool with the optional parameter `parameter` limited to `choices`.
+
+        The model receives the description of each choice.
+        """
+        properties = self.input_schema["properties"]
+        lines = (f"- {name}: {text}" for name, text in choices.items())
+        description = "\n".join((properties[parameter]["description"], *lines))
+        limited_schema = {"enum": [*choices, None], "default": None, "description": description}
+        schema = {**self.input_schema, "properties": {**properties, parameter: limited_schema}}
+        return msgspec.structs.replace(self, input_schema=schema)
+
     def missing(self, context: ToolContext) -> str:
-        """Return why the tool cannot be used by the agent of `context`, "" when it can."""
+        """Return why the agent of `context` cannot use the tool. Return "" if the agent can use the tool."""
         try:
             if self.available is None or self.available(context):
                 return ""
@@ -214,7 +263,7 @@ class Tool(Struct, frozen=True):
         return f"Tool {self.name!r} is not available here."
 
     async def run(self, context: ToolContext, input: dict[str, Any]) -> ToolOutput:
-        """Check `input` and run the tool with it. Raises ToolError, and whatever the function raises."""
+        """Validate `input` and run the tool. Raise ToolError, or any exception that the function raises."""
         return await self.call(context, self.parse(input))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -246,24 +295,27 @@ def tool(
     locks: str = "",
     bits: Iterable[Bit] | None = None,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
-    """Make a tool of a function: its annotations are the schema, its docstring tells the model what it does.
+    """Turn a function into a tool. The annotations define the schema, and the docstring is the description.
 
-    A parameter annotated `ToolContext` receives the context and is not part of the schema. Lines `name: text` under
-    `Args:` in the docstring describe the arguments. A sync function runs in a thread. The result may be text, a
-    ToolOutput, or anything that is JSON.
+    A parameter annotated with `ToolContext` receives the context and is not part of the schema. The docstring describes
+    the arguments in Google, NumPy or Sphinx style. A sync function runs in a thread. The result may be text, an
+    Image, a list of texts and images, a ToolOutput, or any JSON data.
 
-    `available` is asked with the context: where it says no, the model does not see the tool and a call is refused. An
-    `exclusive` tool runs alone among the calls of a step. `locks` names a parameter that is a path: calls for the same
-    file run one after the other. `bits` say which of `untrusted` content, `sensitive` data and deeds (`acts`) a call
-    brings; unless said, it counts as one that runs code. Raises ConfigError for a function that cannot be a tool.
+    If `available` returns False for a context, the tool is hidden from the model, and calls are refused. A call of an
+    `exclusive` tool never runs at the same time as other calls of the step. `locks` names a path parameter: calls for
+    the same file run one after the other. `bits` declare what a call adds to the conversation: `untrusted` content,
+    `sensitive` data or actions (`acts`). By default, the tool is treated like a tool that runs code. Raise ConfigError
+    for a function that cannot be a tool.
     """
 
     def make(function: Callable[..., Any]) -> Tool:
-        made = _make(function, name, description, category)
-        if locks and locks not in made.input_schema.get("properties", {}):
-            raise ConfigError(f"tool {made.name!r}: it has no parameter {locks!r} to lock")
-        said = _bits(made.name, bits)
-        return msgspec.structs.replace(made, available=available, exclusive=exclusive, locks=locks, bits=said)
+        new_tool = _make(function, name, description, category)
+        if locks and locks not in new_tool.input_schema.get("properties", {}):
+            raise ConfigError(f"tool {new_tool.name!r}: it has no parameter {locks!r} to lock")
+        checked_bits = _check_bits(new_tool.name, bits)
+        return msgspec.structs.replace(
+            new_tool, available=available, exclusive=exclusive, locks=locks, bits=checked_bits
+        )
 
     if function is None:
         return make
@@ -271,11 +323,11 @@ def tool(
 
 
 def root_tool(spec: ToolSpec) -> Tool:
-    """Return the tool that `spec` describes and the root runs: its arguments are checked there."""
+    """Return a tool that runs in the root. The root also validates the arguments of the tool."""
 
     async def call(context: ToolContext, input: dict[str, Any]) -> ToolOutput:
-        ran = await context.call_root(RUN_TOOL, RunTool(spec.name, input), context.seconds)
-        return ToolOutput(ran.text, ran.is_error)
+        output = await context.call_root(RUN_TOOL, RunTool(spec.name, input), context.seconds)
+        return msgspec.convert(output, ToolOutput, from_attributes=True)
 
     return Tool(
         spec.name,
@@ -291,88 +343,103 @@ def root_tool(spec: ToolSpec) -> Tool:
     )
 
 
-def _make(function: Callable[..., Any], given: str | None, description: str | None, category: str) -> Tool:
-    name = given or str(getattr(function, "__name__", ""))
+def _make(function: Callable[..., Any], explicit_name: str | None, description: str | None, category: str) -> Tool:
+    name = explicit_name or str(getattr(function, "__name__", ""))
     if not NAME.fullmatch(name):
-        raise ConfigError(f"{name or function!r} cannot name a tool: give one, as in @tool(name='count_words')")
-    written = _written(function)
-    if inspect.isgeneratorfunction(written) or inspect.isasyncgenfunction(written):
-        raise ConfigError(f"tool {name!r}: it yields; let it return a value, such as a list")
-    summary, notes = _docstring(inspect.getdoc(written) or "")
-    context_name, params = _params(function, name, notes)
-    schema = _schema(params, name)
+        raise ConfigError(
+            f"{name or function!r} is not a valid tool name: pass a name, as in @tool(name='count_words')"
+        )
+    source = _unwrap(function)
+    if inspect.isgeneratorfunction(source) or inspect.isasyncgenfunction(source):
+        raise ConfigError(f"tool {name!r}: a generator is not allowed: return a value, such as a list")
+    summary, notes = _parse_docstring(inspect.getdoc(source) or "")
+    context_name, params = _parameters_of(function, name, notes)
+    schema = _json_schema(params, name)
 
     def parse(input: dict[str, Any]) -> Any:
         try:
             return msgspec.convert(input, params, strict=False)
         except msgspec.ValidationError as error:
-            raise ToolError(f"Invalid arguments for {name}: {error}{_takes(str(error), schema)}") from error
+            raise ToolError(f"Invalid arguments for {name}: {error}{_choices_hint(str(error), schema)}") from error
 
     async def call(context: ToolContext, arguments: Any) -> ToolOutput:
-        passed = {field: getattr(arguments, field) for field in params.__struct_fields__}
+        keyword_arguments = {field: getattr(arguments, field) for field in params.__struct_fields__}
         if context_name:
-            passed[context_name] = context
+            keyword_arguments[context_name] = context
         if inspect.iscoroutinefunction(function):
-            return _output(await function(**passed))
-        held = contextvars.copy_context()
+            return output_of(await function(**keyword_arguments))
+        call_context = contextvars.copy_context()
         loop = asyncio.get_running_loop()
-        value = await loop.run_in_executor(ASIDE, held.run, _in_thread, function, passed)
-        return _output(await value if inspect.isawaitable(value) else value)  # a plain wrapper of an async function
+        value = await loop.run_in_executor(
+            DAEMON_THREADS, call_context.run, _call_in_thread, function, keyword_arguments
+        )
+        # The function may be a sync wrapper of an async function.
+        return output_of(await value if inspect.isawaitable(value) else value)
 
     return Tool(name, description or summary, category, schema, parse, call, function)
 
 
-def _written(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what somebody wrote with annotations and a docstring, behind partials, or in an object's class.
+def _unwrap(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that has the annotations and the docstring. Partials and `__call__` methods are unwrapped.
 
-    An object that a decorator made of a function has both itself, as `functools.update_wrapper` gave it them.
+    An object that has copied annotations and docstring with `functools.update_wrapper` is returned unchanged.
     """
     while isinstance(function, functools.partial):
         function = function.func
-    own = "__annotations__" in getattr(function, "__dict__", ())
-    if own or inspect.isroutine(function) or inspect.isclass(function):
+    has_annotations = "__annotations__" in getattr(function, "__dict__", ())
+    if has_annotations or inspect.isroutine(function) or inspect.isclass(function):
         return function
     return getattr(type(function), "__call__", function)  # noqa: B004
 
 
-def _bits(name: str, bits: Iterable[Bit] | None) -> tuple[Bit, ...] | None:
+def _check_bits(name: str, bits: Iterable[Bit] | None) -> tuple[Bit, ...] | None:
     if bits is None:
         return None
-    said = (bits,) if isinstance(bits, str) else tuple(bits)
-    if unknown := [each for each in said if each not in BITS]:
+    declared = (bits,) if isinstance(bits, str) else tuple(bits)
+    if unknown := [each for each in declared if each not in BITS]:
         raise ConfigError(f"tool {name!r}: unknown bit {unknown[0]!r}; available: {', '.join(BITS)}")
-    return tuple(bit for bit in BITS if bit in said)
+    return tuple(bit for bit in BITS if bit in declared)
 
 
-def _docstring(text: str) -> tuple[str, dict[str, str]]:
-    """Split a docstring into what it says and its notes on the arguments."""
-    summary, _, rest = text.partition("\nArgs:\n")
-    section, *after = re.split(r"\n(?=\S)", rest, maxsplit=1)
-    notes: dict[str, str] = {}
-    last = ""
-    for line in map(str.strip, section.splitlines()):
-        if match := ARGUMENT_LINE.fullmatch(line):
-            last = match[1]
-            notes[last] = match[2]
-        elif last and line:
-            notes[last] += f" {line}"
-    return "\n\n".join([summary.strip(), *after]), notes
+def _parse_docstring(text: str) -> tuple[str, dict[str, str]]:
+    """Split a docstring in Google, NumPy or Sphinx style into the description and the notes on the arguments.
 
+    The description includes the sections about return values, exceptions and examples.
+    """
+    if not any(marker in text for marker in ("\n", ":param", "@param")):
+        return text, {}
+    import docstring_parser  # This import takes milliseconds, and most programs have no tools of their own.
 
-def _params(function: Callable[..., Any], name: str, notes: dict[str, str]) -> tuple[str, type[Struct]]:
-    """Return the name of the parameter that takes the context, if any, and the others as a struct."""
     try:
-        hints = typing.get_type_hints(_written(function), include_extras=True)
+        parsed = docstring_parser.parse(text)
+    except (docstring_parser.ParseError, IndexError):  # IndexError is raised for an unfinished field.
+        return text, {}
+    notes = {each.arg_name: " ".join(each.description.split()) for each in parsed.params if each.description}
+    parts = [(parsed.description or "").strip()]
+    if parsed.returns is not None and (returned := parsed.returns.description or parsed.returns.type_name):
+        parts.append(f"Returns:\n{indent(returned, INDENT)}")
+    if parsed.raises:
+        errors = (f"{each.type_name or 'Exception'}: {each.description or ''}".rstrip(": ") for each in parsed.raises)
+        parts.append("Raises:\n" + indent("\n".join(errors), INDENT))
+    examples = ("\n".join(filter(None, (each.snippet, each.description))) for each in parsed.examples)
+    parts += [f"Example:\n{indent(each, INDENT)}" for each in examples if each]
+    return "\n\n".join(filter(None, parts)), notes
+
+
+def _parameters_of(function: Callable[..., Any], name: str, notes: dict[str, str]) -> tuple[str, type[Struct]]:
+    """Return the name of the context parameter ("" if there is none), and the other parameters as a struct."""
+    try:
+        hints = typing.get_type_hints(_unwrap(function), include_extras=True)
         parameters = inspect.signature(function).parameters.values()
     except (NameError, TypeError, ValueError) as error:
         raise ConfigError(f"tool {name!r}: its signature cannot be read: {error}") from error
     context_name, fields = "", []
-    given = function.keywords if isinstance(function, functools.partial) else {}
+    bound_arguments = function.keywords if isinstance(function, functools.partial) else {}
     for parameter in parameters:
-        if parameter.name in given:
-            continue  # it is said already, and not the model's to say
+        if parameter.name in bound_arguments:
+            continue  # The partial already binds this parameter.
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise ConfigError(f"tool {name!r}: parameter {parameter} must be one that can be passed by name")
+            raise ConfigError(f"tool {name!r}: it must be possible to pass parameter {parameter} by name")
         hint = hints.get(parameter.name)
         if hint is None:
             raise ConfigError(f"tool {name!r}: parameter {parameter.name!r} needs a type, as in {parameter.name}: str")
@@ -387,7 +454,7 @@ def _params(function: Callable[..., Any], name: str, notes: dict[str, str]) -> t
         params = msgspec.defstruct(name, fields, frozen=True, kw_only=True, forbid_unknown_fields=True)
         msgspec.json.schema(params)
     except (TypeError, RuntimeError) as error:
-        why = str(error).rpartition("\n")[2]  # before that is told what only msgspec can be
+        why = str(error).rpartition("\n")[2]  # The preceding lines contain internals of msgspec.
         raise ConfigError(f"tool {name!r}: its parameters cannot come from JSON: {why}") from error
     return context_name, params
 
@@ -396,8 +463,8 @@ def _default(value: Any) -> Any:
     return msgspec.field(default_factory=value.copy) if isinstance(value, (list, dict, set)) else value
 
 
-def _schema(params: type[Struct], name: str) -> dict[str, Any]:
-    """Return the JSON Schema of `params` with the arguments at the top, where models expect them."""
+def _json_schema(params: type[Struct], name: str) -> dict[str, Any]:
+    """Return the JSON Schema of `params` with the arguments at the top level, as models expect."""
     schema = msgspec.json.schema(params)
     definitions = schema["$defs"]
     top: dict[str, Any] = definitions.pop(name)
@@ -405,30 +472,43 @@ def _schema(params: type[Struct], name: str) -> dict[str, Any]:
     return {**top, "$defs": definitions} if definitions else top
 
 
-def _takes(error: str, schema: dict[str, Any]) -> str:
-    """Return what a tool of that schema takes in place of what `error` is about, as far as that is a choice."""
+def _choices_hint(error: str, schema: dict[str, Any]) -> str:
+    """Return a hint with the valid choices for the argument in `error`, if there are any."""
     fields = schema.get("properties", {})
     if "unknown field" in error:
         return f"; it takes {', '.join(fields)}"
     found = FIELD.search(error) if "enum value" in error else None
-    part = fields.get(found[1], {}) if found else {}
-    choices = [each for one in (part, part.get("items", {}), *part.get("anyOf", ())) for each in one.get("enum", ())]
+    field_schema = fields.get(found[1], {}) if found else {}
+    choices = [
+        each
+        for subschema in (field_schema, field_schema.get("items", {}), *field_schema.get("anyOf", ()))
+        for each in subschema.get("enum", ())
+    ]
     return f"; it is one of {', '.join(map(str, choices))}" if choices else ""
 
 
-def _in_thread(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def _call_in_thread(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     try:
         return function(**arguments)
     except (StopIteration, SystemExit, KeyboardInterrupt) as error:
-        # None of these passes from a thread through a future and an event loop unharmed.
+        # Futures and event loops treat these exceptions specially.
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
-def _output(value: Any) -> ToolOutput:
+def output_of(value: Any) -> ToolOutput:
+    """Return the result `value` of a tool as a ToolOutput: text as it is, and other data as JSON."""
     if isinstance(value, ToolOutput):
         return value
     if value is None or isinstance(value, str):
         return ToolOutput(value or "")
+    if isinstance(value, Image):
+        return ToolOutput(value.text, images=(value,))
+    if isinstance(value, (list, tuple)) and any(isinstance(part, Image) for part in value):
+        try:
+            text, images = prompt_of(value)
+        except ConfigError:
+            raise ToolError("The tool returned images with values that are neither text nor images.") from None
+        return ToolOutput(text, images=images)
     try:
         return ToolOutput(msgspec.json.encode(value).decode())
     except (TypeError, UnicodeEncodeError, OverflowError):

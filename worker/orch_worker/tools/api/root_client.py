@@ -1,4 +1,4 @@
-"""What an agent can say to its root, whoever carries it there."""
+"""The interface through which an agent calls its root."""
 
 from __future__ import annotations
 
@@ -17,28 +17,30 @@ R = TypeVar("R")
 
 
 class CallRoot(Protocol):
-    """Calls a service of the root and returns its result. Raises the OrchError that the root answers with."""
+    """A function that calls a service of the root and returns the result, or raises the OrchError in the
+    root's answer.
+    """
 
     def __call__(self, service: Service[P, R], params: P, seconds: float | None = None) -> Awaitable[R]: ...
 
 
 class RootClient(Protocol):
-    """What an agent can say to its root."""
+    """The connection of an agent to its root."""
 
     def report(self, phase: str, detail: str, step: int) -> None:
-        """Tell what the agent does just now."""
+        """Report the current activity of the agent."""
 
     async def call_root(self, service: Service[P, R], params: P, seconds: float | None = None) -> R:
-        """Call a service of the root and return its result. Raises the OrchError that the root answers with."""
+        """Call a service of the root and return the result. Raise the OrchError in the root's answer."""
 
     def emit(self, query_id: str, kind: str, text: str, name: str, step: int, is_error: bool) -> None:
-        """Tell what happened in a turn, if somebody watches it or comes to."""
+        """Report an event of a turn to the clients that watch the turn."""
 
     def called(self, query_id: str, called: CallReport) -> None:
-        """Tell what became of a call in a turn whose calls somebody observes."""
+        """Report the result of a tool call in a turn that clients observe."""
 
-    def heard(self, steer_id: str) -> None:
-        """Tell that what was said to the agent is in its conversation."""
+    def steering_recorded(self, steer_id: str) -> None:
+        """Report that a steering message is now in the conversation."""
 
     def stop(self, code: int = 0) -> None:
         """End this agent's process with exit code `code`."""

@@ -1,4 +1,6 @@
-"""Between an agent's call and its tool: judges it, asks when it must, and lets run exactly what was asked about."""
+"""Checks each call before its tool runs: judges the call, requests approvals, and lets exactly the approved
+call run.
+"""
 
 from __future__ import annotations
 
@@ -12,316 +14,345 @@ from msgspec.structs import replace
 from orch_protocol.core.errors import ConfigError, OrchError, StoreError
 from orch_protocol.core.messages import ToolUse
 from orch_protocol.core.taint import Bit, TaintLabel, bits_in
-from orch_protocol.policy.approval import ApproveCall, digest_of
+from orch_protocol.policy.approval import digest_of
+from orch_protocol.policy.builtin_tools import CODE_TOOLS
 from orch_protocol.policy.policy import EXIT_PLAN, PolicyCall, PolicySpec, Verdict
-from orch_protocol.services.approvals import EVALUATE_POLICY, REQUEST_APPROVAL
+from orch_protocol.services.policy.approvals import EVALUATE_POLICY, REQUEST_APPROVAL, ApproveCall
 from orch_protocol.wire.tool_events import CallOutcome
 
+from ...policy.evaluate import evaluate
 from ...policy.file_filter import FileFilter
-from ...policy.path_rules import expand_wildcards, grounds_of, places_of, start_of, where_of
+from ...policy.path_rules import paths_in_call, resolve_rules, shell_context
 from ...policy.policy_callback import PolicyCallback, load_policy_function
 from ...policy.rules import (
     RECURSIVE,
     JudgedCall,
     NamedPath,
     ResolvedRules,
-    at_hand,
-    judge,
     operation_of,
-    passed_over,
+    rules_below,
+    skipped_rules,
     strictest,
 )
 from ...policy.taint import (
-    CODE,
-    WEB,
+    WEB_TOOLS,
     CallTaint,
     is_trusted_host,
-    judge_taint,
     labels_file,
-    marks_of,
-    nature_of,
+    labels_of_call,
+    taint_of_call,
     tainting_files,
 )
-from ...session.interruption_notes import denied_result, dry_run_result, not_approved, not_yet
+from ...session.interruption_notes import denied_result, dry_run_result, plan_mode_result, plan_rejected_result
 from ..api.base import ToolContext, ToolError, ToolOutput
 from .local_only import LocalOnlyGuard
 
 __all__ = ["Guard", "GuardDecision"]
 
 PATIENCE_SECONDS: Final = 10.0
-TOO_MUCH: Final = Verdict("ask", "any", "its arguments name too much to be looked through")
-WITH_CREDENTIALS: Final = Verdict("ask", "any", "the command can read credentials")
 
 Judge: TypeAlias = Callable[[PolicyCall], Awaitable[Verdict]]
 
 
 class GuardDecision(Struct, frozen=True):
-    """What is to become of a call: it runs (`start`), or not, and then the model is `told` so.
+    """The decision on a call. If `start` is False, the call does not start, and `text_for_model` is the reason.
 
-    `approved`: a person or approver said yes to this very call.
+    `approved` is True if a person or a program approved this individual call.
     """
 
     outcome: CallOutcome
     verdict: Verdict
-    told: str = ""
+    text_for_model: str = ""
     reason: str = ""
     approved: bool = False
 
 
 class Guard:
-    """Applies the rules of one agent to its calls. `locality` is where its conversation may be read.
+    """Applies an agent's rules to its calls.
 
-    Raises ConfigError when the rules name a function that cannot be imported.
+    `local_only_guard` restricts the conversation to local models if necessary.
+
+    The constructor raises ConfigError if the configured policy function cannot be imported.
     """
 
-    def __init__(self, spec: PolicySpec, context: ToolContext, locality: LocalOnlyGuard) -> None:
-        self._where = where_of(context.cwd, context.env)
-        self._context, self._judges = context, _judges(spec, context)
+    def __init__(self, spec: PolicySpec, context: ToolContext, local_only_guard: LocalOnlyGuard) -> None:
+        self._shell = shell_context(context.cwd, context.env)
+        self._context, self._policy_functions = context, _policy_functions(spec, context)
         self._call_root, self._seconds = context.call_root, spec.rules.approval_seconds
         self._record = None if context.folder is None else labels_file(context.folder)
         self._spec = spec
-        self._began: dict[str, int] = {}
-        """When code began that can change files, by its call: where it may hand on what the conversation holds."""
-        self._locality, self._no_local_model = locality, spec.rules.no_local_model
+        self._start_times: dict[str, int] = {}
+        """Start times of calls that run code. Keys are call ids.
+
+        Files that these calls change inherit the conversation's taint.
+        """
+        self._local_only_guard, self._no_local_model = local_only_guard, spec.rules.no_local_model
         self._dry_run = spec.rules.dry_run
         self._personal = False
         self._taint = spec.rules.taint
-        self._natures: dict[str, tuple[CallTaint, bool]] = {}
-        """What the calls that were judged bring, by id, and whether that is too much."""
-        self.said: Mapping[str, tuple[Bit, ...] | None] = {}
-        """What tools say that they bring, by name."""
-        context.belongings.get("sieve", lambda: self._sieve)
+        self._call_taints: dict[str, tuple[CallTaint, bool]] = {}
+        """The taint of each judged call, and whether the taint requires an approval. Keys are call ids."""
+        self.declared_bits: Mapping[str, tuple[Bit, ...] | None] = {}
+        """The declared taint bits of tools. Keys are names of tools."""
+        context.tool_state.get("file_filter", lambda: self._file_filter)
 
     def turn_began(self) -> None:
-        """Forget what the last turn touched."""
+        """Reset the state of the last turn."""
         self._personal = False
-        self._natures.clear()
-        self._began.clear()
+        self._call_taints.clear()
+        self._start_times.clear()
         if self._context.skills is not None:
             self._context.skills.turn_began()
 
     def judge(self, call: ToolUse) -> Verdict:
-        """Return the verdict on `call`; what it touches counts for the calls after it, whatever the verdict."""
-        places = self._places(call)
-        there = expand_wildcards(places) if places is not None else None
-        grounds = self._grounds()
-        start = start_of(call.name, call.input, self._where)
-        judged = JudgedCall(call.name, (*(places or ()), *(there or ())), self._personal, self._planning, start)
-        verdict = judge(judged, grounds)
-        said = self.said.get(call.name)
-        nature = nature_of(judged, call.input, said, grounds, self._taint, self._context.sandbox)
-        taint = judge_taint(judged, nature, self._held, self._taint)
-        self._natures[call.id] = nature, taint.approval != "allow"
-        verdict = strictest((verdict, taint), verdict.data)
-        if there is None:
-            verdict = strictest((verdict, TOO_MUCH), verdict.data)
-        if call.name == "bash" and call.input.get("credentials", False) is not False:
-            verdict = strictest((verdict, WITH_CREDENTIALS), verdict.data)
-        if self._context.skills is not None and (why := self._context.skills.outside(call.name)):
+        """Return the verdict on `call`.
+
+        The class of the accessed data affects later calls, even if the call is denied.
+        """
+        evaluation = evaluate(
+            call.name,
+            call.input,
+            self._named_paths(call),
+            self._resolved_rules(),
+            self._shell,
+            personal=self._personal,
+            planning=self._planning,
+            labels=self._labels,
+            declared_bits=self.declared_bits.get(call.name),
+            sandbox=self._context.sandbox,
+        )
+        self._call_taints[call.id] = evaluation.call_taint, evaluation.tainted
+        verdict = evaluation.verdict
+        if self._context.skills is not None and (why := self._context.skills.disallowed_reason(call.name)):
             verdict = strictest((verdict, Verdict("ask", "any", why)), verdict.data)
         self._personal |= verdict.data == "personal"
         return verdict
 
-    async def heard(self, call: ToolUse, verdict: Verdict) -> Verdict:
-        """Return what `verdict` comes to when the user's functions, if there are any, have judged `call` too."""
-        for judges in self._judges:
-            said = await judges(self._shown(call, verdict))
-            self._personal |= said.data == "personal"
-            verdict = strictest((verdict, said), "personal" if said.data == "personal" else verdict.data)
+    async def apply_policy_functions(self, call: ToolUse, verdict: Verdict) -> Verdict:
+        """Return the strictest of `verdict` and the verdicts of the user's policy functions."""
+        for function in self._policy_functions:
+            function_verdict = await function(self._policy_call(call, verdict))
+            self._personal |= function_verdict.data == "personal"
+            verdict = strictest(
+                (verdict, function_verdict), "personal" if function_verdict.data == "personal" else verdict.data
+            )
         return verdict
 
-    async def is_free(self, call: ToolUse) -> bool:
-        """Return whether what `call` brings can be told unasked: nobody need approve it, any model may be shown it, and
-        no stranger wrote it. Then it is on record that it is told, if that matters. Raises StoreError."""
-        verdict = await self.heard(call, self.judge(call))
-        nature, _ = self._natures.pop(call.id)
-        free = verdict.approval == "allow" and verdict.model == "any" and "untrusted" not in nature.brings
-        if free and self._context.marks is not None:
-            self._context.marks.note(marks_of(call.name, nature, done=True))
-        return free
+    async def needs_no_approval(self, call: ToolUse) -> bool:
+        """Return whether the result of `call` may be shown without an approval.
 
-    async def placed(self, verdict: Verdict) -> tuple[Verdict, bool]:
-        """Return what `verdict` comes to where the agent's model is, and whether the conversation is to stay here."""
+        The call must need no approval, any model must be allowed to read the result, and the call must add no untrusted
+        content. In this case, the labels of the call are recorded. Raise StoreError if recording fails.
+        """
+        verdict = await self.apply_policy_functions(call, self.judge(call))
+        call_taint, _ = self._call_taints.pop(call.id)
+        allowed = verdict.approval == "allow" and verdict.model == "any" and "untrusted" not in call_taint.bits
+        if allowed and self._context.conversation_labels is not None:
+            self._context.conversation_labels.record(labels_of_call(call.name, call_taint, has_run=True))
+        return allowed
+
+    async def adapt_to_model(self, verdict: Verdict) -> tuple[Verdict, bool]:
+        """Return `verdict`, adapted to the location of the agent's model.
+
+        Also return whether the conversation must stay local.
+        """
         if verdict.model == "any" or verdict.approval == "deny":
             return verdict, False
-        there, why = await self._locality.look()
-        if there:
-            moves = f"it is for a local model: the conversation goes on with {there}, for good"
-            return replace(verdict, reason="; ".join(filter(None, (verdict.reason, moves)))), True
+        local_model, why = await self._local_only_guard.find_local_model()
+        if local_model:
+            notice = f"only a local model may read the result: from now on, the conversation uses {local_model}"
+            return replace(verdict, reason="; ".join(filter(None, (verdict.reason, notice)))), True
         if not why:
             return verdict, True
-        far = f"what it brings is for a model on this machine, and there is none ({why})"
+        reason = f"only a local model may read the result, and no local model is available ({why})"
         if self._no_local_model == "ask":
-            far += "; a yes lets it go to one that is elsewhere"
-        return strictest((verdict, Verdict(self._no_local_model, "local", far)), verdict.data), False
+            reason += "; if you approve, a remote model reads the result"
+        return strictest((verdict, Verdict(self._no_local_model, "local", reason)), verdict.data), False
 
-    async def rule(self, call: ToolUse, verdict: Verdict, *, approved: bool = False) -> GuardDecision:
-        """Return what is to become of `call`, which was judged so. Asks the root where a person is to say that.
+    async def decide(self, call: ToolUse, verdict: Verdict, *, approved: bool = False) -> GuardDecision:
+        """Return the decision on `call`, which has the verdict `verdict`. If necessary, the root asks a person.
 
-        What was approved is what runs: arguments, or places that they lead to, that are others by then are refused.
-        A call that a hook has `approved` is not asked about, unless it hands in a plan, or the question is where its
-        data may go, or what stands beside it in the conversation.
+        Exactly the approved call runs: if its arguments or the targets of its paths have changed, the call is refused.
+        `approved` is True if hooks have approved the call. Then no further approval is necessary. Plans, local data and
+        taint are exceptions: these need the approval of a person.
         """
-        verdict, stays = await self.placed(await self.heard(call, verdict))
+        verdict, stays_local = await self.adapt_to_model(await self.apply_policy_functions(call, verdict))
         if self._dry_run:
             return GuardDecision("dry_run", verdict, dry_run_result(call.name, verdict), verdict.reason)
-        outcome, why, by_user = await self._asked(call, verdict, approved=approved)
-        if outcome == "start" and stays and (elsewhere := await self._locality.bind()):
-            outcome, why = "deny", f"what it brings is for a model on this machine: {elsewhere}"
+        outcome, why, by_user = await self._request_approval(call, verdict, approved=approved)
+        if outcome == "start" and stays_local and (failure := await self._local_only_guard.restrict()):
+            outcome, why = "deny", f"only a local model may read the result: {failure}"
         started = outcome == "start"
         return GuardDecision(
-            outcome, verdict, "" if started else self._no(call, why), why, approved=started and by_user
+            outcome, verdict, "" if started else self._denial_text(call, why), why, approved=started and by_user
         )
 
-    def begins(self, call: ToolUse) -> None:
-        """Put on record that `call`, which was judged, begins to act, if it does. Raises StoreError."""
-        if self._context.marks is not None and call.id in self._natures:
-            self._context.marks.note(marks_of(call.name, self._natures[call.id][0], done=False))
-        nature = self._natures.get(call.id, (CallTaint(), False))[0]
-        # Code may read something and write it down in one call.
-        if self._record is not None and call.name in CODE and (self._content or nature.brings):
-            self._began[call.id] = time.time_ns()
+    def record_start(self, call: ToolUse) -> None:
+        """Record the start of `call`, which was already judged. A call that acts adds a label.
 
-    def brought(self, call: ToolUse, output: ToolOutput) -> tuple[TaintLabel, ...]:
-        """Put on record what `output`, that of `call`, brings into the conversation; return it. Raises StoreError."""
-        nature, _ = self._natures.pop(call.id, (CallTaint(), False))
-        if output.origin is not None or (call.name in WEB and output.is_error):
-            # Where it came from in the end; and without an answer nobody else has said anything.
+        Raise StoreError if recording fails.
+        """
+        if self._context.conversation_labels is not None and call.id in self._call_taints:
+            self._context.conversation_labels.record(
+                labels_of_call(call.name, self._call_taints[call.id][0], has_run=False)
+            )
+        call_taint = self._call_taints.get(call.id, (CallTaint(), False))[0]
+        # A single call that runs code can both read tainted content and write the content to a file.
+        if self._record is not None and call.name in CODE_TOOLS and (self._content or call_taint.bits):
+            self._start_times[call.id] = time.time_ns()
+
+    def record_output(self, call: ToolUse, output: ToolOutput) -> tuple[TaintLabel, ...]:
+        """Record and return the taint labels added to the conversation by `output`, the output of `call`.
+
+        Raise StoreError if recording fails.
+        """
+        call_taint, _ = self._call_taints.pop(call.id, (CallTaint(), False))
+        if output.origin is not None or (call.name in WEB_TOOLS and output.is_error):
+            # Use the final address after redirects. A failed request adds no untrusted content.
             if output.origin and not is_trusted_host(output.origin, self._taint):
-                nature = replace(nature, brings=nature.brings | {"untrusted"}, subject=output.origin)
+                call_taint = replace(call_taint, bits=call_taint.bits | {"untrusted"}, subject=output.origin)
             else:
-                nature = replace(nature, brings=nature.brings - {"untrusted"})
-        marks = (*marks_of(call.name, nature, done=True), *output.marks)
-        if self._context.marks is not None:
-            self._context.marks.note(marks)
-        self._followed(call, output)
-        return marks
+                call_taint = replace(call_taint, bits=call_taint.bits - {"untrusted"})
+        labels = (*labels_of_call(call.name, call_taint, has_run=True), *output.marks)
+        if self._context.conversation_labels is not None:
+            self._context.conversation_labels.record(labels)
+        self._record_file_taint(call, output)
+        return labels
 
-    def _followed(self, call: ToolUse, output: ToolOutput) -> None:
-        """Let files that the call wrote be what the conversation is. Raises StoreError."""
+    def _record_file_taint(self, call: ToolUse, output: ToolOutput) -> None:
+        """Record the taint of files that the call wrote. Raise StoreError if recording fails."""
         content, cwd = self._content, self._context.cwd
         if self._record is None or not (content or (output.files_changed and self._record.exists())):
             return
         from ...policy.taint import changed_below, remember_file_taint
 
-        since = self._began.pop(call.id, None)
+        since = self._start_times.pop(call.id, None)
         files = [str(cwd / file) for file in output.files_changed]
         if since is not None:
             sessions = self._record.parent.parent
             files += changed_below(cwd, since, (sessions, sessions.parent))
-        whole = call.name == "write_file" and not call.input.get("append")
+        replaces_file = call.name == "write_file" and not call.input.get("append")
         try:
-            remember_file_taint(self._record, files, content, whole=whole)
+            remember_file_taint(self._record, files, content, replace_labels=replaces_file)
         except ConfigError as error:
             raise StoreError(str(error)) from error
 
     def digest(self, call: ToolUse) -> str:
-        """Return what tells this very call, with the places it leads to now, from every other."""
-        return digest_of(call.name, call.input, self._paths(call))
+        """Return a digest of the call and of the current targets of its paths."""
+        return digest_of(call.name, call.input, self._real_paths(call))
 
-    async def stay(self) -> str:
-        """Keep the conversation on this machine from now on; return why that cannot be, "" when it is so."""
-        return await self._locality.bind()
+    async def keep_local(self) -> str:
+        """Restrict the conversation to models on this machine. If this fails, return the reason, otherwise ""."""
+        return await self._local_only_guard.restrict()
 
-    async def _asked(self, call: ToolUse, verdict: Verdict, *, approved: bool) -> tuple[CallOutcome, str, bool]:
-        """Return what is to become of the call, why it may not run, and whether somebody approved this very call."""
-        # A plan ends more than one call, in the root's record too: no hook says yes to it. Nor does one to what a
-        # stranger may have asked for, which it cannot tell from any other call.
-        tainted = self._natures.get(call.id, (None, False))[1]
+    async def _request_approval(
+        self, call: ToolUse, verdict: Verdict, *, approved: bool
+    ) -> tuple[CallOutcome, str, bool]:
+        """Return three values: the outcome, the reason why the call may not run, and whether this individual call was
+        approved.
+        """
+        # Hooks cannot approve a plan, because a plan affects later calls and the root's record. Hooks cannot approve
+        # tainted calls either, because a hook cannot distinguish them from other calls.
+        tainted = self._call_taints.get(call.id, (None, False))[1]
         approved = approved and call.name != EXIT_PLAN and not tainted
         if verdict.approval == "allow" or (approved and verdict.approval == "ask" and verdict.model == "any"):
             return "start", "", False
         if verdict.approval == "deny":
             return "deny", verdict.reason, False
-        asked = ApproveCall(
+        request = ApproveCall(
             call.name,
             call.input,
-            self._paths(call),
+            self._real_paths(call),
             verdict.reason,
             verdict.model == "local",
             self._seconds,
             tainted=tainted,
         )
         try:
-            said = await self._call_root(REQUEST_APPROVAL, asked, self._seconds + PATIENCE_SECONDS)
+            answer = await self._call_root(REQUEST_APPROVAL, request, self._seconds + PATIENCE_SECONDS)
         except (OrchError, ToolError) as error:
             return "declined", f"{verdict.reason}; it needs approval, which could not be asked for: {error}", False
-        if not said.allowed:
-            return "declined", f"{verdict.reason}; {said.reason}", False
-        if said.digest != self.digest(call):
-            return "deny", "its arguments, or what they lead to, changed after it was approved", False
-        return "start", "", not said.by_pattern
+        if not answer.allowed:
+            return "declined", f"{verdict.reason}; {answer.reason}", False
+        if answer.digest != self.digest(call):
+            return "deny", "its arguments or the targets of its paths changed after the approval", False
+        return "start", "", not answer.by_pattern
 
-    def _grounds(self) -> ResolvedRules:
-        grounds = grounds_of(self._spec, self._where)
+    def _resolved_rules(self) -> ResolvedRules:
+        resolved_rules = resolve_rules(self._spec, self._shell)
         if self._record is not None and self._record.exists():
-            from ...policy.taint import with_remembered_taint  # only where somebody wrote something that is followed
+            # This module is needed only if tainted files were recorded.
+            from ...policy.taint import with_remembered_taint
 
-            grounds = with_remembered_taint(grounds, self._record)
-        return grounds
+            resolved_rules = with_remembered_taint(resolved_rules, self._record)
+        return resolved_rules
 
-    def _sieve(self, tool: str, start: str) -> FileFilter | None:
-        grounds = self._grounds()
-        begins = NamedPath(start, start)
-        call = JudgedCall(tool, (begins,), start=begins if tool in RECURSIVE else None)
-        away = passed_over(grounds, call, start)
-        brings = {bit: at for bit, rules in tainting_files(grounds).items() if (at := at_hand(rules, start))}
-        if not away and not brings:
+    def _file_filter(self, tool: str, start: str) -> FileFilter | None:
+        resolved_rules = self._resolved_rules()
+        start_path = NamedPath(start, start)
+        call = JudgedCall(tool, (start_path,), start=start_path if tool in RECURSIVE else None)
+        skip_rules = skipped_rules(resolved_rules, call, start)
+        taint_rules = {
+            bit: reachable
+            for bit, rules in tainting_files(resolved_rules).items()
+            if (reachable := rules_below(rules, start))
+        }
+        if not skip_rules and not taint_rules:
             return None
-        there = nature_of(call, {}, None, grounds, self._taint).brings | bits_in(self._held)
-        return FileFilter(tool, away, brings, there, bounded=self._taint.mode != "off")
+        bits = taint_of_call(call, {}, None, resolved_rules, self._taint).bits | bits_in(self._labels)
+        return FileFilter(tool, skip_rules, taint_rules, bits, enforce_taint=self._taint.mode != "off")
 
     @property
-    def _held(self) -> tuple[TaintLabel, ...]:
-        return self._context.marks.held if self._context.marks is not None else ()
+    def _labels(self) -> tuple[TaintLabel, ...]:
+        return self._context.conversation_labels.labels if self._context.conversation_labels is not None else ()
 
     @property
     def _content(self) -> tuple[TaintLabel, ...]:
-        return self._context.marks.content if self._context.marks is not None else ()
+        return self._context.conversation_labels.content if self._context.conversation_labels is not None else ()
 
     @property
     def _planning(self) -> bool:
-        return self._context.agenda is not None and self._context.agenda.planning
+        return self._context.task_list is not None and self._context.task_list.planning
 
-    def _no(self, call: ToolUse, reason: str) -> str:
-        """Return what the model is told of a call that may not run."""
+    def _denial_text(self, call: ToolUse, reason: str) -> str:
+        """Return the text for the model about a call that may not run."""
         if call.name == EXIT_PLAN:
-            return not_approved(reason)
-        later = self._planning and operation_of(call.name) != "read"
-        return (not_yet if later else denied_result)(call.name, reason)
+            return plan_rejected_result(reason)
+        after_plan = self._planning and operation_of(call.name) != "read"
+        return (plan_mode_result if after_plan else denied_result)(call.name, reason)
 
-    def _shown(self, call: ToolUse, verdict: Verdict) -> PolicyCall:
+    def _policy_call(self, call: ToolUse, verdict: Verdict) -> PolicyCall:
         return PolicyCall(
             call.name,
             call.input,
-            self._paths(call),
+            self._real_paths(call),
             operation_of(call.name),
             verdict.data,
             self._context.agent_id,
             self._context.depth,
             str(self._context.cwd),
-            self._held,
+            self._labels,
         )
 
-    def _paths(self, call: ToolUse) -> tuple[str, ...]:
-        return tuple(sorted({place.real for place in self._places(call) or ()}))
+    def _real_paths(self, call: ToolUse) -> tuple[str, ...]:
+        return tuple(sorted({path.real for path in self._named_paths(call) or ()}))
 
-    def _places(self, call: ToolUse) -> tuple[NamedPath, ...] | None:
-        return places_of(call.name, call.input, self._where)
+    def _named_paths(self, call: ToolUse) -> tuple[NamedPath, ...] | None:
+        return paths_in_call(call.name, call.input, self._shell)
 
 
-def _judges(spec: PolicySpec, context: ToolContext) -> Sequence[Judge]:
-    """Return what asks the user's functions: the one that is configured, and the one in the root."""
+def _policy_functions(spec: PolicySpec, context: ToolContext) -> Sequence[Judge]:
+    """Return the user's policy functions: the function in the configuration, and the function in the root."""
     found: list[Judge] = []
     if spec.rules.function is not None:
-        opinion = PolicyCallback(load_policy_function(spec.rules.function))
-        found.append(lambda call: opinion.of(call, spec.rules))
+        callback = PolicyCallback(load_policy_function(spec.rules.function))
+        found.append(lambda call: callback.evaluate(call, spec.rules))
 
     async def ask_root(call: PolicyCall) -> Verdict:
         try:
-            said = await context.call_root(EVALUATE_POLICY, call, spec.rules.approval_seconds + PATIENCE_SECONDS)
+            verdict = await context.call_root(EVALUATE_POLICY, call, spec.rules.approval_seconds + PATIENCE_SECONDS)
         except (OrchError, ToolError) as error:
             return Verdict("deny", "any", f"the program's policy function could not be asked: {error}")
-        return said
+        return verdict
 
     return (*found, ask_root) if spec.asks_root else found

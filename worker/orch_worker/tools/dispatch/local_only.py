@@ -1,4 +1,4 @@
-"""Where one agent's conversation may be read: once it holds what is for local models, on this machine alone."""
+"""Restricts an agent's conversation to models on this machine as soon as the conversation contains local-only data."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from orch_protocol.agent.models import RestrictToLocal
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.errors import OrchError
-from orch_protocol.services.models import RESTRICT_TO_LOCAL
+from orch_protocol.services.models.model_selection import RESTRICT_TO_LOCAL, RestrictToLocal
 
 from ...backends.registry import is_remote
 from ..api.base import ToolError
@@ -17,46 +16,59 @@ from ..api.root_client import CallRoot
 
 __all__ = ["LocalOnlyGuard"]
 
-LOOK_SECONDS: Final = 30.0
+ROOT_SECONDS: Final = 30.0
 
 
 class LocalOnlyGuard:
-    """Binds the conversation of the agent that `spec` describes to models of this machine, for good.
+    """Permanently restricts the conversation of the agent `spec` to local models.
 
-    The root says which one, and remembers it; `move` lets it answer from the next request on.
+    The root chooses the local model and stores the restriction. `switch_model` switches to this model from the next
+    request on. `on_restricted` is called when the conversation becomes restricted.
     """
 
-    def __init__(self, spec: AgentSpec, call_root: CallRoot, move: Callable[[BackendSpec], Awaitable[None]]) -> None:
-        self.bound = spec.local
-        """Whether only models of this machine may be shown the conversation."""
+    def __init__(
+        self,
+        spec: AgentSpec,
+        call_root: CallRoot,
+        switch_model: Callable[[BackendSpec], Awaitable[None]],
+        *,
+        on_restricted: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.is_restricted = spec.local
+        """Whether only local models may read the conversation."""
         self._is_remote = is_remote(spec.backend)
         self._call_root = call_root
-        self._move = move
-        self._turn = asyncio.Lock()
+        self._switch_model = switch_model
+        self._on_restricted = on_restricted
+        self._lock = asyncio.Lock()
 
-    def answered_by(self, backend: BackendSpec) -> None:
-        """The model behind `backend` answers from now on."""
+    def set_backend(self, backend: BackendSpec) -> None:
+        """Use `backend` as the current model."""
         self._is_remote = is_remote(backend)
 
-    async def look(self) -> tuple[str, str]:
-        """Return the model that the conversation would move to ("" when it is here), and why it cannot stay here."""
+    async def find_local_model(self) -> tuple[str, str]:
+        """Return the local model to switch to. If switching is not possible, also return the reason.
+
+        If the current model is local, return two empty strings.
+        """
         if not self._is_remote:
             return "", ""
         try:
-            backend = await self._call_root(RESTRICT_TO_LOCAL, RestrictToLocal(look=True), LOOK_SECONDS)
+            backend = await self._call_root(RESTRICT_TO_LOCAL, RestrictToLocal(look=True), ROOT_SECONDS)
         except (OrchError, ToolError) as error:
             return "", str(error)
         return f"{backend.provider}:{backend.model}", ""
 
-    async def bind(self) -> str:
-        """Let the conversation go on here alone; return why it cannot, "" when it does."""
-        async with self._turn:
-            if self.bound and not self._is_remote:
+    async def restrict(self) -> str:
+        """Permanently switch to a local model. If switching fails, return the reason, otherwise ""."""
+        async with self._lock:
+            if self.is_restricted and not self._is_remote:
                 return ""
             try:
-                backend = await self._call_root(RESTRICT_TO_LOCAL, RestrictToLocal(), LOOK_SECONDS)
-                await self._move(backend)
+                backend = await self._call_root(RESTRICT_TO_LOCAL, RestrictToLocal(), ROOT_SECONDS)
+                await self._switch_model(backend)
             except (OrchError, ToolError) as error:
                 return str(error)
-            self.bound, self._is_remote = True, is_remote(backend)
+            self.is_restricted, self._is_remote = True, is_remote(backend)
+            self._on_restricted()
             return ""

@@ -1,4 +1,4 @@
-"""Before a request to a model that has refused some for being too many: the root says when it may be made."""
+"""Waits for the root's permission before requests to a model that has rejected requests because of rate limits."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from orch_protocol.policy.rate_limits import AdmitRequest, ModelRefused, RequestEnded
-from orch_protocol.services.budgets import ADMIT_REQUEST, RELEASE_REQUEST, REPORT_RATE_LIMIT
+from orch_protocol.services.policy.rate_limits import (
+    ADMIT_REQUEST,
+    RELEASE_REQUEST,
+    REPORT_RATE_LIMIT,
+    AdmitRequest,
+    ModelRefused,
+    RequestEnded,
+)
 from orch_protocol.services.service import Empty, Service
 
 from ...backends.http.retry import RequestFailure
@@ -22,51 +28,55 @@ P = TypeVar("P", bound=Struct)
 
 
 class RateLimitClient:
-    """Open, until a model refuses a request, or the root says that it refused somebody else's; then one at a time asks.
+    """Sends requests without asking until a model rejects a request or the root reports a rejection.
 
-    A model is a `lane`, written `provider:model`.
+    After a rejection, the root admits each request to this model. A model is identified by its `lane`, written
+    `provider:model`.
     """
 
     def __init__(self, context: ToolContext) -> None:
         self._call_root = context.call_root
-        self._closed: set[str] = set()
-        self._telling: set[asyncio.Task[None]] = set()
+        self._limited_lanes: set[str] = set()
+        self._reports: set[asyncio.Task[None]] = set()
 
     def limit(self, lane: str) -> None:
-        """Ask the root before each further request to `lane`, until it says that this is over."""
-        self._closed.add(lane)
+        """Ask the root before each further request to `lane`, until the root ends the limitation."""
+        self._limited_lanes.add(lane)
 
-    async def through(self, lane: str, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Return what `attempt`, one request to `lane`, returns; it begins when it may. Raises what it raises."""
-        permit = await self._admitted(lane) if lane in self._closed else ""
-        ok = False
+    async def run_admitted(self, lane: str, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Wait for permission if necessary. Then call `attempt`, which sends a request to `lane`.
+
+        Return the result of `attempt`, or raise its exception.
+        """
+        permit = await self._request_admission(lane) if lane in self._limited_lanes else ""
+        succeeded = False
         try:
             result = await attempt()
-            ok = True
+            succeeded = True
             return result
         except RequestFailure as failure:
-            if failure.crowded:
+            if failure.rate_limited:
                 self.limit(lane)
-                self._tell(REPORT_RATE_LIMIT, ModelRefused(lane, failure.wait))
+                self._report(REPORT_RATE_LIMIT, ModelRefused(lane, failure.wait))
             raise
         finally:
             if permit:
-                self._tell(RELEASE_REQUEST, RequestEnded(lane, permit, ok))
+                self._report(RELEASE_REQUEST, RequestEnded(lane, permit, succeeded))
 
-    async def _admitted(self, lane: str) -> str:
-        admitted = await self._call_root(ADMIT_REQUEST, AdmitRequest(lane))
-        if not admitted.id:
-            self._closed.discard(lane)
-        return admitted.id
+    async def _request_admission(self, lane: str) -> str:
+        admission = await self._call_root(ADMIT_REQUEST, AdmitRequest(lane))
+        if not admission.id:
+            self._limited_lanes.discard(lane)
+        return admission.id
 
-    def _tell(self, service: Service[P, Empty], params: P) -> None:
-        # Nobody waits for the answer: what is told goes out before anything that is asked afterwards.
-        task = asyncio.get_running_loop().create_task(self._told(service, params))
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
+    def _report(self, service: Service[P, Empty], params: P) -> None:
+        # The task is not awaited, because messages are sent in order, before later requests.
+        task = asyncio.get_running_loop().create_task(self._send(service, params))
+        self._reports.add(task)
+        task.add_done_callback(self._reports.discard)
 
-    async def _told(self, service: Service[P, Empty], params: P) -> None:
+    async def _send(self, service: Service[P, Empty], params: P) -> None:
         try:
             await self._call_root(service, params)
         except Exception as error:
-            print(f"cannot call {service.name!r}: {error}", flush=True)  # the root finds out by the next refusal
+            print(f"cannot call {service.name!r}: {error}", flush=True)  # The next rejection will be reported.

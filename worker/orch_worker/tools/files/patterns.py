@@ -1,4 +1,4 @@
-"""Regular expressions from a model: compiled, or refused with the reason, and how long they may take."""
+"""Compiles regular expressions that a model wrote, and estimates how long a search may take."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from ..api.base import ToolError
 
 __all__ = ["compile_pattern", "harmless_length"]
 
-MOST_STEPS: Final = 1e9
-"""So many take seconds at the very worst, and nothing in this process can end a search before it ends by itself."""
+MAX_STEPS: Final = 1e9
+"""Maximum number of regex steps.
+
+A search of this length takes seconds, and a running search in this process cannot be stopped.
+"""
 LENGTHS: Final = (8_000, 4_000, 2_000, 1_000, 500, 250, 125, 60, 30, 15, 8, 4)
-ENDLESS: Final = 1e300
+TOO_MANY_WAYS: Final = 1e300
 
 _TOKEN = re.compile(
     r"""\\.                                   # an escaped character
@@ -27,7 +30,7 @@ _TOKEN = re.compile(
 
 
 def compile_pattern(pattern: str, *, ignore_case: bool = False) -> re.Pattern[str]:
-    """Return `pattern` compiled. Raises ToolError for what is none."""
+    """Return the compiled `pattern`. Raise ToolError if the pattern is invalid."""
     try:
         return re.compile(pattern, re.IGNORECASE if ignore_case else 0)
     except (re.error, OverflowError, RecursionError) as error:
@@ -38,56 +41,57 @@ def compile_pattern(pattern: str, *, ignore_case: bool = False) -> re.Pattern[st
 
 
 def harmless_length(regex: re.Pattern[str]) -> int:
-    """Return how long a text may be, 8,000 at most, in which looking for `regex` ends soon, whatever the text is.
+    """Return a text length of at most 8,000 characters. Every search for `regex` in a text of this length ends quickly.
 
-    `(a+)+`, `(a|a)*` and `.*a.*b.*c` take longer than the universe lasts on some texts that are longer.
+    Patterns such as `(a+)+`, `(a|a)*` and `.*a.*b.*c` can take practically forever on longer texts.
     """
     if regex.flags & re.VERBOSE:
         return 0
-    return next((length for length in LENGTHS if length * _ways(regex.pattern, length) <= MOST_STEPS), 0)
+    return next((length for length in LENGTHS if length * _count_ways(regex.pattern, length) <= MAX_STEPS), 0)
 
 
-def _ways(pattern: str, length: int) -> float:
-    """Return in how many ways, at most, `pattern` can be tried at one place of a text of that length."""
-    groups: list[tuple[float, float]] = []  # what stood before each open group: alternatives, and this one so far
-    others, this, last = 0.0, 1.0, 1.0
+def _count_ways(pattern: str, length: int) -> float:
+    """Return an upper bound for the number of ways to match `pattern` at one position. `length` is the text length."""
+    # The state before each open group: the earlier alternatives and the current alternative.
+    groups: list[tuple[float, float]] = []
+    alternatives, current, last_item = 0.0, 1.0, 1.0
     for match in _TOKEN.finditer(pattern):
         token = match[0]
         if token.startswith("(?#"):
             continue
         if token.startswith("(?") and token[2] != "P" and "x" in token.partition("-")[0]:
-            return ENDLESS  # what is a comment there looks like anything
+            return TOO_MANY_WAYS  # In verbose mode, comments cannot be recognized.
         if token[0] in "*+?" or (token[0] == "{" and len(token) > 2):
-            last = _repeated(last, *_times(match, length))
+            last_item = _count_repeated(last_item, *_repeat_range(match, length))
             continue
-        this, last = _both(this, last), 1.0
+        current, last_item = _multiply(current, last_item), 1.0
         if token[0] == "(" and not token.startswith("(?P="):
-            groups.append((others, this))
-            others, this = 0.0, 1.0
+            groups.append((alternatives, current))
+            alternatives, current = 0.0, 1.0
         elif token == "|":
-            others, this = others + this, 1.0
+            alternatives, current = alternatives + current, 1.0
         elif token == ")" and groups:
-            last = others + this
-            others, this = groups.pop()
-    return others + _both(this, last)
+            last_item = alternatives + current
+            alternatives, current = groups.pop()
+    return alternatives + _multiply(current, last_item)
 
 
-def _times(match: re.Match[str], length: int) -> tuple[int, int]:
-    """Return how often, at least and at most, the repeat `match` takes what stands before it."""
+def _repeat_range(match: re.Match[str], length: int) -> tuple[int, int]:
+    """Return the minimum and maximum number of repeats of `match`."""
     if match[0][0] != "{":
         return int(match[0][0] == "+"), 1 if match[0][0] == "?" else length
-    least = min(int(match["least"] or 0), length)
-    return least, least if not match["comma"] else min(int(match["most"] or length), length)
+    minimum = min(int(match["least"] or 0), length)
+    return minimum, minimum if not match["comma"] else min(int(match["most"] or length), length)
 
 
-def _repeated(ways: float, least: int, most: int) -> float:
-    counts = float(max(most - least, 0) + 1)
-    for _ in range(most if ways > 1 else 0):
-        counts = _both(counts, ways)
-        if counts >= ENDLESS:
+def _count_repeated(ways: float, minimum: int, limit: int) -> float:
+    counts = float(max(limit - minimum, 0) + 1)
+    for _ in range(limit if ways > 1 else 0):
+        counts = _multiply(counts, ways)
+        if counts >= TOO_MANY_WAYS:
             break
     return counts
 
 
-def _both(one: float, other: float) -> float:
-    return min(one * other, ENDLESS)
+def _multiply(first: float, second: float) -> float:
+    return min(first * second, TOO_MANY_WAYS)

@@ -1,4 +1,4 @@
-"""Looking at files: read_file, list_files, grep_files. Nothing outside the agent's folder, nothing that can block."""
+"""The tools read_file, list_files and grep_files. The tools read only below the agent's folder and never block."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Final
 
 from msgspec import Meta
 
-from ...system.files import NotRegularError, regular_open_regular
+from orch_protocol.core.images import media_type_of
+from orch_protocol.core.messages import MAX_ENCODED, Image
+
+from ...system.files import NotRegularError, open_regular_file
 from ...system.safe_descent import FOLDER, open_below
 from ..api.base import ToolContext, ToolError, ToolOutput, tool
 from .gitignore import expand_braces, glob_regex, walk
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["grep_files", "list_files", "open_inside", "path_inside", "read_file"]
 
 MAX_READ_CHARS: Final = 28_000
+MAX_IMAGE_BYTES: Final = MAX_ENCODED * 3 // 4
 MAX_LINE_BYTES: Final = 8_000
 MAX_LINE_SHOWN: Final = 2_000
 MAX_MATCH_SHOWN: Final = 300
@@ -37,50 +41,60 @@ Line = Annotated[int, Meta(ge=1)]
 Results = Annotated[int, Meta(ge=1, le=1000)]
 
 
-@tool(category="file")
-def read_file(context: ToolContext, path: str, offset: Line = 1, limit: Line = 2000) -> str:
-    """Read lines of a text file, each with its number.
+@tool
+def read_file(context: ToolContext, path: str, offset: Line = 1, limit: Line = 2000) -> str | Image:
+    """Read lines of a text file, each with its number. A PNG, JPEG, GIF or WebP file is returned as an image.
 
     Args:
         path: The file, relative to the working folder.
         offset: The first line to read.
-        limit: How many lines to read at most.
+        limit: Maximum number of lines.
     """
     with open_inside(context, path) as file:
-        if b"\0" in file.read(SNIFF_BYTES):
-            size = os.fstat(file.fileno()).st_size
+        head, size = file.read(SNIFF_BYTES), os.fstat(file.fileno()).st_size
+        if media_type_of(head):
+            return _image(file, path, size)
+        if b"\0" in head:
             raise ToolError(f"{path!r} is a binary file of {size:,} bytes; it has no lines.")
         file.seek(0)
-        context.own(ReadStamps).note(str(path_inside(context, path)), state_of(os.fstat(file.fileno())))
-        return _numbered_text(file, path, offset, limit, _stop_at(context))
+        context.agent_object(ReadStamps).record(str(path_inside(context, path)), state_of(os.fstat(file.fileno())))
+        return _numbered_text(file, path, offset, limit, _deadline(context))
 
 
-@tool(category="file")
+def _image(file: BinaryIO, path: str, size: int) -> Image:
+    """Return the image in `file`. Raises ToolError."""
+    if size > MAX_IMAGE_BYTES:
+        raise ToolError(f"{path!r} is an image of {size:,} bytes; at most {MAX_IMAGE_BYTES:,} bytes can be shown.")
+    file.seek(0)
+    return Image.from_bytes(file.read(MAX_IMAGE_BYTES), os.path.basename(path))
+
+
+@tool
 def list_files(
     context: ToolContext, path: str = ".", glob: str | None = None, max_results: Results = 300
 ) -> ToolOutput:
-    """List the files below a folder, without caches, dependencies and what .gitignore names.
+    """List the files below a folder, except caches, dependencies and files ignored by .gitignore.
 
     Args:
         path: The folder, relative to the working folder.
         glob: Only files whose path matches, such as "*.py", "*.{c,h}" or "src/**/*.md".
-        max_results: How many to list at most.
+        max_results: Maximum number of files.
     """
     found: list[str] = []
-    count, stop_at, note = 0, _stop_at(context), ""
-    sieve = context.sieve("list_files", path_inside(context, path))
-    for shown, _ in _files(context, path, glob, stop_at, sieve):
+    count, stop_at, note = 0, _deadline(context), ""
+    file_filter = context.file_filter("list_files", path_inside(context, path))
+    for shown_path, _ in _find_files(context, path, glob, stop_at, file_filter):
         count += 1
         if count <= max_results:
-            found.append(shown)
+            found.append(shown_path)
     if time.monotonic() > stop_at:
         note = "\n[time was up before every folder was seen]"
     if count > max_results:
         note = f"\n[{count - max_results:,} more files; narrow with path or glob]{note}"
-    return _sifted("\n".join(found) or f"No files below {path!r}{_that_match(glob)}.", note, sieve)
+    return _filtered_output("\n".join(found) or f"No files below {path!r}{_match_suffix(glob)}.", note, file_filter)
 
 
-@tool(category="file")
+@tool
 def grep_files(
     context: ToolContext,
     pattern: str,
@@ -90,76 +104,84 @@ def grep_files(
     max_results: Results = 100,
     max_per_file: Results = 1000,
 ) -> ToolOutput:
-    """Search text files for a regular expression, line by line. Answers with `file:line: text`.
+    """Search text files for a regular expression, line by line. Returns lines of the form `file:line: text`.
 
     Args:
         pattern: A Python regular expression.
         path: The folder or file to search, relative to the working folder.
         glob: Only files whose path matches, such as "*.py", "*.{c,h}" or "src/**/*.md".
-        ignore_case: Whether capital letters match small ones.
-        max_results: How many lines to return at most.
-        max_per_file: How many lines of one file to return at most.
+        ignore_case: Whether to ignore case.
+        max_results: Maximum number of lines.
+        max_per_file: Maximum number of lines from one file.
     """
     root = context.cwd.resolve()
     found: list[str] = []
-    sieve = context.sieve("grep_files", path_inside(context, path))
-    size, searched, too_large, stop_at, note = 0, 0, 0, _stop_at(context), ""
-    with PatternSearch(pattern, stop_at=stop_at, ignore_case=ignore_case) as seeker:
-        for shown, target in _files(context, path, glob, stop_at, sieve):
-            text = _searchable(target, root)
+    file_filter = context.file_filter("grep_files", path_inside(context, path))
+    size, searched, too_large, stop_at, note = 0, 0, 0, _deadline(context), ""
+    with PatternSearch(pattern, stop_at=stop_at, ignore_case=ignore_case) as search:
+        for shown_path, target in _find_files(context, path, glob, stop_at, file_filter):
+            text = _searchable_text(target, root)
             if text is None:
                 too_large += 1
                 continue
             searched += bool(text)
             try:
-                for number, line in islice(_matches(seeker, text), max_per_file):
-                    found.append(f"{shown}:{number}: {line}")
+                for number, line in islice(_matching_lines(search, text), max_per_file):
+                    found.append(f"{shown_path}:{number}: {line}")
                     size += len(found[-1]) + 1
                     if len(found) >= max_results or size > MAX_GREP_CHARS:
                         note = "\n[stopped at so many results; there may be more: narrow the pattern, path or glob]"
                         break
             except SearchTimeoutError as error:
-                note = f"\n[stopped at {shown}: {error}]"
+                note = f"\n[stopped at {shown_path}: {error}]"
             if note or time.monotonic() > stop_at:
                 break
     if not note and time.monotonic() > stop_at:
         note = "\n[time was up before every file was searched]"
     if too_large:
         note += f"\n[{too_large} files over {MAX_GREP_BYTES // 1_000_000} MB not searched]"
-    return _sifted("\n".join(found) or f"No match for {pattern!r} in {searched:,} text files.", note, sieve)
+    return _filtered_output(
+        "\n".join(found) or f"No match for {pattern!r} in {searched:,} text files.", note, file_filter
+    )
 
 
 def path_inside(context: ToolContext, path: str) -> Path:
-    """Return the real path of `path`, taken relative to the context's folder. Raises ToolError when it leaves it."""
+    """Return the real path of `path`, which is relative to the context's folder.
+
+    Raise ToolError if the path is outside this folder.
+    """
     root = context.cwd.resolve()
     try:
         target = (root / path).resolve()
     except (OSError, ValueError, RuntimeError) as error:
         raise ToolError(f"{path!r} is not a path: {error}.") from error
     if not target.is_relative_to(root):
-        raise ToolError(f"{path!r} is outside the working folder; only files below it can be looked at.")
+        raise ToolError(f"{path!r} is outside the working folder. Only files below the working folder can be read.")
     return target
 
 
 @contextmanager
 def open_inside(context: ToolContext, path: str) -> Iterator[BinaryIO]:
-    """Open the file `path` for reading. Raises ToolError when it is not below the context's folder, or is no file."""
+    """Open the file `path` for reading.
+
+    Raise ToolError if the path is outside the context's folder or is not a regular file.
+    """
     target, root = path_inside(context, path), context.cwd.resolve()
     if _is_folder(target, path, root):
         raise ToolError(f"{path!r} is a folder: use list_files.")
     try:
-        with regular_open_regular(target, root) as file:
+        with open_regular_file(target, root) as file:
             yield file
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise _unreadable_error(path, error) from error
 
 
-def _stop_at(context: ToolContext) -> float:
-    # Ahead of the call's own deadline, so that what was found so far is told rather than thrown away.
+def _deadline(context: ToolContext) -> float:
+    # This is before the timeout of the call, so that partial results are returned.
     return time.monotonic() + context.seconds * 0.8
 
 
-def _that_match(glob: str | None) -> str:
+def _match_suffix(glob: str | None) -> str:
     return f" match {glob!r}" if glob else ""
 
 
@@ -167,18 +189,18 @@ def _is_folder(target: Path, path: str, root: Path) -> bool:
     try:
         return stat.S_ISDIR(target.stat().st_mode)
     except FileNotFoundError:
-        raise ToolError(f"{path!r} does not exist.{_similar(target, root)}") from None
+        raise ToolError(f"{path!r} does not exist.{_suggestion(target, root)}") from None
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise _unreadable_error(path, error) from error
 
 
-def _unreadable(path: str, error: OSError) -> ToolError:
+def _unreadable_error(path: str, error: OSError) -> ToolError:
     if isinstance(error, NotRegularError):
         return ToolError(f"{path!r} is not a regular file.")
     return ToolError(f"{path!r} cannot be read: {error.strerror}.")
 
 
-def _similar(target: Path, root: Path) -> str:
+def _suggestion(target: Path, root: Path) -> str:
     import difflib
 
     try:
@@ -187,22 +209,22 @@ def _similar(target: Path, root: Path) -> str:
             names = {name.lower(): name for name in sorted(os.listdir(folder))}
         finally:
             os.close(folder)
-    except (OSError, ValueError):  # it is not there, or is the working folder itself
+    except (OSError, ValueError):  # The folder does not exist, or it is the working folder itself.
         return ""
-    close = difflib.get_close_matches(target.name.lower(), names, n=3)
-    return f" Did you mean {' or '.join(repr(names[name]) for name in close)}?" if close else ""
+    similar_names = difflib.get_close_matches(target.name.lower(), names, n=3)
+    return f" Did you mean {' or '.join(repr(names[name]) for name in similar_names)}?" if similar_names else ""
 
 
 def _numbered_text(file: BinaryIO, path: str, offset: int, limit: int, stop_at: float) -> str:
     shown: list[str] = []
-    size, number, notes, undecodable = 0, 0, [], False
-    for number, raw in _lines(file):
+    size, number, notes, is_undecodable = 0, 0, [], False
+    for number, raw in _read_lines(file):
         if number < offset:
             if number % 10_000 == 0 and time.monotonic() > stop_at:
-                raise ToolError(f"{path!r}: time was up at line {number:,}, before line {offset:,}.")
+                raise ToolError(f"{path!r}: the time limit was reached at line {number:,}, before line {offset:,}.")
             continue
         line = raw.rstrip(b"\r\n").decode(errors="replace").removeprefix("\ufeff" if number == 1 else "")
-        undecodable = undecodable or "\N{REPLACEMENT CHARACTER}" in line
+        is_undecodable = is_undecodable or "\N{REPLACEMENT CHARACTER}" in line
         if len(line) > MAX_LINE_SHOWN:
             line = f"{line[:MAX_LINE_SHOWN]} [line cut]"
         size += len(line) + 8
@@ -212,13 +234,13 @@ def _numbered_text(file: BinaryIO, path: str, offset: int, limit: int, stop_at: 
         shown.append(f"{number:>6}\t{line}")
     if not shown:
         return f"[{path} is empty]" if number == 0 else f"[{path} has {number:,} lines, none from {offset:,} on]"
-    if undecodable:
+    if is_undecodable:
         notes.append("[not all of it is UTF-8: undecodable bytes are shown as \N{REPLACEMENT CHARACTER}]")
     return "\n".join(shown + notes)
 
 
-def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yield the number and the first MAX_LINE_BYTES bytes of each line, however long it is."""
+def _read_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yield each line's number and its first MAX_LINE_BYTES bytes."""
     number, at_start = 1, True
     while chunk := file.readline(MAX_LINE_BYTES):
         if at_start:
@@ -227,36 +249,45 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
         number += at_start
 
 
-def _sifted(text: str, note: str, sieve: FileFilter | None) -> ToolOutput:
-    return ToolOutput(text + note) if sieve is None else ToolOutput(text + note + sieve.note, marks=sieve.marks)
+def _filtered_output(text: str, note: str, file_filter: FileFilter | None) -> ToolOutput:
+    return (
+        ToolOutput(text + note)
+        if file_filter is None
+        else ToolOutput(text + note + file_filter.note, marks=file_filter.taint_labels)
+    )
 
 
-def _files(
-    context: ToolContext, path: str, glob: str | None, stop_at: float, sieve: FileFilter | None
+def _find_files(
+    context: ToolContext, path: str, glob: str | None, stop_at: float, file_filter: FileFilter | None
 ) -> Iterator[tuple[str, Path]]:
-    """Yield, in order, the files below the folder `path` (or `path` itself), as shown and as they are.
+    """Yield the files below the folder `path`, or the file `path`, in order.
 
-    None is looked at any more from `stop_at` on.
+    Each file comes with its shown name and its real path.
+
+    The search ends at `stop_at`.
     """
     root, start = context.cwd.resolve(), path_inside(context, path)
     if not _is_folder(start, path, root):
         yield start.relative_to(root).as_posix(), start
         return
-    wanted = [glob_regex(each) for each in expand_braces(glob)] if glob else None
-    below = "" if start == root else f"{start.relative_to(root).as_posix()}/"
-    for shown, _ in walk(root, start, takewhile(lambda _: time.monotonic() < stop_at, repeat(None))):
-        if sieve is not None and sieve.keeps_away(str(root / shown)):
-            continue  # whatever the glob: how many fit would say what they are called
-        named = (shown.removeprefix(below), shown)
-        matches = wanted is None or any(regex.fullmatch(name) for regex in wanted for name in named)
-        if matches and (sieve is None or sieve.lets(str(root / shown))):
-            yield shown, root / shown
+    globs = [glob_regex(each) for each in expand_braces(glob)] if glob else None
+    prefix = "" if start == root else f"{start.relative_to(root).as_posix()}/"
+    for shown_path, _ in walk(root, start, takewhile(lambda _: time.monotonic() < stop_at, repeat(None))):
+        if file_filter is not None and file_filter.skips(str(root / shown_path)):
+            continue  # Files are counted independently of the glob, because the count of matches would reveal names.
+        names = (shown_path.removeprefix(prefix), shown_path)
+        matches = globs is None or any(regex.fullmatch(name) for regex in globs for name in names)
+        if matches and (file_filter is None or file_filter.may_show(str(root / shown_path))):
+            yield shown_path, root / shown_path
 
 
-def _searchable(target: Path, root: Path) -> str | None:
-    """Return the text of a file; "" for one that is binary, unreadable or no regular file, None for one too large."""
+def _searchable_text(target: Path, root: Path) -> str | None:
+    """Return the text of a file.
+
+    Return "" for a binary, unreadable or non-regular file, and None for a file that is too large.
+    """
     try:
-        with regular_open_regular(target, root) as file:
+        with open_regular_file(target, root) as file:
             if os.fstat(file.fileno()).st_size > MAX_GREP_BYTES:
                 return None
             data = file.read(MAX_GREP_BYTES)
@@ -265,14 +296,14 @@ def _searchable(target: Path, root: Path) -> str | None:
     return "" if b"\0" in data[:SNIFF_BYTES] else data.decode(errors="replace").removeprefix("\ufeff")
 
 
-def _matches(seeker: PatternSearch, text: str) -> Iterator[tuple[int, str]]:
-    """Yield number and text of the lines that match. Raises SearchTimeoutError."""
+def _matching_lines(search: PatternSearch, text: str) -> Iterator[tuple[int, str]]:
+    """Yield the number and the text of each matching line. Raise SearchTimeoutError if the search takes too long."""
     lines = [line.rstrip("\r") for line in text.removesuffix("\n").split("\n")] if text else []
-    for place, start, _ in seeker.among(lines):
-        yield place + 1, _around(lines[place], start)
+    for index, start, _ in search.search(lines):
+        yield index + 1, _excerpt(lines[index], start)
 
 
-def _around(line: str, start: int) -> str:
+def _excerpt(line: str, start: int) -> str:
     if len(line) <= MAX_MATCH_SHOWN:
         return line
     begin = max(0, min(start - MAX_MATCH_SHOWN // 3, len(line) - MAX_MATCH_SHOWN))

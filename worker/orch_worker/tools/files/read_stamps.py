@@ -1,4 +1,4 @@
-"""Files as an agent knows them, so that it does not write over what somebody else has changed since it looked."""
+"""Remembers the state of files when the agent read them, so that the agent does not overwrite changes by others."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..api.base import ToolContext
 
 __all__ = ["ReadStamps", "State", "state_of"]
 
-MOST: Final = 4_000
+MAX_FILES: Final = 4_000
 
 State: TypeAlias = tuple[int, int, int, int]
-"""What is another when a file was changed or replaced: device, inode, size in bytes, time of the change in ns."""
+"""The identity of a version of a file: device, inode, size in bytes, modification time in ns."""
 
 
 def state_of(stat: os.stat_result) -> State:
@@ -22,28 +22,34 @@ def state_of(stat: os.stat_result) -> State:
 
 
 class ReadStamps:
-    """The files that one agent has read or written in this process, by their real paths: the latest `most` of them."""
+    """The states of files that the agent read or wrote in this process. Keys are real paths.
 
-    def __init__(self, _context: ToolContext, most: int = MOST) -> None:
-        self._most = most
+    The latest `limit` are kept.
+    """
+
+    def __init__(self, _context: ToolContext, limit: int = MAX_FILES) -> None:
+        self._limit = limit
         self._states: dict[str, State] = {}
         self._lock = threading.Lock()
 
-    def note(self, path: str, state: State) -> None:
-        """The agent knows what the file at `path` holds in this state."""
+    def record(self, path: str, state: State) -> None:
+        """Record that the agent knows the file at `path` in this state."""
         with self._lock:
             self._states.pop(path, None)
             self._states[path] = state
-            if len(self._states) > self._most:
+            if len(self._states) > self._limit:
                 del self._states[next(iter(self._states))]
 
     def changed(self, path: str, state: State | None) -> bool:
-        """Say whether the file at `path`, None for one that is not there, is another than the agent knows."""
+        """Return whether the file at `path` differs from the state that the agent knows.
+
+        `state` is None for a missing file.
+        """
         with self._lock:
-            known = self._states.get(path)
-        return known is not None and state is not None and state != known
+            known_state = self._states.get(path)
+        return known_state is not None and state is not None and state != known_state
 
     def forget(self) -> None:
-        """Code of the agent's own ran, and may have changed anything: nothing is known of files any more."""
+        """Forget all states, because code of the agent ran and may have changed any file."""
         with self._lock:
             self._states.clear()

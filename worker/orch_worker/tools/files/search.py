@@ -1,4 +1,4 @@
-"""Looking for what a regular expression matches, line by line: where that might not end, in a process that can be."""
+"""Searches lines for a regular expression. A search that may take too long runs in a separate process."""
 
 from __future__ import annotations
 
@@ -14,75 +14,75 @@ if TYPE_CHECKING:
 
 __all__ = ["Found", "PatternSearch", "SearchTimeoutError"]
 
-MOST_CHARS: Final = 8_000
-"""Of a line, only so much is looked at."""
+MAX_CHARS: Final = 8_000
+"""Maximum number of characters of each line that are searched."""
 
 Found = tuple[int, int, int]
-"""Which line matches, and from where to where."""
+"""The index of a line, and the start and end of the match in this line."""
 
 
 class SearchTimeoutError(ToolError):
-    """The pattern takes too long."""
+    """The search takes too long."""
 
 
 class PatternSearch:
-    """Looks for `pattern` until `stop_at`, as time.monotonic has it. Raises ToolError when it is none.
+    """Searches for `pattern` until `stop_at`, a time of time.monotonic. Raises ToolError for an invalid pattern.
 
-    To be closed: what might take for ever is left to a process of its own.
+    Close the object after use, because it may have started a process.
     """
 
     def __init__(self, pattern: str, *, stop_at: float, ignore_case: bool = False) -> None:
         self.pattern = pattern
         self._regex = compile_pattern(pattern, ignore_case=ignore_case)
-        self._harmless = harmless_length(self._regex)
+        self._safe_length = harmless_length(self._regex)
         self._stop_at = stop_at
-        self._apart: SearchProcess | None = None
-        self.looked = 0
-        """How many of the lines that it was given last it has looked at."""
+        self._process: SearchProcess | None = None
+        self.searched_lines = 0
+        """Number of lines that the last call of `search` searched."""
 
     def __enter__(self) -> PatternSearch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._apart is not None:
-            self._apart.close()
+        if self._process is not None:
+            self._process.close()
 
     @property
-    def is_over(self) -> bool:
-        """Whether time is up."""
+    def is_timed_out(self) -> bool:
+        """Whether the time limit is reached."""
         return time.monotonic() > self._stop_at
 
-    def among(self, lines: Sequence[str]) -> Iterator[Found]:
-        """Yield those of `lines` that match in their first 8,000 characters, in order; none any more when time is up,
-        but that one line is looked at.
+    def search(self, lines: Sequence[str]) -> Iterator[Found]:
+        """Yield the matches in the first 8,000 characters of each line, in order.
 
-        Raises SearchTimeoutError; ToolError when no process can be had.
+        The search stops at the time limit, but not before the first line. Raise SearchTimeoutError if one line takes
+        too long, and ToolError if the search process cannot be started.
         """
-        self.looked = 0
-        long = [(place, line[:MOST_CHARS]) for place, line in enumerate(lines) if len(line) > self._harmless]
-        found = self._elsewhere(long) if long else {}
-        for place, line in enumerate(lines):
-            if place and self.is_over:  # one line may take a second
+        self.searched_lines = 0
+        long_lines = [(index, line[:MAX_CHARS]) for index, line in enumerate(lines) if len(line) > self._safe_length]
+        found = self._search_in_process(long_lines) if long_lines else {}
+        for index, line in enumerate(lines):
+            if index and self.is_timed_out:  # A single line may take a second.
                 return
-            self.looked = place + 1
-            if len(line) > self._harmless:
-                span = found.get(place)
+            self.searched_lines = index + 1
+            if len(line) > self._safe_length:
+                span = found.get(index)
             else:
-                match = self._regex.search(line, 0, MOST_CHARS)
+                match = self._regex.search(line, 0, MAX_CHARS)
                 span = match.span() if match else None
             if span is not None:
-                yield place, *span
+                yield index, *span
 
-    def _elsewhere(self, lines: Sequence[tuple[int, str]]) -> dict[int, tuple[int, int]]:
-        if self._apart is None:
-            from .search_process import SearchProcess  # few patterns need it
+    def _search_in_process(self, lines: Sequence[tuple[int, str]]) -> dict[int, tuple[int, int]]:
+        if self._process is None:
+            from .search_process import SearchProcess  # This module is rarely needed.
 
-            self._apart = SearchProcess(self._regex)
-        found = self._apart.search(lines, self._stop_at)
+            self._process = SearchProcess(self._regex)
+        found = self._process.search(lines, self._stop_at)
         if found is None:
             longest = max(len(line) for _, line in lines)
             raise SearchTimeoutError(
-                f"{self.pattern!r} takes too long on lines of up to {longest:,} characters: repeat less, and nothing "
-                "that repeats something itself."
+                f"{self.pattern!r} takes too long on lines of up to {longest:,} characters: use fewer "
+                "repetitions, and no nested repetitions."
             )
         return found

@@ -1,4 +1,4 @@
-"""A process that looks for a regular expression, and is ended when it does not come back."""
+"""A process that searches for a regular expression. The process can be killed if the search takes too long."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import time
 from collections.abc import Sequence
 from typing import IO, Final, cast
 
-from ...system.isolated_read import BOUND, NEEDED, resource_limit_arguments
+from ...system.isolated_read import LIMIT_CODE, NEEDED, resource_limit_arguments
 from ..api.base import ToolError
 
 __all__ = ["SearchProcess"]
 
-SECONDS: Final = 10.0
-"""What one piece of text may take; and all of them together four times that of CPU."""
-ROOM: Final = 1 << 30
-SEEK: Final = f"""{BOUND}
+SEARCH_SECONDS: Final = 10.0
+"""Timeout in seconds for one request. The CPU limit of the process is four times this value."""
+MEMORY_BYTES: Final = 1 << 30
+SEARCH_CODE: Final = f"""{LIMIT_CODE}
 import json, re
 search = re.compile(*json.loads(sys.stdin.readline())).search
 for asked in sys.stdin:
@@ -30,52 +30,63 @@ for asked in sys.stdin:
 
 
 class SearchProcess:
-    """Searches for `regex` in a process of its own. Raises ToolError when none can be had."""
+    """Searches for `regex` in a separate process. Raises ToolError if the process cannot be started."""
 
     def __init__(self, regex: re.Pattern[str]) -> None:
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", SEEK, *resource_limit_arguments(int(4 * SECONDS), ROOM)],
+                [
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    "-c",
+                    SEARCH_CODE,
+                    *resource_limit_arguments(int(4 * SEARCH_SECONDS), MEMORY_BYTES),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env={name: os.environ[name] for name in NEEDED if name in os.environ},
             )
         except OSError as error:
-            raise ToolError(f"no process could be started to search in: {error.strerror}.") from error
-        self._to, self._from = cast("IO[bytes]", self._process.stdin), cast("IO[bytes]", self._process.stdout)
-        self._first = json.dumps([regex.pattern, regex.flags & ~re.UNICODE])
+            raise ToolError(f"cannot start the search process: {error.strerror}.") from error
+        self._stdin, self._stdout = cast("IO[bytes]", self._process.stdin), cast("IO[bytes]", self._process.stdout)
+        self._header = json.dumps([regex.pattern, regex.flags & ~re.UNICODE])
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         self._process.kill()
         self._process.wait()
-        self._from.close()
+        self._stdout.close()
         try:
-            self._to.close()
+            self._stdin.close()
         except OSError:
-            pass  # what it was not told any more
+            pass  # Unsent data is discarded.
 
-    def search(self, lines: Sequence[tuple[int, str]], until: float) -> dict[int, tuple[int, int]] | None:
-        """Return where the numbered `lines` match, by number; None when that takes longer than it may, or than `until`
-        as time.monotonic has it. It cannot be asked again then."""
-        until = min(until, time.monotonic() + SECONDS)
+    def search(self, lines: Sequence[tuple[int, str]], deadline: float) -> dict[int, tuple[int, int]] | None:
+        """Return the matches in the numbered lines `lines`. Keys are numbers.
+
+        Return None if the search does not end in time.
+
+        `deadline` is a time of time.monotonic. After None, the process cannot be used again.
+        """
+        deadline = min(deadline, time.monotonic() + SEARCH_SECONDS)
         try:
-            self._to.write(f"{self._first}\n{json.dumps(lines)}\n".lstrip().encode())
-            self._to.flush()
-            self._first = ""
-            answer = self._answer(until)
+            self._stdin.write(f"{self._header}\n{json.dumps(lines)}\n".lstrip().encode())
+            self._stdin.flush()
+            self._header = ""
+            answer = self._read_answer(deadline)
         except OSError:
             answer = b""
-        return {place: (start, stop) for place, start, stop in json.loads(answer)} if answer.endswith(b"\n") else None
+        return {index: (start, stop) for index, start, stop in json.loads(answer)} if answer.endswith(b"\n") else None
 
-    def _answer(self, until: float) -> bytes:
+    def _read_answer(self, deadline: float) -> bytes:
         answer = bytearray()
-        ready = select.poll()
-        ready.register(self._from, select.POLLIN)
-        while not answer.endswith(b"\n") and ready.poll(max(until - time.monotonic(), 0) * 1000):
-            part = os.read(self._from.fileno(), 1 << 16)
-            if not part:
+        poller = select.poll()
+        poller.register(self._stdout, select.POLLIN)
+        while not answer.endswith(b"\n") and poller.poll(max(deadline - time.monotonic(), 0) * 1000):
+            chunk = os.read(self._stdout.fileno(), 1 << 16)
+            if not chunk:
                 break
-            answer += part
+            answer += chunk
         return bytes(answer)

@@ -1,4 +1,4 @@
-"""Letting a value of an agent go to another one, or to its user's program: by name, as a file of data."""
+"""Exports a value of an agent to another agent, or to the user's program. The value is stored as a data file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orch_protocol.core.values import ValueInfo
 
 from ..api.base import ToolContext, ToolError
 from ..values.codec import NotTransferableError
-from ..values.store import SPELLING
+from ..values.store import HANDLE_TEXT
 from ..values.values import ValueStore
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ RUN: frozenset[str] = frozenset({"run_python"})
 
 
 async def export(context: ToolContext, name: str) -> ValueInfo:
-    """Return what `name` stands for in the agent of `context`, stored: a handle, or what its code has bound.
+    """Store the value called `name`, and return its description. `name` is a handle or a variable of the agent's code.
 
-    Raises NoValueError, which says what is wrong with the name or the value and what to do.
+    If the value cannot be exported, raise NoValueError with the reason and a recommendation.
     """
-    if SPELLING.fullmatch(name.strip()):
+    if HANDLE_TEXT.fullmatch(name.strip()):
         return await asyncio.to_thread(stored_value, context, name)
     if not name.isidentifier():
         raise NoValueError(
@@ -37,21 +37,21 @@ async def export(context: ToolContext, name: str) -> ValueInfo:
         raise NoValueError(f"cannot read variable {name!r}: the agent has no run_python, so it has only handles")
     from .namespace import Namespace
 
-    return await asyncio.to_thread(_bound, context, context.own(Namespace), name)
+    return await asyncio.to_thread(_export_variable, context, context.agent_object(Namespace), name)
 
 
 def stored_value(context: ToolContext, handle: str) -> ValueInfo:
-    """Return what is stored under `handle`. Raises NoValueError."""
-    values = context.own(ValueStore)
+    """Return the description of the value stored under `handle`. Raise NoValueError if there is no such value."""
+    values = context.agent_object(ValueStore)
     try:
-        kept, file = values.get(handle), values.file(handle)
+        stored, file = values.get(handle), values.file(handle)
     except ToolError as error:
         raise NoValueError(str(error)) from error
     except OSError as error:
         raise NoValueError(f"{handle} cannot be read: {error.strerror}") from error
-    note, marks = kept.note, values.marks(handle)
+    note, labels = stored.note, values.taint_labels(handle)
     return ValueInfo(
-        handle=kept.handle,
+        handle=stored.handle,
         type=note.type,
         extent=note.extent,
         size=note.size,
@@ -59,19 +59,19 @@ def stored_value(context: ToolContext, handle: str) -> ValueInfo:
         kind=note.kind,
         file=file.path.name,
         digest=file.digest,
-        marks=join_labels(marks, context.told),
+        marks=join_labels(labels, context.taint_labels),
         local=note.local,
     )
 
 
-def _bound(context: ToolContext, space: Namespace, name: str) -> ValueInfo:
-    marks, local = space.brought
+def _export_variable(context: ToolContext, namespace: Namespace, name: str) -> ValueInfo:
+    labels, local = namespace.read_labels
     try:
-        kept = context.own(ValueStore).store(space.value(name), bits=bits_in(marks), local=local)
+        stored = context.agent_object(ValueStore).store(namespace.value(name), bits=bits_in(labels), local=local)
     except ToolError as error:
         raise NoValueError(str(error)) from error
     except NotTransferableError as error:
-        raise NoValueError(f"{name!r} cannot leave its process: {error}") from error
+        raise NoValueError(f"the value {name!r} cannot be sent to another process: {error}") from error
     except OSError as error:
         raise NoValueError(f"{name!r} could not be written to a file: {error.strerror}") from error
-    return stored_value(context, kept.handle)
+    return stored_value(context, stored.handle)

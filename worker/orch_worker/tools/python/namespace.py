@@ -1,4 +1,4 @@
-"""Live Python: code run in this process, in names that stay bound from one run to the next."""
+"""Runs Python code in this process. Variables persist between runs."""
 
 from __future__ import annotations
 
@@ -36,131 +36,147 @@ __all__ = [
     "names_before_restart",
     "remember",
     "share_names",
-    "take_back",
+    "unshare_names",
 ]
 
 
-# --- Which names the process before this one had bound ---
+# --- Variables of the previous process ---
 
-NAME: Final = "names.json"
-MOST: Final = 30
-COARSE: Final = 0.05
-"""Seconds. The times of files come from a clock that is that much behind, at the most."""
+NAMES_FILE: Final = "names.json"
+MAX_SHOWN_NAMES: Final = 30
+CLOCK_TOLERANCE_SECONDS: Final = 0.05
+"""Maximum number of seconds by which file timestamps are behind the clock."""
 
 
 class SavedNames:
-    """The names of an agent whose session is in `folder`, None where nothing is to be remembered."""
+    """The saved variable names of the agent whose session is in `folder`. If `folder` is None, names are not saved."""
 
     def __init__(self, folder: Path | None) -> None:
-        self._file = folder / NAME if folder is not None else None
-        self._now: list[str] | None = None
+        self._file = folder / NAMES_FILE if folder is not None else None
+        self._saved: list[str] | None = None
 
-    def lost(self, handles: Sequence[str]) -> str:
-        """Return what is to be said in a process that has just begun, "" in the first one of an agent."""
+    def lost_names_note(self, handles: Sequence[str]) -> str:
+        """Return a note about lost variables for the first run in a new process.
+
+        Return "" in the agent's first process.
+        """
         if self._file is None or not self._file.exists():
             return ""
         try:
             names = atomic_json.read(self._file, list[str], [], "")
         except OrchError:
             names = []
-        which = f" ({first_names(names)})" if names else ""
-        there = f" Handles are kept: {', '.join(handles[-MOST:])}." if handles else ""
-        return f"[This is a new Python process: what earlier calls had bound is gone{which}.{there}]"
+        names_note = f" ({first_names(names)})" if names else ""
+        handles_note = f" Handles are kept: {', '.join(handles[-MAX_SHOWN_NAMES:])}." if handles else ""
+        return f"[This is a new Python process: what earlier calls had bound is gone{names_note}.{handles_note}]"
 
-    def now(self, bound: Iterable[str]) -> None:
-        """Remember what is bound now. What cannot be written is not told of one day."""
+    def save(self, bound: Iterable[str]) -> None:
+        """Save the names that are bound now. If writing fails, the error is only logged."""
         names = sorted(bound)
-        if self._file is None or names == self._now:
+        if self._file is None or names == self._saved:
             return
         try:
             atomic_json.write(self._file, names, durable=False)
         except OrchError as error:
             print(error, flush=True)
-        self._now = names
+        self._saved = names
 
 
 def first_names(names: Sequence[str]) -> str:
-    """Return the first of `names`, and how many more there are."""
-    more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
-    return f"{', '.join(names[:MOST])}{more}"
+    """Return the first items of `names`, and the number of further items."""
+    more = f" and {len(names) - MAX_SHOWN_NAMES} more" if len(names) > MAX_SHOWN_NAMES else ""
+    return f"{', '.join(names[:MAX_SHOWN_NAMES])}{more}"
 
 
 def names_before_restart(folder: Path, since: float = 0.0) -> list[str]:
-    """Return what the agent whose session is in `folder` had bound when its code ran last, nothing where that was
-    before `since`, in seconds of the epoch. Raises StoreError."""
+    """Return the saved names of the agent whose session is in `folder`.
+
+    The result is empty if the agent's code last ran before `since` (epoch seconds). Raise StoreError if reading fails.
+    """
     try:
-        ran = (folder / NAME).stat().st_mtime
+        ran = (folder / NAMES_FILE).stat().st_mtime
     except OSError:
-        ran = since  # there is none, or reading it tells what is wrong
-    return atomic_json.read(folder / NAME, list[str], [], "") if ran >= since - COARSE else []
+        ran = since  # The file does not exist, or reading it will raise the error.
+    return atomic_json.read(folder / NAMES_FILE, list[str], [], "") if ran >= since - CLOCK_TOLERANCE_SECONDS else []
 
 
 def forget(folder: Path) -> None:
-    """Let it not be known any more what the names were, but that there were some. Raises StoreError."""
-    if (file := folder / NAME).exists():
+    """Delete the saved names. The file stays, because its existence shows that there were names.
+
+    Raise StoreError if writing fails.
+    """
+    if (file := folder / NAMES_FILE).exists():
         atomic_json.write(file, [])
 
 
 def remember(folder: Path, copy: Path) -> None:
-    """Let the agent whose session is in `copy`, made of that in `folder`, hear that what had been bound there is not
-    bound in its process. Raises StoreError."""
-    if (folder / NAME).exists():
-        atomic_json.write(copy / NAME, names_before_restart(folder))
+    """Copy the saved names from the session `folder` to its copy `copy`.
+
+    The agent of the copy then learns that the names are not bound. Raise StoreError if reading or writing fails.
+    """
+    if (folder / NAMES_FILE).exists():
+        atomic_json.write(copy / NAMES_FILE, names_before_restart(folder))
 
 
-OURS: Final = values.__file__
+VALUES_FILE: Final = values.__file__
 GRACE_SECONDS: Final = 1.0
-NUDGE_SECONDS: Final = 0.05
-PIECE_CHARS: Final = 1 << 16
+RAISE_INTERVAL_SECONDS: Final = 0.05
+CHUNK_CHARS: Final = 1 << 16
 
-_taken: ContextVar[OutputCapture | None] = ContextVar("_taken", default=None)
+_current_capture: ContextVar[OutputCapture | None] = ContextVar("_current_capture", default=None)
 
 
 class RunStopped(BaseException):
-    """Raised in the thread of a run whose time is up. No Exception, so that few handlers catch it."""
+    """Raised in the thread of a run at its timeout.
+
+    The class is not a subclass of Exception, so that few handlers catch it.
+    """
 
 
-_lent: dict[str, dict[str, Any]] = {}
+_shared_names: dict[str, dict[str, Any]] = {}
 
 
 def share_names(agent_id: str, names: dict[str, Any]) -> None:
-    """Let the code of the agent, which lives in this very process, run in `names` of its host."""
-    _lent[agent_id] = names
+    """Allow code of an agent in this process to use the variables `names` of the host program."""
+    _shared_names[agent_id] = names
 
 
-def take_back(agent_id: str) -> None:
-    """Let the agent have no names of its host's any more."""
-    _lent.pop(agent_id, None)
+def unshare_names(agent_id: str) -> None:
+    """Stop sharing the variables of the host program with the agent."""
+    _shared_names.pop(agent_id, None)
 
 
 class Namespace:
-    """The names of one agent: its own, or those of its host. One run at a time.
+    """The variables of one agent: its own variables, or the variables of the host program.
 
-    They live as long as the process; the first run in another one says so. What is large is kept under a handle, and
-    `handles` leads to it.
+    Only one run is active at a time.
+
+    Variables last as long as the process. The first run in a new process reports lost variables. Large values are
+    stored under handles, which code accesses through `handles`.
     """
 
     def __init__(self, context: ToolContext) -> None:
-        lent = _lent.get(context.agent_id)
-        self._hosted = lent is not None
-        self._values = context.own(ValueStore)
-        self._handles = Handles(self._values, self._saw, lambda: self.brought)
-        self.names: dict[str, Any] = {"__name__": "__main__"} if lent is None else lent
+        host_names = _shared_names.get(context.agent_id)
+        self._hosted = host_names is not None
+        self._values = context.agent_object(ValueStore)
+        self._handles = Handles(self._values, self._add_labels, lambda: self.read_labels)
+        self.names: dict[str, Any] = {"__name__": "__main__"} if host_names is None else host_names
         self.names.setdefault("__builtins__", builtins)
         self.names.setdefault("handles", self._handles)
-        if lent is None:
+        if host_names is None:
             self.names["input"] = _no_input
-        self._past = SavedNames(context.folder if lent is None else None)
+        self._saved_names = SavedNames(context.folder if host_names is None else None)
         self._granted = context.granted
-        self._marks: tuple[TaintLabel, ...] = ()
+        self._taint_labels: tuple[TaintLabel, ...] = ()
         self._local = False
         self._agent = context.agent_id
         self._runs = 0
         self._running: _CodeRun | None = None
 
     def bound(self) -> dict[str, Any]:
-        """Return what code has bound, without what is its own affair (`_name`)."""
-        names = list(self.names.items())  # at once: code that could not be stopped may be binding more
+        """Return the variables that code has bound, without private variables (`_name`)."""
+        # The items are copied at once, because code that could not be stopped may bind more names.
+        names = list(self.names.items())
         return {
             name: value
             for name, value in names
@@ -168,159 +184,170 @@ class Namespace:
         }
 
     def value(self, name: str) -> Any:
-        """Return what `name` is bound to. Raises ToolError while code runs, and for a name that is not bound."""
-        if self._running is not None and self._running.alive():
-            raise ToolError(f"code of the agent still runs: {name!r} can be taken when it is done")
+        """Return the value of the variable `name`. Raise ToolError while code runs, or if the name is not bound."""
+        if self._running is not None and self._running.is_running():
+            raise ToolError(f"code of the agent is still running: read {name!r} after the code has ended")
         if name not in self.names or name in ("handles", "input", "__builtins__"):
-            known = ", ".join(list(self.bound())[-20:])
-            raise ToolError(f"no name {name!r} is bound; {f'bound are {known}' if known else 'nothing is'}")
+            known_names = ", ".join(list(self.bound())[-20:])
+            raise ToolError(
+                f"no variable {name!r}; {f'variables: {known_names}' if known_names else 'there are no variables'}"
+            )
         return self.names[name]
 
     @property
-    def brought(self) -> tuple[tuple[TaintLabel, ...], bool]:
-        """What values from elsewhere, read here so far, have brought along; whether one is for local models alone."""
-        return self._marks, self._local
+    def read_labels(self) -> tuple[tuple[TaintLabel, ...], bool]:
+        """The taint labels of stored values that code has read, and whether one of these values is for local models
+        only.
+        """
+        return self._taint_labels, self._local
 
     def close(self) -> None:
-        """Give back what the host has lent."""
+        """Remove orch's names from the host's variables."""
         if self.names.get("handles") is self._handles:
             del self.names["handles"]
 
     async def run(self, code: str, seconds: float) -> ToolOutput:
-        """Run `code` and return what it printed and the value of its last expression, or its traceback.
+        """Run `code` and return its output and the value of its last expression, or its traceback.
 
-        After `seconds` it is stopped; what cannot be stopped is left behind, and then no other run can start.
+        After `seconds`, the code is stopped. Code that cannot be stopped is abandoned. In this case, no further run can
+        start.
         """
-        if self._running is not None and self._running.alive():
-            raise ToolError("the code of an earlier call still runs and cannot be stopped: use run_python_script")
+        if self._running is not None and self._running.is_running():
+            raise ToolError("the code of an earlier call is still running and cannot be stopped: use run_python_script")
         self._runs += 1
-        lost = self._past.lost(list(self._values)) if self._runs == 1 else ""
+        lost_note = self._saved_names.lost_names_note(list(self._values)) if self._runs == 1 else ""
         run = self._running = _CodeRun(code, f"<python {self._agent}:{self._runs}>", self)
-        with _prints_taken():
+        with _capture_prints():
             run.start()
             try:
                 in_time = await run.wait(seconds)
             finally:
                 stopped = run.done or await run.stop()
-        self._past.now(self.bound())
-        said = [lost, run.capture.text().rstrip("\n")]
+        self._saved_names.save(self.bound())
+        parts = [lost_note, run.capture.text().rstrip("\n")]
         if not in_time:
-            how = (
+            state = (
                 "was stopped" if stopped else "cannot be stopped: it still runs, and nothing else can until it is done"
             )
-            said.append(f"[not done after {seconds:.0f} s; it {how}]")
-        text = "\n".join(filter(None, (*said, *self._values.told())))
-        return ToolOutput(text, is_error=run.failed or not in_time, local=self._local, marks=self._marks)
+            parts.append(f"[not done after {seconds:.0f} s; it {state}]")
+        text = "\n".join(filter(None, (*parts, *self._values.take_notices())))
+        return ToolOutput(text, is_error=run.failed or not in_time, local=self._local, marks=self._taint_labels)
 
     def show(self, value: Any) -> str:
-        """Return what is to be shown of the value of a last expression, and keep one that is too large for that."""
+        """Return the text for the value of a last expression. A value that is too large is stored."""
         if not self._hosted:
             self.names["_"] = value
         if not is_large(value):
             return repr(value)
         try:
-            return self._values.keep(value, bits=bits_in(self._marks), local=self._local).text(self._granted)
+            return self._values.keep(value, bits=bits_in(self._taint_labels), local=self._local).text(self._granted)
         except OSError as error:
-            return f"{one_line_repr(value)}\n[too large to be shown, and it could not be kept: {error.strerror}]"
+            return f"{one_line_repr(value)}\n[too large to be shown, and could not be stored: {error.strerror}]"
 
-    def _saw(self, handle: str) -> None:
-        """Something that was kept is read by code: from now on, what it says may be of that."""
-        self._marks = join_labels(self._marks, self._values.marks(handle))
+    def _add_labels(self, handle: str) -> None:
+        """Add the labels of a stored value that code has read, because later output may depend on this value."""
+        self._taint_labels = join_labels(self._taint_labels, self._values.taint_labels(handle))
         self._local = self._local or self._values.get(handle).note.local
 
 
 class _CodeRun:
-    """One piece of code in a thread of its own."""
+    """A run of code in a separate thread."""
 
-    def __init__(self, code: str, name: str, space: Namespace) -> None:
+    def __init__(self, code: str, name: str, namespace: Namespace) -> None:
         self.capture = OutputCapture()
         self.failed = False
         self.done = False
-        self._code, self._name, self._space = code, name, space
+        self._code, self._name, self._namespace = code, name, namespace
         self._loop = asyncio.get_running_loop()
-        self._over = self._loop.create_future()
+        self._finished = self._loop.create_future()
         self._lock = threading.Lock()
         context = copy_context()
-        context.run(_taken.set, self.capture)
-        self._thread = threading.Thread(target=context.run, args=(self._live,), name=name, daemon=True)
+        context.run(_current_capture.set, self.capture)
+        self._thread = threading.Thread(target=context.run, args=(self._run_thread,), name=name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def alive(self) -> bool:
+    def is_running(self) -> bool:
         return not self.done and self._thread.is_alive()
 
     async def wait(self, seconds: float) -> bool:
-        return bool((await asyncio.wait({self._over}, timeout=seconds))[0])
+        return bool((await asyncio.wait({self._finished}, timeout=seconds))[0])
 
     async def stop(self) -> bool:
-        """Raise Stopped in the thread until it has ended, for a second; say whether it has."""
+        """Raise RunStopped in the thread repeatedly for up to one second. Return whether the thread has ended."""
         deadline = self._loop.time() + GRACE_SECONDS
         while self._loop.time() < deadline:
             with self._lock:
                 if not self.done:
                     _raise_in(self._thread, RunStopped)
-            if await self.wait(NUDGE_SECONDS):
+            if await self.wait(RAISE_INTERVAL_SECONDS):
                 return True
         return False
 
-    def _live(self) -> None:
+    def _run_thread(self) -> None:
         try:
             try:
                 self.failed = not self._execute()
             finally:
-                with self._lock:  # from here on nobody raises anything in this thread
+                with self._lock:  # From now on, no exception is raised in this thread.
                     self.done = True
                     _raise_in(self._thread, None)
         except RunStopped:
             self.failed = self.done = True
         try:
-            self._loop.call_soon_threadsafe(self._end)
+            self._loop.call_soon_threadsafe(self._finish)
         except RuntimeError:
-            pass  # the loop is closed; nobody waits any more
+            pass  # The loop is closed, and no task waits for the result.
 
-    def _end(self) -> None:
-        if not self._over.done():
-            self._over.set_result(None)
+    def _finish(self) -> None:
+        if not self._finished.done():
+            self._finished.set_result(None)
 
     def _execute(self) -> bool:
-        """Run the code; say whether it went well. What went wrong is printed."""
+        """Run the code. Return whether the code succeeded. Errors are printed."""
         linecache.cache[self._name] = (len(self._code), None, self._code.splitlines(keepends=True), self._name)
         try:
-            body, last = _compiled(self._code, self._name)
-            exec(body, self._space.names)
-            value = eval(last, self._space.names) if last is not None else None
+            body, last = _compile_parts(self._code, self._name)
+            exec(body, self._namespace.names)
+            value = eval(last, self._namespace.names) if last is not None else None
             if value is not None:
-                self._print(f"{self._space.show(value)}\n")
+                self._print(f"{self._namespace.show(value)}\n")
         except RunStopped:
             raise
         except SystemExit as error:
             self._print(f"SystemExit: {error}".rstrip(": "))
             return error.code in (None, 0)
         except BaseException as error:
-            self._print("".join(traceback.format_exception(error.with_traceback(self._own(error)))))
+            self._print("".join(traceback.format_exception(error.with_traceback(self._agent_traceback(error)))))
             return False
         return True
 
-    def _own(self, error: BaseException) -> TracebackType | None:
-        """Return the traceback from the first line of the code on: the frames above it are ours, and so are those below
-        that say which handle there is not."""
-        found = error.__traceback__
-        while found is not None and found.tb_frame.f_code.co_filename != self._name:
-            found = found.tb_next
-        last = found
-        while isinstance(error, UnknownHandleError) and last is not None and last.tb_next is not None:
-            if last.tb_next.tb_frame.f_code.co_filename == OURS:
-                last.tb_next = None
-            last = last.tb_next
-        return found
+    def _agent_traceback(self, error: BaseException) -> TracebackType | None:
+        """Return the part of the traceback that starts in the agent's code, without frames of orch.
+
+        Return None if no frame belongs to the agent's code. The inner frames that raise UnknownHandleError are
+        removed too.
+        """
+        first_frame = error.__traceback__
+        while first_frame is not None and first_frame.tb_frame.f_code.co_filename != self._name:
+            first_frame = first_frame.tb_next
+        frame = first_frame
+        while isinstance(error, UnknownHandleError) and frame is not None and frame.tb_next is not None:
+            if frame.tb_next.tb_frame.f_code.co_filename == VALUES_FILE:
+                frame.tb_next = None
+            frame = frame.tb_next
+        return first_frame
 
     def _print(self, text: str) -> None:
-        _take(self.capture, text)
+        _capture_text(self.capture, text)
 
 
-def _compiled(code: str, name: str) -> tuple[CodeType, CodeType | None]:
-    """Return `code` in two parts, the second of which is its last statement when that is an expression."""
+def _compile_parts(code: str, name: str) -> tuple[CodeType, CodeType | None]:
+    """Return `code` in two parts.
+
+    If the last statement is an expression, this expression is the second part. Otherwise, the second part is None.
+    """
     tree = ast.parse(code, name)
     last = None
     if tree.body and isinstance(tree.body[-1], ast.Expr):
@@ -330,60 +357,63 @@ def _compiled(code: str, name: str) -> tuple[CodeType, CodeType | None]:
 
 
 def _raise_in(thread: threading.Thread, error: type[BaseException] | None) -> None:
-    """Raise `error` in `thread` at its next instruction; None takes back what was not raised yet."""
-    what = ctypes.py_object(error) if error is not None else None
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), what)
+    """Raise `error` in `thread` at the next instruction of the thread. None cancels a pending exception."""
+    exception = ctypes.py_object(error) if error is not None else None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), exception)
 
 
 def _no_input(prompt: object = "") -> str:
     raise EOFError(f"cannot read input for {str(prompt)!r}: run_python has no standard input")
 
 
-def _take(capture: OutputCapture, text: str) -> None:
-    """Give `text` to `capture` in pieces: encoded as a whole, a long one would be in memory twice more."""
-    for start in range(0, len(text), PIECE_CHARS):
-        capture(text[start : start + PIECE_CHARS].encode(errors="replace"))
+def _capture_text(capture: OutputCapture, text: str) -> None:
+    """Pass `text` to `capture` in chunks. Encoding a long text at once would need twice the memory of the text."""
+    for start in range(0, len(text), CHUNK_CHARS):
+        capture(text[start : start + CHUNK_CHARS].encode(errors="replace"))
 
 
 class _StreamSwitch(io.TextIOBase):
-    """Stands in for a standard stream: what a run prints goes to the run, all else to where it went before."""
+    """Replaces a standard stream.
 
-    def __init__(self, before: TextIO) -> None:
-        self._before = before
+    The output of a run goes to the run's capture, and other output to the original stream.
+    """
+
+    def __init__(self, original: TextIO) -> None:
+        self._original = original
 
     def write(self, text: str) -> int:
-        capture = _taken.get()
+        capture = _current_capture.get()
         if capture is None:
-            return self._before.write(text)
-        _take(capture, text)
+            return self._original.write(text)
+        _capture_text(capture, text)
         return len(text)
 
     def flush(self) -> None:
-        if not self._before.closed:  # a program may have closed it meanwhile, and Python flushes whatever it forgets
-            self._before.flush()
+        if not self._original.closed:  # The program may have closed the stream before Python flushes it.
+            self._original.flush()
 
     def fileno(self) -> int:
-        return self._before.fileno()
+        return self._original.fileno()
 
 
-_switching = threading.Lock()
-_switches = 0
-_before: tuple[TextIO, TextIO] = (sys.stdout, sys.stderr)
+_switch_lock = threading.Lock()
+_active_runs = 0
+_original_streams: tuple[TextIO, TextIO] = (sys.stdout, sys.stderr)
 
 
 @contextmanager
-def _prints_taken() -> Iterator[None]:
-    """Have what runs print go to them, as long as any run is on in this process, whichever agent's it is."""
-    global _switches, _before
-    with _switching:
-        if _switches == 0:
-            _before = (sys.stdout, sys.stderr)
+def _capture_prints() -> Iterator[None]:
+    """Capture the output of runs as long as any run is active in this process."""
+    global _active_runs, _original_streams
+    with _switch_lock:
+        if _active_runs == 0:
+            _original_streams = (sys.stdout, sys.stderr)
             sys.stdout, sys.stderr = _StreamSwitch(sys.stdout), _StreamSwitch(sys.stderr)
-        _switches += 1
+        _active_runs += 1
     try:
         yield
     finally:
-        with _switching:
-            _switches -= 1
-            if _switches == 0:
-                sys.stdout, sys.stderr = _before
+        with _switch_lock:
+            _active_runs -= 1
+            if _active_runs == 0:
+                sys.stdout, sys.stderr = _original_streams

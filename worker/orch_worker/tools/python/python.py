@@ -1,4 +1,4 @@
-"""Python: run_python in live names, run_python_script in a process of its own, py_help, installed_packages."""
+"""The tools run_python, run_python_script, py_help and installed_packages."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ with open("/dev/null") as nothing:
 
 
 def _is_available(context: ToolContext) -> bool:
-    """Whether code may run in the worker itself, which no sandbox level confines.
+    """Return whether code may run in the worker itself, where no sandbox level applies.
 
-    It may where orch's folders and denied paths are hidden from the worker, and not where hiding them failed. Where
-    that was not tried (in the program's own process, without mount namespaces), it may if no path is denied.
+    Code may run if orch's folders and denied paths are hidden from the worker. Paths are not hidden in the program's
+    own process, or without mount namespaces. In both cases, code may run if no path is denied.
     """
     if context.sandbox.of(IN_WORKER) > "L0":
         return False
@@ -37,67 +37,67 @@ def _is_available(context: ToolContext) -> bool:
     return not context.policy.denied_paths if failure is None else not failure
 
 
-@tool(category="python", available=_is_available, exclusive=True)
+@tool(available=_is_available, exclusive=True)
 async def run_python(context: ToolContext, code: str) -> ToolOutput:
-    """Run Python code; answers with what it prints and the value of its last expression. What programs print that it
-    starts is not among that: capture it.
+    """Run Python code.
 
-    Names, imports and objects stay for later calls, as in a notebook. It runs in your own process. A large value at the
-    end is kept under a handle, in code handles["h_001"].
+    Returns its output and the value of its last expression. Output of programs that it starts is not included: capture
+    it. Variables, imports and objects persist for later calls, as in a notebook. The code runs in your own process. A
+    large value at the end is stored under a handle, in code handles["h_001"].
 
     Args:
         code: The code.
     """
-    from .namespace import Namespace  # by those who run code: much hangs on it
+    from .namespace import Namespace  # This import is slow and needed only to run code.
 
-    return await context.own(Namespace).run(code, context.seconds * 0.9)
+    return await context.agent_object(Namespace).run(code, context.seconds * 0.9)
 
 
-@tool(category="python")
+@tool
 async def run_python_script(
     context: ToolContext,
     code: Annotated[str, Meta(max_length=MAX_SCRIPT)],
     timeout: Seconds | None = None,
 ) -> ToolOutput:
-    """Run Python code in a fresh process in the working folder; answers with its output and exit status.
+    """Run Python code in a new process in the working folder. Returns its output and exit status.
 
     Args:
         code: The code.
-        timeout: After how many seconds to end it; a call's own limit holds in any case.
+        timeout: Seconds after which the process is ended. The general limit of a call also applies.
     """
     return await run(context, "run_python_script", [sys.executable, "-c", code], timeout)
 
 
-@tool(category="python")
+@tool
 async def py_help(context: ToolContext, topic: str) -> str:
-    """Show the documentation of an installed module, class or function, or of a keyword of Python.
+    """Show the documentation of an installed module, class or function, or of a Python keyword.
 
     Args:
-        topic: Its full name, such as "json.dumps", "pathlib.Path.glob" or "with".
+        topic: The full name, such as "json.dumps", "pathlib.Path.glob" or "with".
     """
-    # -P: what lies in the working folder is not imported, which would run it.
-    said = await run(context, "py_help", [sys.executable, "-P", "-c", HELP, topic])
-    text, _, status = said.text.rpartition("\n[")
-    if said.is_error or NO_HELP.match(text) or not text:
+    # -P prevents py_help from importing, and thereby running, modules in the working folder.
+    output = await run(context, "py_help", [sys.executable, "-P", "-c", HELP, topic])
+    text, _, status = output.text.rpartition("\n[")
+    if output.is_error or NO_HELP.match(text) or not text:
         raise ToolError(text or f"[{status}")
     return text
 
 
-@tool(category="python")
+@tool
 def installed_packages(pattern: str = "", limit: Annotated[int, Meta(ge=1, le=1000)] = 200) -> str:
     """List the installed Python packages with their versions.
 
     Args:
-        pattern: Only packages whose name contains this.
-        limit: How many to list at most.
+        pattern: Only packages whose name contains this text.
+        limit: Maximum number of packages.
     """
     from importlib.metadata import distributions
 
-    wanted = re.sub(r"[-_.]+", "-", pattern).lower()
+    normalized_pattern = re.sub(r"[-_.]+", "-", pattern).lower()
     found = {(each.name or "", each.version) for each in distributions()}
     lines = sorted(
-        (f"{name} {version}" for name, version in found if wanted in re.sub(r"[-_.]+", "-", name).lower()),
+        (f"{name} {version}" for name, version in found if normalized_pattern in re.sub(r"[-_.]+", "-", name).lower()),
         key=str.lower,
     )
-    more = [f"[{len(lines) - limit:,} more; narrow with pattern]"] if len(lines) > limit else []
-    return "\n".join(lines[:limit] + more) or f"No installed package has {pattern!r} in its name."
+    omitted_note = [f"[{len(lines) - limit:,} more; narrow with pattern]"] if len(lines) > limit else []
+    return "\n".join(lines[:limit] + omitted_note) or f"No installed package has {pattern!r} in its name."

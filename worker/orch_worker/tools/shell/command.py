@@ -1,4 +1,4 @@
-"""A command in a session of its own: it reads nothing, all it writes is taken, and no process of it is left."""
+"""Runs a command in a new session without input. All output is captured, and no process is left behind."""
 
 from __future__ import annotations
 
@@ -15,34 +15,43 @@ from typing import Final, Protocol
 from ..api.base import ToolError
 from .process_group import MARK, ProcessDescendants
 
-__all__ = ["RunningCommand", "Start", "StartedProcess", "end_first", "ended_by", "start_process"]
+__all__ = ["RunningCommand", "Start", "StartedProcess", "exit_text", "prefer_oom_kill", "start_process"]
 
 CHUNK: Final = 1 << 16
-POLITE_SECONDS: Final = 1.0
-SWEEP_SECONDS: Final = 2.0
-LAST_WORDS_SECONDS: Final = 0.2
+TERMINATE_SECONDS: Final = 1.0
+KILL_SECONDS: Final = 2.0
+DRAIN_SECONDS: Final = 0.2
 PAUSE: Final = 0.005
-FIRST_TO_GO: Final = b"1000"
+MAX_OOM_SCORE: Final = b"1000"
 
 
 class StartedProcess(Protocol):
-    """A started command: what is used of `subprocess.Popen`."""
+    """A started command, with the part of the interface of `subprocess.Popen` that orch uses."""
 
     pid: int
     returncode: int | None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until it has ended and return its exit code. Raises subprocess.TimeoutExpired."""
+        """Wait for the end of the command and return the exit code.
+
+        Raise subprocess.TimeoutExpired after `timeout` seconds.
+        """
 
 
 Start = Callable[[Sequence[str], Path, Mapping[str, str], int], StartedProcess]
-"""Starts a program in a folder, with variables, its output going to a descriptor. Raises OSError, ToolError."""
+"""A function that starts a program. Arguments: argv, folder, environment variables, and descriptor for the output.
+
+The function raises OSError or ToolError if starting fails.
+"""
 
 
 def start_process(
     argv: Sequence[str], cwd: Path, env: Mapping[str, str], output: int, inherited: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
-    """Start `argv` in a session of its own, without input. When memory runs out, it goes before anything of ours."""
+    """Start `argv` in a new session without input.
+
+    If memory runs out, the kernel kills this process before the processes of orch.
+    """
     process = subprocess.Popen(
         argv,
         cwd=cwd,
@@ -53,24 +62,24 @@ def start_process(
         pass_fds=inherited,
         start_new_session=True,
     )
-    end_first(process.pid)
+    prefer_oom_kill(process.pid)
     return process
 
 
-def end_first(pid: int) -> None:
-    """Let the kernel end the process `pid` before others when memory runs out."""
+def prefer_oom_kill(pid: int) -> None:
+    """If memory runs out, make the kernel kill the process `pid` before other processes."""
     try:
-        score = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        descriptor = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
         try:
-            os.write(score, FIRST_TO_GO)
+            os.write(descriptor, MAX_OOM_SCORE)
         finally:
-            os.close(score)
+            os.close(descriptor)
     except OSError:
-        pass  # not Linux, or it may not be said, or it has ended already
+        pass  # The system is not Linux, the change is not permitted, or the process has already ended.
 
 
-def ended_by(code: int | None) -> str:
-    """Return what a command ended with by its `code`: an exit status, or the signal."""
+def exit_text(code: int | None) -> str:
+    """Return a text about the end of a command: the exit status or the signal in `code`."""
     if code is not None and code < 0:
         try:
             return f"signal {signal.Signals(-code).name}"
@@ -80,10 +89,12 @@ def ended_by(code: int | None) -> str:
 
 
 class RunningCommand:
-    """`argv` at work, as `start` starts it. Each piece of output goes to `sink`; past `flood` bytes of it the command
-    is killed.
+    """A running command, started by `start`. The output of the command goes to `sink`.
 
-    Raises ToolError when it cannot be started. `code` is the exit code, or minus the signal, once it has ended.
+    After `max_bytes` bytes of output, the command is killed.
+
+    The constructor raises ToolError if the command cannot be started. After the end of the command, `code` is the exit
+    code, or the negative number of the signal.
     """
 
     def __init__(
@@ -93,16 +104,16 @@ class RunningCommand:
         cwd: Path,
         env: Mapping[str, str],
         sink: Callable[[bytes], None],
-        flood: int | None = None,
+        max_bytes: int | None = None,
         start: Start = start_process,
     ) -> None:
         self.code: int | None = None
         self.on_end: Callable[[], None] = lambda: None
-        """Called once it has ended."""
-        self.strays = 0
-        """How many processes it left behind; they were killed."""
-        self.flooded = False
-        self._sink, self._flood, self._written = sink, flood, 0
+        """Called after the command has ended."""
+        self.killed_leftovers = 0
+        """Number of processes left behind by the command and then killed."""
+        self.exceeded_output = False
+        self._sink, self._max_bytes, self._written = sink, max_bytes, 0
         self._loop = asyncio.get_running_loop()
         mark = os.urandom(8).hex()
         self._pipe, writer = os.pipe()
@@ -117,38 +128,44 @@ class RunningCommand:
             raise ToolError(f"{argv[0]} cannot be started in {str(cwd)!r}: {why}.") from error
         finally:
             os.close(writer)
-        self._kin = ProcessDescendants(self._process.pid, mark)
-        self._silent: asyncio.Future[None] = self._loop.create_future()
+        self._descendants = ProcessDescendants(self._process.pid, mark)
+        self._output_closed: asyncio.Future[None] = self._loop.create_future()
         os.set_blocking(self._pipe, False)
         self._loop.add_reader(self._pipe, self._read)
         self._exited = self._watch()
-        self._life = self._loop.create_task(self._live())
+        self._task = self._loop.create_task(self._supervise())
 
     async def wait(self, seconds: float) -> bool:
-        """Wait until it has ended, at most `seconds`; say whether it has. What it leaves behind is killed with it."""
-        return bool((await asyncio.wait({self._life}, timeout=seconds))[0])
+        """Wait at most `seconds` for the end of the command. Return whether the command has ended.
+
+        If the command has ended, its remaining processes are killed.
+        """
+        return bool((await asyncio.wait({self._task}, timeout=seconds))[0])
 
     async def end(self) -> None:
-        """Ask it to end, and kill it if it has not within a second."""
-        self._kin.signal(signal.SIGTERM)
-        if not await self.wait(POLITE_SECONDS):
+        """Ask the command to end, and kill it if it has not ended within a second."""
+        self._descendants.signal(signal.SIGTERM)
+        if not await self.wait(TERMINATE_SECONDS):
             self.kill()
-            await self.wait(2 * SWEEP_SECONDS)
+            await self.wait(2 * KILL_SECONDS)
 
     def kill(self) -> None:
-        """Kill every process of it, now. Nothing happens when it has ended."""
+        """Kill all processes of the command now. Do nothing if the command has ended."""
         if self.code is None:
-            self._kin.strike()
+            self._descendants.kill_all()
 
     def close(self) -> None:
-        """Kill every process of it and wait until they are gone, at most 2 s."""
+        """Kill all processes of the command, and wait at most 2 s for their end."""
         if self.code is None:
-            self._life.cancel()
+            self._task.cancel()
             self._exited.cancel()
-            self._bury()
+            self._finish()
 
     def _watch(self) -> asyncio.Future[None]:
-        """Return a future that is done when the leader has ended, not yet reaped: its pid is still its own."""
+        """Return a future that completes when the main process has ended.
+
+        The process is not reaped before the future completes, so its pid is not reused.
+        """
         exited: asyncio.Future[None] = self._loop.create_future()
 
         def on_exit() -> None:
@@ -157,57 +174,58 @@ class RunningCommand:
 
         def wait() -> None:
             self._process.wait()
-            self._kin.reaped = True
+            self._descendants.reaped = True
             try:
                 self._loop.call_soon_threadsafe(on_exit)
             except RuntimeError:
-                pass  # the loop is closed; nobody waits any more
+                pass  # The loop is closed, so no task waits for the result.
 
         try:
             pidfd = os.pidfd_open(self._process.pid)
-        except (AttributeError, OSError):  # not Linux
+        except (AttributeError, OSError):  # The system is not Linux.
             threading.Thread(target=wait, name="command", daemon=True).start()
         else:
             self._loop.add_reader(pidfd, on_exit)
 
-            def let_go(_: object) -> None:
+            def close_pidfd(_: object) -> None:
                 self._loop.remove_reader(pidfd)
                 os.close(pidfd)
 
-            exited.add_done_callback(let_go)
+            exited.add_done_callback(close_pidfd)
         return exited
 
-    async def _live(self) -> None:
+    async def _supervise(self) -> None:
         try:
             await self._exited
-            # Who still holds the pipe may have something to say; not for long.
-            await asyncio.wait({self._silent}, timeout=LAST_WORDS_SECONDS)
-            deadline = time.monotonic() + SWEEP_SECONDS
-            while self._kin.strike():
+            # Processes that still have the pipe open may write more, so wait briefly.
+            await asyncio.wait({self._output_closed}, timeout=DRAIN_SECONDS)
+            deadline = time.monotonic() + KILL_SECONDS
+            while self._descendants.kill_all():
                 if time.monotonic() > deadline:
                     break
                 await asyncio.sleep(PAUSE)
-            self.strays = len(self._kin.killed)
-            await asyncio.wait({self._silent}, timeout=LAST_WORDS_SECONDS)
+            self.killed_leftovers = len(self._descendants.killed)
+            await asyncio.wait({self._output_closed}, timeout=DRAIN_SECONDS)
         finally:
             self._exited.cancel()
-            self._bury()
+            self._finish()
 
-    def _bury(self) -> None:
-        """Kill and reap what there is of it, which is nothing but the leader unless it is ended in the middle."""
+    def _finish(self) -> None:
+        """Kill and reap the remaining processes. Usually only the main process is left."""
         if self.code is not None:
             return
-        deadline = time.monotonic() + SWEEP_SECONDS
+        deadline = time.monotonic() + KILL_SECONDS
         if not self._exited.done() or self._exited.cancelled():
-            while self._kin.strike() and time.monotonic() < deadline:
+            while self._descendants.kill_all() and time.monotonic() < deadline:
                 time.sleep(PAUSE)
         try:
             self.code = self._process.wait(timeout=max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            self._process.returncode = self.code = -signal.SIGKILL  # it cannot die, so nobody can wait for it
-        self._kin.reaped = True
-        self._kin.bury(deadline)
-        self._hang_up()
+            # The process hangs in the kernel, so it cannot be reaped.
+            self._process.returncode = self.code = -signal.SIGKILL
+        self._descendants.reaped = True
+        self._descendants.reap(deadline)
+        self._close_pipe()
         self.on_end()
 
     def _read(self) -> None:
@@ -217,16 +235,16 @@ class RunningCommand:
             return
         self._written += len(data)
         if not data:
-            self._hang_up()
-        elif self._flood is not None and self._written > self._flood:
-            if not self.flooded:
-                self.flooded = True
-                self._kin.strike()
+            self._close_pipe()
+        elif self._max_bytes is not None and self._written > self._max_bytes:
+            if not self.exceeded_output:
+                self.exceeded_output = True
+                self._descendants.kill_all()
         else:
             self._sink(data)
 
-    def _hang_up(self) -> None:
-        if not self._silent.done():
+    def _close_pipe(self) -> None:
+        if not self._output_closed.done():
             self._loop.remove_reader(self._pipe)
             os.close(self._pipe)
-            self._silent.set_result(None)
+            self._output_closed.set_result(None)

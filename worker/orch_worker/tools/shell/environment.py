@@ -1,4 +1,4 @@
-"""The environment of what tools start: what the agent was given, without secrets."""
+"""The environment variables of commands: the agent's variables without secrets."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/
 
 
 def tool_environment(context: ToolContext, tool: str) -> dict[str, str]:
-    """Return the variables of `context`, on top of the few every program needs; none that looks like a secret.
+    """Return the variables of `context`, and the few variables that all programs need, without likely secrets.
 
-    ORCH_HOME is never among them. From L2 on, HOME is a folder of the agent.
+    The result never contains ORCH_HOME. From level L2 on, HOME is a folder of the agent.
     """
     inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
-    given = {name: value for name, value in context.env.items() if not is_secret(name) and name != "ORCH_HOME"}
-    own = context.own(CommandSandbox).environment() if context.sandbox.of(tool) >= "L2" else {}
-    return {"PATH": DEFAULT_PATH, **inherited, **given, **FIXED, **own}
+    agent_variables = {
+        name: value for name, value in context.env.items() if not is_secret(name) and name != "ORCH_HOME"
+    }
+    sandbox_variables = context.agent_object(CommandSandbox).environment() if context.sandbox.of(tool) >= "L2" else {}
+    return {"PATH": DEFAULT_PATH, **inherited, **agent_variables, **FIXED, **sandbox_variables}

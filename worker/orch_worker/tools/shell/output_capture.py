@@ -1,4 +1,4 @@
-"""What a command writes, while it writes it: head and tail kept, and made text that can be shown."""
+"""Captures the beginning and the end of a command's output, and converts the output to plain text."""
 
 from __future__ import annotations
 
@@ -19,41 +19,44 @@ _CONTROL: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
 class OutputCapture:
-    """The first and the last bytes of a stream, each at most half of `most`; those between are counted."""
+    """The first and last bytes of a stream, at most half of `limit` each.
 
-    def __init__(self, most: int = MAX_CAPTURED) -> None:
+    The bytes between the two parts are only counted.
+    """
+
+    def __init__(self, limit: int = MAX_CAPTURED) -> None:
         self.total = 0
-        self._half = most // 2
+        self._half = limit // 2
         self._head = bytearray()
         self._tail = bytearray()
 
     def __call__(self, data: bytes) -> None:
-        """Take the next bytes, of which no more is copied than is kept."""
+        """Add the next bytes. Only the captured bytes are copied."""
         self.total += len(data)
-        rest = memoryview(data)
-        if room := self._half - len(self._head):
-            self._head += rest[:room]
-            rest = rest[room:]
-        if len(rest) > self._half:
+        remaining = memoryview(data)
+        if free_bytes := self._half - len(self._head):
+            self._head += remaining[:free_bytes]
+            remaining = remaining[free_bytes:]
+        if len(remaining) > self._half:
             self._tail.clear()
-            rest = rest[-self._half :] if self._half else rest[:0]
-        self._tail += rest
+            remaining = remaining[-self._half :] if self._half else remaining[:0]
+        self._tail += remaining
         if len(self._tail) > 2 * self._half:
             del self._tail[: -self._half]
 
     def text(self) -> str:
-        """Return what was kept as text, with a note where something was left out."""
+        """Return the captured text, with a note at the place where bytes were left out."""
         tail = self._tail[-self._half :]
-        left_out = self.total - len(self._head) - len(tail)
-        if not left_out:
+        omitted = self.total - len(self._head) - len(tail)
+        if not omitted:
             return plain_output(bytes(self._head + tail))
-        return f"{plain_output(bytes(self._head))}\n[... {left_out:,} bytes left out ...]\n{plain_output(bytes(tail))}"
+        return f"{plain_output(bytes(self._head))}\n[... {omitted:,} bytes left out ...]\n{plain_output(bytes(tail))}"
 
 
 def plain_output(data: bytes) -> str:
-    """Return `data` as a terminal would leave it: without colours, progress bars' earlier states, control characters.
+    """Return `data` as plain text without colors, overwritten progress bars and control characters.
 
-    What is not UTF-8, and control characters, become U+FFFD.
+    Bytes that are not UTF-8 and control characters become U+FFFD.
     """
     text = data.decode(errors="replace")
     if "\x1b" in text:

@@ -1,4 +1,4 @@
-"""All processes of one command: those of its session, and those that left it but carry its mark."""
+"""Finds all processes of a command: the processes in its session, and processes with its mark that left the session."""
 
 from __future__ import annotations
 
@@ -11,41 +11,44 @@ __all__ = ["MARK", "ProcessDescendants"]
 
 MARK: Final = "ORCH_CALL"
 UNSURE_SECONDS: Final = 0.1
-TURNING_SECONDS: Final = 2.0
-"""What turns into another program is not asleep meanwhile, and takes this long on a machine that is very busy."""
+EXEC_SECONDS: Final = 2.0
+"""Maximum number of seconds that exec takes on a very busy machine. A process in exec is not in a sleeping state."""
 PAUSE: Final = 0.005
 KERNEL_THREAD: Final = 0x00200000
 
 
 class ProcessDescendants:
-    """What descends from the process `leader`, which was started in a session of its own with `MARK=mark`.
+    """The descendants of the process `leader`, which was started in a new session with `MARK=mark`.
 
-    `reaped` is to be set when the leader is: until then the number of its group is its own.
+    Set `reaped` when the leader is reaped. Until then, the id of its process group is not reused.
     """
 
     def __init__(self, leader: int, mark: str) -> None:
         self.reaped = False
         self.killed: set[int] = set()
-        """Those that were killed one by one."""
+        """Pids of processes that were killed individually."""
         self._leader = leader
         self._mark = f"{MARK}={mark}".encode()
         stat = _stat(leader)
-        self._since = stat.began if stat else 0
+        self._start_time = stat.start_time if stat else 0
         self._unsure_since: float | None = None
-        self._spent: set[int] = {leader}
-        """Those that were seen dead, and have made no process since; the leader is asked about when it has ended."""
+        self._finished_pids: set[int] = {leader}
+        """Pids of processes that have ended and cannot create processes. The leader is handled separately."""
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal the group of the leader."""
+        """Send a signal to the process group of the leader."""
         if not self.reaped:
             try:
                 os.killpg(self._leader, number)
             except (ProcessLookupError, PermissionError):
                 pass
 
-    def strike(self) -> bool:
-        """Kill the group and all that is found beside it; say whether there may be more, to be struck again soon."""
-        found, patience = self._find()
+    def kill_all(self) -> bool:
+        """Kill the group and all other descendants that are found.
+
+        Return True if there may be more. In this case, call `kill_all` again.
+        """
+        found, wait_seconds = self._find()
         self.signal(signal.SIGKILL)
         for pid in found:
             try:
@@ -53,32 +56,31 @@ class ProcessDescendants:
             except (ProcessLookupError, PermissionError):
                 pass
         self.killed |= found
-        if found or not patience:
+        if found or not wait_seconds:
             self._unsure_since = None
             return bool(found)
         now = time.monotonic()
         self._unsure_since = self._unsure_since or now
-        return now - self._unsure_since < patience
+        return now - self._unsure_since < wait_seconds
 
-    def bury(self, deadline: float) -> None:
-        """Reap what was killed, or ended by itself, and fell to this process; not later than `deadline` (monotonic)."""
-        dying = {pid for pid in self.killed if _is_dying(pid)}
-        while dying and time.monotonic() < deadline:
+    def reap(self, deadline: float) -> None:
+        """Until `deadline` (time.monotonic), reap the killed and ended processes that this process adopted."""
+        running = {pid for pid in self.killed if _is_running_child(pid)}
+        while running and time.monotonic() < deadline:
             time.sleep(PAUSE)
-            dying = {pid for pid in dying if _is_dying(pid)}
-        for pid in _children():
+            running = {pid for pid in running if _is_running_child(pid)}
+        for pid in _child_pids():
             stat = _stat(pid)
             if stat is not None and stat.state == "Z" and stat.session == self._leader:
-                _is_dying(pid)
+                _is_running_child(pid)
 
     def _find(self) -> tuple[set[int], float]:
-        """Return the processes that carry the mark, but for the leader, and for how long others may that cannot show it
-        yet: seconds, 0 where there are none.
+        """Return the marked processes except the leader, and the time in seconds in which more processes may appear.
 
-        A process has no environment while it turns into another program. One that ended since /proc was listed may have
-        made another one that is not on that list. Nothing is found where there is no /proc.
+        During exec, a process has no environment. A process that ended after /proc was listed may have created another
+        process that is not in the list. Without /proc, no process is found.
         """
-        found, patience = set(), 0.0
+        found, wait_seconds = set(), 0.0
         try:
             names = os.listdir("/proc")
         except OSError:
@@ -88,36 +90,36 @@ class ProcessDescendants:
                 with open(f"/proc/{pid}/environ", "rb") as file:
                     environ = file.read()
             except (FileNotFoundError, ProcessLookupError):
-                environ = b""  # newer kernels say so of the dead, and of their own
+                environ = b""  # Newer kernels report this error for ended processes and for kernel processes.
             except OSError:
-                continue  # somebody else's
+                continue  # This is a process of another user.
             if self._mark in environ:
                 found.add(pid)
-            elif not environ and pid not in self._spent:
+            elif not environ and pid not in self._finished_pids:
                 stat = _stat(pid)
                 if stat is None:
-                    young = pid > self._leader or _last_pid() < self._leader
+                    is_newer = pid > self._leader or _last_pid() < self._leader
                 else:
-                    young = stat.began >= self._since
-                    if stat.is_kernels or stat.state == "Z":
-                        self._spent.add(pid)
+                    is_newer = stat.start_time >= self._start_time
+                    if stat.is_kernel_thread or stat.state == "Z":
+                        self._finished_pids.add(pid)
                     elif stat.session == self._leader:
                         found.add(pid)
-                if young:
-                    turning = stat is not None and stat.state not in "SZ"
-                    patience = max(patience, TURNING_SECONDS if turning else UNSURE_SECONDS)
-        return found - {self._leader}, patience
+                if is_newer:
+                    is_in_exec = stat is not None and stat.state not in "SZ"
+                    wait_seconds = max(wait_seconds, EXEC_SECONDS if is_in_exec else UNSURE_SECONDS)
+        return found - {self._leader}, wait_seconds
 
 
 class _Stat(NamedTuple):
     state: str
     session: int
-    is_kernels: bool
-    began: int
+    is_kernel_thread: bool
+    start_time: int
 
 
 def _stat(pid: int) -> _Stat | None:
-    """Return what /proc/<pid>/stat says, None when the process is gone."""
+    """Return the data in /proc/<pid>/stat, or None if the process has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b") ")[2].split()
@@ -127,7 +129,10 @@ def _stat(pid: int) -> _Stat | None:
 
 
 def _last_pid() -> int:
-    """Return the number of the process that was made last; numbers begin anew some day. 0 when nobody knows."""
+    """Return the pid that was assigned last, or 0 if the last pid is unknown.
+
+    Pids start again from a low number after the maximum.
+    """
     try:
         with open("/proc/loadavg", "rb") as file:
             return int(file.read().split()[-1])
@@ -135,15 +140,15 @@ def _last_pid() -> int:
         return 0
 
 
-def _is_dying(pid: int) -> bool:
-    """Reap the process `pid` if it is dead and ours; say whether it is ours and not dead yet."""
+def _is_running_child(pid: int) -> bool:
+    """If the process `pid` is an ended child, reap it. Return whether the process is a child that is still running."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == 0
     except ChildProcessError:
         return False
 
 
-def _children() -> list[int]:
+def _child_pids() -> list[int]:
     found: list[int] = []
     try:
         for task in os.listdir("/proc/self/task"):

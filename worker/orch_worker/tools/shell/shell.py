@@ -1,4 +1,4 @@
-"""Running commands: bash, and bg_status and bg_kill for those in the background."""
+"""The tools bash, bg_status and bg_kill."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from ...system.files import regular_open_regular
+from ...system.files import open_regular_file
 from ..api.base import ToolContext, ToolOutput, tool
-from .command import RunningCommand, ended_by
+from .command import RunningCommand, exit_text
 from .environment import tool_environment
 from .jobs import Jobs
 from .output_capture import OutputCapture, plain_output
@@ -20,14 +20,14 @@ __all__ = ["bash", "bg_kill", "bg_status", "run"]
 
 MAX_WRITTEN: Final = 64 << 20
 MAX_READ: Final = 28_000
-TAIL: Final = 4_000
-MOST_EARLIER: Final = 16
-OUT_OF_REACH: Final = "[sandbox {}: {}other processes and files outside the working folder are out of reach]"
+DEFAULT_BYTES: Final = 4_000
+MAX_EARLIER: Final = 16
+SANDBOX_NOTE: Final = "[sandbox {}: {}other processes and files outside the working folder are out of reach]"
 
 Seconds = Annotated[float, Meta(gt=0)]
 
 
-@tool(category="code")
+@tool
 async def bash(
     context: ToolContext,
     command: str,
@@ -35,75 +35,77 @@ async def bash(
     background: bool = False,
     credentials: bool = False,
 ) -> ToolOutput:
-    """Run a shell command in the working folder, without input or terminal; answers with its output and exit status.
+    """Run a shell command in the working folder, without input or terminal. Returns its output and exit status.
 
-    When it ends, so does everything it started: what is to go on needs background, and no "&".
+    When the command ends, all processes it started are ended too. For work that must continue use background, not "&".
 
     Args:
-        command: The command, as bash reads it.
-        timeout: After how many seconds to end it; a call's own limit holds in any case.
-        background: Whether to return at once, with the id of a job for bg_status and bg_kill.
-        credentials: Whether it needs credentials such as ~/.ssh, as git push does; the user is asked.
+        command: The command, in bash syntax.
+        timeout: Seconds after which the command is ended. The general limit of a call also applies.
+        background: Whether to return immediately, with the id of a job for bg_status and bg_kill.
+        credentials: Whether the command needs credentials such as ~/.ssh, for example git push. The user is asked.
     """
     argv = [shutil.which("bash") or "/bin/sh", "-c", command]
     if not background:
         return await run(context, "bash", argv, timeout, credentials=credentials)
     env = tool_environment(context, "bash")
     start, _ = await covered_starter(context, "bash", credentials=credentials or context.approved)
-    jobs = context.own(Jobs)
+    jobs = context.agent_object(Jobs)
     job = jobs.start(command, lambda log: RunningCommand(argv, cwd=context.cwd, env=env, sink=log, start=start))
     return ToolOutput(
-        f"Started {job.id}. See how it does with bg_status, end it with bg_kill. It ends with your process, also when "
-        "nobody has asked you anything for long."
+        f"Started {job.id}. bg_status shows its status, and bg_kill ends it. The job also ends with your process, "
+        "which ends after a long time without queries."
     )
 
 
-@tool(category="code")
+@tool
 async def bg_status(
     context: ToolContext,
     id: str | None = None,
     offset: Annotated[int, Meta(ge=0)] | None = None,
-    limit: Annotated[int, Meta(ge=1, le=MAX_READ)] = TAIL,
+    limit: Annotated[int, Meta(ge=1, le=MAX_READ)] = DEFAULT_BYTES,
     wait: Annotated[float, Meta(ge=0)] = 0.0,
 ) -> str:
-    """Say how background jobs do: all of them in a line each, or one with its output.
+    """Show the status of background jobs: one line per job, or one job with its output.
 
     Args:
-        id: The job; without it, all are listed.
-        offset: The first byte of its output to show; without it, its end is shown.
-        limit: How many bytes of output to show at most.
-        wait: How many seconds to wait for its end, if it has not ended.
+        id: The job. Without an id, all jobs are listed.
+        offset: The first byte of output to show. Default: the end of the output.
+        limit: Maximum number of bytes of output.
+        wait: Seconds to wait for the end of the job.
     """
-    jobs = context.own(Jobs)
+    jobs = context.agent_object(Jobs)
     if id is None:
-        now = [f"{job.state}: {job.shown[:200]}" for job in jobs.all()]
-        return "\n".join([*jobs.earlier()[-MOST_EARLIER:], *now]) or "There are no jobs."
+        current = [f"{job.state}: {job.command_text[:200]}" for job in jobs.all()]
+        return "\n".join([*jobs.describe_earlier()[-MAX_EARLIER:], *current]) or "There are no jobs."
     file = jobs.output(id)
-    known = [job for job in jobs.all() if job.id == id]
-    for job in known:
+    matching_jobs = [job for job in jobs.all() if job.id == id]
+    for job in matching_jobs:
         await job.command.wait(min(wait, context.seconds * 0.8))
-    state = known[0].state if known else jobs.ended(id)
-    with regular_open_regular(file) as log:
+    state = matching_jobs[0].state if matching_jobs else jobs.describe_end(id)
+    with open_regular_file(file) as log:
         size = log.seek(0, 2)
         start = max(0, size - limit) if offset is None else min(offset, size)
         log.seek(start)
         data = log.read(limit)
     end = start + len(data)
-    more = f"; go on with offset={end}" if end < size or (known and known[0].command.code is None) else ""
-    return f"{plain_output(data)}\n[{state}; bytes {start:,} to {end:,} of {size:,}{more}]"
+    continuation = (
+        f"; go on with offset={end}" if end < size or (matching_jobs and matching_jobs[0].command.code is None) else ""
+    )
+    return f"{plain_output(data)}\n[{state}; bytes {start:,} to {end:,} of {size:,}{continuation}]"
 
 
-@tool(category="code")
+@tool
 async def bg_kill(context: ToolContext, id: str) -> str:
-    """End a background job and everything it started. Its output can still be read with bg_status.
+    """End a background job and all processes it started. bg_status still shows its output.
 
     Args:
         id: The job.
     """
-    jobs = context.own(Jobs)
+    jobs = context.agent_object(Jobs)
     job = jobs.get(id)
     if job is None:
-        return f"{jobs.ended(id)} already."
+        return f"{jobs.describe_end(id)} already."
     if job.command.code is not None:
         return f"{job.state} already."
     await job.command.end()
@@ -113,17 +115,18 @@ async def bg_kill(context: ToolContext, id: str) -> str:
 async def run(
     context: ToolContext, tool: str, argv: list[str], seconds: float | None = None, *, credentials: bool = False
 ) -> ToolOutput:
-    """Run `argv` for `tool` to its end; return what it wrote and its exit status; anything but 0 is an error.
+    """Run `argv` for `tool`. Return the output and exit status of the command. Any status except 0 is an error.
 
-    Denied paths and orch's own folders cannot be read, and credentials only if the call was approved or asked for them.
+    The command cannot read denied paths and orch's folders. The command can read credentials only if the call requested
+    credentials or was approved.
     """
     capture = OutputCapture()
-    # Ahead of the call's own deadline, so that what it wrote so far is told rather than thrown away.
+    # This is before the timeout of the call, so that partial output is returned.
     seconds = min(context.seconds * 0.95, seconds or context.seconds)
     env = tool_environment(context, tool)
-    start, covered = await covered_starter(context, tool, credentials=credentials or context.approved)
-    command = RunningCommand(argv, cwd=context.cwd, env=env, sink=capture, flood=MAX_WRITTEN, start=start)
-    began = time.monotonic()
+    start, hidden_paths = await covered_starter(context, tool, credentials=credentials or context.approved)
+    command = RunningCommand(argv, cwd=context.cwd, env=env, sink=capture, max_bytes=MAX_WRITTEN, start=start)
+    start_time = time.monotonic()
     try:
         in_time = await command.wait(seconds)
         if not in_time:
@@ -131,20 +134,24 @@ async def run(
     finally:
         command.kill()
     notes = []
-    if command.flooded:
+    if command.exceeded_output:
         notes.append(f"[killed: it wrote more than {MAX_WRITTEN >> 20} MiB; send long output to a file]")
     elif not in_time:
-        notes.append(f"[timed out after {time.monotonic() - began:.0f} s and was ended; longer work needs background]")
+        notes.append(
+            f"[timed out after {time.monotonic() - start_time:.0f} s and was ended; longer work needs background]"
+        )
     else:
-        # In namespaces of its own all ends with it; what is found there is what has made them.
-        if command.strays and context.sandbox.of(tool) < "L3":
-            notes.append(f"[processes it left behind, now ended: {command.strays}; what is to go on needs background]")
-        notes.append(f"[{ended_by(command.code)}]")
+        # At L3, the namespace ends with the command, and any processes found belong to bubblewrap.
+        if command.killed_leftovers and context.sandbox.of(tool) < "L3":
+            notes.append(
+                f"[processes it left behind, now ended: {command.killed_leftovers}; what is to go on needs background]"
+            )
+        notes.append(f"[{exit_text(command.code)}]")
         if command.code and (level := context.sandbox.of(tool)) >= "L2":
-            notes.append(OUT_OF_REACH.format(level, "" if context.sandbox.network else "the network, "))
-        if command.code and covered.note:
-            notes.append(covered.note)
-    if covered.incomplete:
-        notes.append(f"[denied paths: by name only where there are {covered.incomplete}]")
+            notes.append(SANDBOX_NOTE.format(level, "" if context.sandbox.network else "the network, "))
+        if command.code and hidden_paths.note:
+            notes.append(hidden_paths.note)
+    if hidden_paths.incomplete:
+        notes.append(f"[denied paths: by name only where there are {hidden_paths.incomplete}]")
     text = capture.text()
     return ToolOutput("\n".join([*([text.rstrip("\n")] if text else []), *notes]), is_error=command.code != 0)

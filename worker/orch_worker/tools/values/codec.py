@@ -1,7 +1,8 @@
-"""Values that can go from one process to another: as data, in forms that run no code when they are read.
+"""Encodes values for transfer between processes, in formats that run no code when they are decoded.
 
-Plain data as JSON, or as msgpack where JSON has no form for it; text and bytes as they are; arrays of numpy as .npy
-without pickled objects; data frames of polars as Arrow, of pandas column by column. Nothing is ever unpickled.
+Plain data is encoded as JSON, or as msgpack if JSON cannot represent the data. Text and bytes are stored unchanged.
+Numpy arrays are stored as .npy without pickled objects, polars data frames as Arrow, and pandas data frames column by
+column. The decoders never use pickle.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ __all__ = [
 ]
 
 
-# --- Arrays and data frames as bytes that hold data alone ---
+# --- Arrays and data frames ---
 
 SERIES: Final = "\0series"
 NUMPY_KINDS: Final = "biufcmMSU"
@@ -45,11 +46,11 @@ Plain = Callable[[Any, str], Any]
 
 
 class EncodingError(Exception):
-    """A value has no form here; says which part of it and what to do."""
+    """A value cannot be encoded. The message names the remedy and the affected part of the value."""
 
 
 def array_bytes(array: Any) -> bytes:
-    """Return an array of numpy's as .npy. Raises Unfit for one of Python objects."""
+    """Return a numpy array in .npy format. Raise EncodingError for an array of Python objects."""
     numpy = sys.modules["numpy"]
     if type(array) not in (numpy.ndarray, numpy.memmap):
         raise EncodingError(
@@ -58,32 +59,34 @@ def array_bytes(array: Any) -> bytes:
         )
     if array.dtype.hasobject:
         raise EncodingError(
-            f"cannot store an array of type {array.dtype}, because it holds Python objects: use .tolist()"
+            f"cannot store an array of type {array.dtype}, because it contains Python objects: use .tolist()"
         )
-    into = io.BytesIO()
-    numpy.save(into, array, allow_pickle=False)
-    return into.getvalue()
+    buffer = io.BytesIO()
+    numpy.save(buffer, array, allow_pickle=False)
+    return buffer.getvalue()
 
 
 def read_array(data: bytes) -> Any:
-    """Return the array in `data`."""
+    """Return the array encoded in `data`."""
     return import_module("numpy.lib.format").read_array(io.BytesIO(data), allow_pickle=False)
 
 
 def arrow_bytes(frame: Any) -> bytes:
-    """Return a data frame, or one column, of polars as an Arrow file. Raises Unfit for one of Python objects."""
+    """Return a polars data frame or series as an Arrow file. Raise EncodingError for columns of Python objects."""
     library = sys.modules["polars"]
-    held = library.DataFrame([frame.rename(SERIES + frame.name)]) if is_series(frame) else frame
-    for name, kind in held.schema.items():
+    data_frame = library.DataFrame([frame.rename(SERIES + frame.name)]) if is_series(frame) else frame
+    for name, kind in data_frame.schema.items():
         if str(kind) == "Object":
-            raise EncodingError(f"column {name.removeprefix(SERIES)!r} holds Python objects: give it a type of its own")
-    into = io.BytesIO()
-    held.write_ipc(into)
-    return into.getvalue()
+            raise EncodingError(
+                f"column {name.removeprefix(SERIES)!r} contains Python objects: convert the column to another type"
+            )
+    buffer = io.BytesIO()
+    data_frame.write_ipc(buffer)
+    return buffer.getvalue()
 
 
 def read_arrow(data: bytes) -> Any:
-    """Return the data frame, or the one column, in `data`."""
+    """Return the data frame or series encoded in `data`."""
     frame = import_module("polars").read_ipc(io.BytesIO(data))
     if len(frame.columns) == 1 and frame.columns[0].startswith(SERIES):
         return frame.to_series(0).rename(frame.columns[0].removeprefix(SERIES))
@@ -91,26 +94,31 @@ def read_arrow(data: bytes) -> Any:
 
 
 def columns_bytes(frame: Any, plain: Plain) -> bytes:
-    """Return a data frame, or one column, of pandas as msgpack: names, index and columns, each with its type.
+    """Return a pandas data frame or series as msgpack: names, index and typed columns.
 
-    `plain` returns what msgpack has a form for. Raises Unfit, and what `plain` raises.
+    `plain` converts values to a form that msgpack supports. Raise EncodingError for unsupported columns, and the
+    exceptions of `plain`.
     """
     if is_series(frame):
-        named = plain(frame.name, "its name")
-        body = {"series": named, "index": _index(frame.index, plain), "columns": [_column(frame, "it", plain)]}
+        series_name = plain(frame.name, "its name")
+        body = {
+            "series": series_name,
+            "index": _encode_index(frame.index, plain),
+            "columns": [_encode_column(frame, "it", plain)],
+        }
         return msgspec.msgpack.encode(body)
     body = {
-        "names": _index(frame.columns, plain),
-        "index": _index(frame.index, plain),
+        "names": _encode_index(frame.columns, plain),
+        "index": _encode_index(frame.index, plain),
         "columns": [
-            _column(frame.iloc[:, place], f" column {name!r}", plain) for place, name in enumerate(frame.columns)
+            _encode_column(frame.iloc[:, index], f" column {name!r}", plain) for index, name in enumerate(frame.columns)
         ],
     }
     return msgspec.msgpack.encode(body)
 
 
 def read_columns(data: bytes, read: Callable[[bytes], Any]) -> Any:
-    """Return the data frame, or the one column, in `data`, which `read` reads as msgpack."""
+    """Return the data frame or series encoded in `data`. `read` decodes msgpack."""
     pandas, body = import_module("pandas"), read(data)
     index = _read_index(pandas, body["index"])
     columns = [_read_column(pandas, each) for each in body["columns"]]
@@ -121,17 +129,22 @@ def read_columns(data: bytes, read: Callable[[bytes], Any]) -> Any:
     return frame
 
 
-def _index(index: Any, plain: Plain) -> dict[str, Any]:
+def _encode_index(index: Any, plain: Plain) -> dict[str, Any]:
     kind = type(index).__name__
     if kind == "RangeIndex":
         return {"range": [index.start, index.stop, index.step], "name": plain(index.name, "its index")}
     if kind == "MultiIndex":
         levels = [
-            _column(index.get_level_values(each).to_series(), "its index", plain) for each in range(index.nlevels)
+            _encode_column(index.get_level_values(each).to_series(), "its index", plain)
+            for each in range(index.nlevels)
         ]
         return {"levels": levels, "names": [plain(name, "its index") for name in index.names]}
     freq = getattr(index, "freqstr", None)
-    return {"values": _column(index.to_series(), "its index", plain), "name": plain(index.name, "it"), "freq": freq}
+    return {
+        "values": _encode_column(index.to_series(), "its index", plain),
+        "name": plain(index.name, "it"),
+        "freq": freq,
+    }
 
 
 def _read_index(pandas: Any, body: dict[str, Any]) -> Any:
@@ -147,11 +160,11 @@ def _read_index(pandas: Any, body: dict[str, Any]) -> Any:
     return index
 
 
-def _column(column: Any, where: str, plain: Plain) -> dict[str, Any]:
-    """Return one column as a dict of data: its type, and its values."""
+def _encode_column(column: Any, where: str, plain: Plain) -> dict[str, Any]:
+    """Return a column as a dict with its type and values."""
     pandas, dtype = sys.modules["pandas"], column.dtype
     if isinstance(dtype, pandas.CategoricalDtype):
-        codes, categories = column.cat.codes.to_numpy(), _index(dtype.categories, plain)
+        codes, categories = column.cat.codes.to_numpy(), _encode_index(dtype.categories, plain)
         return {"codes": array_bytes(codes), "categories": categories, "ordered": bool(dtype.ordered)}
     if getattr(dtype, "tz", None) is not None:
         moments = column.dt.tz_convert("UTC").dt.tz_localize(None).to_numpy()
@@ -162,7 +175,7 @@ def _column(column: Any, where: str, plain: Plain) -> dict[str, Any]:
     name = str(dtype)
     if name not in ("object", "str", "string", "boolean") and not name.lstrip("U").startswith(("Int", "Float")):
         raise EncodingError(f"{where} is of type {name}, which is not supported: convert it to text or numbers")
-    if name == "str":  # where it is missing is one thing
+    if name == "str":  # This type has only one kind of missing value.
         values = [each if isinstance(each, str) else None for each in values]
     return {"values": plain(values, where), "dtype": name}
 
@@ -176,37 +189,41 @@ def _read_column(pandas: Any, body: dict[str, Any]) -> Any:
         return pandas.Categorical.from_codes(read_array(body["codes"]), dtype=dtype)
     if "moments" in body:
         return pandas.DatetimeIndex(read_array(body["moments"])).tz_localize("UTC").tz_convert(body["tz"])
-    return pandas.array(body["values"], dtype=body["dtype"]) if body["dtype"] != "object" else _objects(body["values"])
+    return (
+        pandas.array(body["values"], dtype=body["dtype"])
+        if body["dtype"] != "object"
+        else _object_array(body["values"])
+    )
 
 
-def _objects(values: list[Any]) -> Any:
+def _object_array(values: list[Any]) -> Any:
     numpy = import_module("numpy")
-    held = numpy.empty(len(values), dtype=object)
-    for place, each in enumerate(values):
-        held[place] = each
-    return held
+    array = numpy.empty(len(values), dtype=object)
+    for index, each in enumerate(values):
+        array[index] = each
+    return array
 
 
 Kind = str
 TUPLE: Final = 1
 SET: Final = 2
 FROZENSET: Final = 3
-MARKED: Final[dict[type, int]] = {tuple: TUPLE, set: SET, frozenset: FROZENSET}
+CONTAINER_CODES: Final[dict[type, int]] = {tuple: TUPLE, set: SET, frozenset: FROZENSET}
 INTEGER: Final = 4
 COMPLEX: Final = 5
-WRITTEN: Final[dict[type, tuple[int, Callable[[Any], str], Callable[[str], Any]]]] = {
+TEXT_TYPES: Final[dict[type, tuple[int, Callable[[Any], str], Callable[[str], Any]]]] = {
     datetime: (6, datetime.isoformat, datetime.fromisoformat),
     date: (7, date.isoformat, date.fromisoformat),
     time: (8, time.isoformat, time.fromisoformat),
     Decimal: (9, str, Decimal),
 }
-"""What is written as text: its mark, and how it is written and read."""
-DEEPEST: Final = 100
-MOST_PARTS: Final = 8 << 20
-"""Values in a value, counted each time that one is met: a list that holds another one twice is as large as two."""
-MOST_TEXT: Final = 64 << 20
-"""Characters, and bytes, in all of them."""
-WIDE: Final = 1 << 63
+"""Types that are encoded as text. Values are the extension code, the encoder and the decoder."""
+MAX_DEPTH: Final = 100
+MAX_PARTS: Final = 8 << 20
+"""Maximum number of nested values. A value that occurs twice is counted twice."""
+MAX_TEXT: Final = 64 << 20
+"""Maximum total number of characters and bytes in nested values."""
+INT64_LIMIT: Final = 1 << 63
 SCALARS: Final = frozenset({bool, int, float, str, type(None)})
 EXTENSIONS: Final[dict[Kind, str]] = {
     "text": "txt",
@@ -217,22 +234,25 @@ EXTENSIONS: Final[dict[Kind, str]] = {
     "arrow": "arrow",
     "columns": "columns",
 }
-"""How the names of files end that hold a value of each kind."""
+"""File name extensions. Keys are kinds of values."""
 
 
 class NotTransferableError(Exception):
-    """A value cannot leave its process as data; says which part of it, and what to do."""
+    """A value cannot be transferred as data. The message names the remedy and the affected part of the value."""
 
 
 class EncodedValue(Struct, frozen=True):
-    """A value as data: what `kind` of data, as `decode_value` reads it."""
+    """An encoded value. `kind` is the kind of its encoding."""
 
     kind: Kind
     data: bytes
 
 
 def encode_value(value: Any) -> EncodedValue:
-    """Return `value` as data that is equal to it when it is read again. Raises NotTransferableError."""
+    """Return the encoded form of `value`. Decoding this form gives an equal value.
+
+    Raise NotTransferableError if the value cannot be encoded.
+    """
     try:
         if type(value) is str:
             return EncodedValue("text", value.encode())
@@ -247,41 +267,43 @@ def encode_value(value: Any) -> EncodedValue:
         if library_of(value) == "numpy" and isinstance(value, sys.modules["numpy"].generic):
             value = value.item()
         walk = _ValueWalk()
-        plain = walk.plain(value, "", DEEPEST)
+        plain = walk.plain(value, "", MAX_DEPTH)
         if walk.json:
             return EncodedValue("json", msgspec.json.encode(plain))
         return EncodedValue("data", msgspec.msgpack.encode(plain))
     except EncodingError as error:
         raise NotTransferableError(str(error)) from error
     except RecursionError:
-        raise NotTransferableError(f"it is nested more than {DEEPEST} deep, or holds itself: make it flatter") from None
+        raise NotTransferableError(
+            f"the value has more than {MAX_DEPTH} nested levels, or contains itself: use fewer levels"
+        ) from None
     except UnicodeEncodeError:
         raise NotTransferableError(
-            "it holds text with half characters (surrogates): encode it to bytes first"
+            "the value contains text with lone surrogates: encode the text to bytes first"
         ) from None
 
 
 def decode_value(kind: Kind, data: bytes) -> Any:
-    """Decode `data` of `kind`. Raises NotTransferableError for invalid data or a missing package."""
+    """Return the value encoded in `data`. Raise NotTransferableError for invalid data or a missing package."""
     read = READERS.get(kind)
     if read is None:
-        raise NotTransferableError(f"it is of a kind that is not known here: {kind!r}")
+        raise NotTransferableError(f"unknown kind of value {kind!r}")
     try:
         return read(data)
     except ImportError as error:
-        raise NotTransferableError(f"reading it needs {error.name}, which is not installed here") from error
-    except BaseException as error:  # whatever a reader says of bytes that it does not understand
+        raise NotTransferableError(f"reading the value needs {error.name}, which is not installed") from error
+    except BaseException as error:  # Readers raise various exceptions for invalid bytes.
         if not isinstance(error, Exception) and type(error).__name__ != PANIC:
             raise
         raise NotTransferableError(f"cannot read the stored value: {type(error).__name__}: {error}") from error
 
 
 class _ValueWalk:
-    """One look through a value: what there is of it that msgpack has a form for, and whether JSON has one for all."""
+    """Converts a value for msgpack, and records whether JSON can represent it."""
 
     def __init__(self) -> None:
         self.json = True
-        self._parts, self._text = MOST_PARTS, MOST_TEXT
+        self._parts, self._text = MAX_PARTS, MAX_TEXT
 
     def plain(self, value: Any, where: str, depth: int) -> Any:
         kind = type(value)
@@ -299,20 +321,20 @@ class _ValueWalk:
             return bytes(value)
         if kind is complex:
             return _ext(COMPLEX, [value.real, value.imag])
-        if kind in WRITTEN:
-            mark, write, _ = WRITTEN[kind]
-            return msgspec.msgpack.Ext(mark, write(value).encode())
-        code = MARKED.get(kind)
-        if code is None:
-            raise NotTransferableError(_unfit(value, where))
-        return _ext(code, self._items(list(value), where, depth))
+        if kind in TEXT_TYPES:
+            code, write, _ = TEXT_TYPES[kind]
+            return msgspec.msgpack.Ext(code, write(value).encode())
+        container_code = CONTAINER_CODES.get(kind)
+        if container_code is None:
+            raise NotTransferableError(_unsupported_text(value, where))
+        return _ext(container_code, self._items(list(value), where, depth))
 
     def _items(self, values: list[Any], where: str, depth: int) -> list[Any]:
         kinds = set(map(type, values))
         self._count(len(values), sum(map(len, values)) if kinds == {str} else 0)
         if kinds == {str} or (kinds <= SCALARS and kinds.isdisjoint((int, float, str))):
             return values
-        if kinds == {int} and values and min(values) >= -WIDE and max(values) < WIDE:
+        if kinds == {int} and values and min(values) >= -INT64_LIMIT and max(values) < INT64_LIMIT:
             return values
         if kinds == {float} and self.json and all(map(math.isfinite, values)):
             return values
@@ -325,9 +347,11 @@ class _ValueWalk:
             if type(key) is not str:
                 self.json = False
                 if type(key) not in (*SCALARS, bytes) or (type(key) is float and not math.isfinite(key)):
-                    raise NotTransferableError(_unfit(key, f"{where}, a key"))
-                if type(key) is int and not -WIDE <= key < WIDE:
-                    raise NotTransferableError(f"its {where or 'own'} has a key beyond 64 bits: make it text")
+                    raise NotTransferableError(_unsupported_text(key, f"{where}, a key"))
+                if type(key) is int and not -INT64_LIMIT <= key < INT64_LIMIT:
+                    raise NotTransferableError(
+                        f"a dict in the value ({where or 'top level'}) has an integer key beyond 64 bits: use text"
+                    )
             found[key] = self.plain(each, f"{where}[{key!r}]", depth - 1)
         return found
 
@@ -336,7 +360,7 @@ class _ValueWalk:
         self._text -= text
         if self._parts < 0 or self._text < 0:
             raise NotTransferableError(
-                f"it has more than {MOST_PARTS:,} parts, or {MOST_TEXT >> 20} MB of text in them: write it to a file"
+                f"the value has over {MAX_PARTS:,} parts or {MAX_TEXT >> 20} MB of text: write the value to a file"
             )
 
     def _scalar(self, value: Any) -> Any:
@@ -344,53 +368,53 @@ class _ValueWalk:
             self._count(0, len(value))
         elif type(value) is float and not math.isfinite(value):
             self.json = False
-        elif type(value) is int and not -WIDE <= value < WIDE:
+        elif type(value) is int and not -INT64_LIMIT <= value < INT64_LIMIT:
             self.json = False
             return msgspec.msgpack.Ext(INTEGER, hex(value).encode())
         return value
 
 
 def _plain(value: Any, where: str) -> Any:
-    """Return what msgpack has a form for of `value`, which stands at `where`."""
-    return _ValueWalk().plain(value, where, DEEPEST)
+    """Return `value` in a form that msgpack supports. `where` is the place of the value, for error messages."""
+    return _ValueWalk().plain(value, where, MAX_DEPTH)
 
 
-def _ext(code: int, inside: Any) -> msgspec.msgpack.Ext:
-    return msgspec.msgpack.Ext(code, msgspec.msgpack.encode(inside))
+def _ext(code: int, content: Any) -> msgspec.msgpack.Ext:
+    return msgspec.msgpack.Ext(code, msgspec.msgpack.encode(content))
 
 
-def _unfit(value: Any, where: str) -> str:
+def _unsupported_text(value: Any, where: str) -> str:
     kind = type_name(value)
-    at = f"its {where.removeprefix(', ')} is of type {kind}, which" if where else f"a value of type {kind}"
+    subject = f"its {where.removeprefix(', ')} is of type {kind}, which" if where else f"a value of type {kind}"
     if hasattr(type(value), "__dataclass_fields__"):
-        todo = "make a dict of it, as dataclasses.asdict does"
+        remedy = "make a dict of it, as dataclasses.asdict does"
     elif hasattr(type(value), "__struct_fields__"):
-        todo = "make a dict of it, as msgspec.to_builtins does"
+        remedy = "make a dict of it, as msgspec.to_builtins does"
     elif isinstance(value, (dict, list, tuple, set, str, int, float)):
         base = next(each.__name__ for each in (dict, list, tuple, set, str, int, float) if isinstance(value, each))
-        todo = f"make a plain {base} of it"
+        remedy = f"make a plain {base} of it"
     elif isinstance(value, Mapping):
-        todo = "make a plain dict of it"
+        remedy = "make a plain dict of it"
     elif callable(value):
-        todo = "return what it computes instead"
+        remedy = "return what it computes instead"
     else:
-        todo = "make text, numbers, lists or dicts of what matters in it, or write it to a file"
-    return f"{at} is not plain data, text, bytes, an array or a data frame: {todo}"
+        remedy = "make text, numbers, lists or dicts of what matters in it, or write it to a file"
+    return f"{subject} is not plain data, text, bytes, an array or a data frame: {remedy}"
 
 
 def _read_ext(code: int, data: memoryview) -> Any:
     if code == INTEGER:
         return int(bytes(data), 16)
-    for mark, _, read in WRITTEN.values():
-        if code == mark:
+    for known_code, _, read in TEXT_TYPES.values():
+        if code == known_code:
             return read(bytes(data).decode())
-    inside = _read_data(data)
-    makers: dict[int, Callable[[Any], Any]] = {TUPLE: tuple, SET: set, FROZENSET: frozenset}
+    content = _read_data(data)
+    constructors: dict[int, Callable[[Any], Any]] = {TUPLE: tuple, SET: set, FROZENSET: frozenset}
     if code == COMPLEX:
-        return complex(*inside)
-    if code not in makers:
+        return complex(*content)
+    if code not in constructors:
         raise ValueError(f"no value is marked with {code}")
-    return makers[code](inside)
+    return constructors[code](content)
 
 
 def _read_data(data: bytes | memoryview) -> Any:

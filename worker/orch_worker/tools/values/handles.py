@@ -1,4 +1,4 @@
-"""Reading what is kept under handles, part by part: read_handle."""
+"""The tool read_handle, which reads values under handles in parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_READ: Final = 28_000
 Op = Literal["read", "head", "tail", "slice", "summary", "schema", "search", "pin", "unpin"]
 
 
-@tool(category="memory")
+@tool
 def read_handle(
     context: ToolContext,
     handle: str,
@@ -26,22 +26,22 @@ def read_handle(
     limit: Annotated[int, Meta(ge=1, le=MAX_READ)] = 10_000,
     search: str | None = None,
 ) -> ToolOutput:
-    """Read part of what was too long to be shown and is kept whole under a handle: a text, or a value of run_python.
+    """Read part of a text or value that was too long to show and is stored under a handle.
 
-    A text is lines, a list its items, a table its rows, a dict its keys: all numbered from 0.
+    A text is split into lines, a list into items, a table into rows, a dict into keys; all are numbered from 0.
 
     Args:
         handle: The handle, such as ".h_001".
-        op: What to show: "read" characters from offset on, "head" or "tail" the first or last lines, "slice" those that
-            lines says, "summary" what it is, "schema" its columns, keys or types, "search" the lines that match; "pin"
-            lets it never go to make room, "unpin" does again.
-        lines: Which lines to slice or search, as Python says it: "100:120", "-20:", "7".
-        count: How many lines head and tail show.
-        offset: The first character to read; of one line, when lines names one.
-        limit: How many characters to read at most.
-        search: The Python regular expression to search for.
+        op: What to show: "read" characters from offset on, "head" or "tail" the first or last lines, "slice" the lines
+            given by lines, "summary" a description, "schema" columns, keys or types, "search" matching lines. "pin"
+            keeps the value when space is needed, "unpin" ends that.
+        lines: The lines to slice or search, in Python syntax: "100:120", "-20:", "7".
+        count: Number of lines for head and tail.
+        offset: The first character to read; in that line if lines names a single one.
+        limit: Maximum number of characters.
+        search: A Python regular expression.
     """
-    # Imported by those who read: the tool is in nearly every preset, and few agents use it.
-    from .read import ReadRequest, answer
+    # This module is imported here, because nearly every preset has this tool, but few agents use it.
+    from .read import ReadRequest, read_part
 
-    return answer(context, handle, ReadRequest(op, lines, count, offset, limit, search))
+    return read_part(context, handle, ReadRequest(op, lines, count, offset, limit, search))

@@ -1,4 +1,4 @@
-"""What a value is, in a few lines: type, extent, size in memory, and its first part. Imports nothing to look at it."""
+"""Describes a value in a few lines: type, extent, memory size and first items. This module imports no libraries."""
 
 from __future__ import annotations
 
@@ -38,55 +38,55 @@ __all__ = [
 ]
 
 
-# --- What the columns of a table hold ---
+# --- Columns of a table ---
 
 MAX_COLUMNS: Final = 1_000
 MAX_DISTINCT: Final = 500
 MAX_KEY: Final = 120
-COMMON: Final = 3
+SHOWN_COMMON: Final = 3
 MAX_CELL: Final = 60
-HUGE: Final = 10**300  # past what a mean can be taken of
+HUGE: Final = 10**300  # Larger values would overflow the mean.
 
 MISSING: Final = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "none", "nat"})
 INTEGER: Final = re.compile(r"[-+]?(0|[1-9]\d{0,39})")
 NUMBER: Final = re.compile(r"[-+]?(\d{1,40}\.\d*|\.\d+|\d{1,40})([eE][-+]?\d{1,3})?")
 DATE: Final = re.compile(r"\d{4}-\d\d-\d\d")
 TIME: Final = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d.*")
-CODE: Final = re.compile(r"[-+]?0\d")  # a number to nobody who writes the zero: a postcode, a part
+LEADING_ZERO: Final = re.compile(r"[-+]?0\d")  # A leading zero means that the text is a code, such as a postcode.
 
 
 class DateText(str):
-    """A day, as text that sorts."""
+    """A date as text that can be sorted."""
 
     __slots__ = ()
 
 
 class TimestampText(str):
-    """A day and a time, as text that sorts."""
+    """A date and time as text that can be sorted."""
 
     __slots__ = ()
 
 
-COLUMNS_PLAIN: Final = {type(None): "", bool: "boolean", str: "text", DateText: "date", TimestampText: "time"}
-MEASURED: Final = frozenset({"date", "time"})
+KIND_OF_TYPE: Final = {type(None): "", bool: "boolean", str: "text", DateText: "date", TimestampText: "time"}
+DATE_KINDS: Final = frozenset({"date", "time"})
 
 
 class Column:
-    """What was seen of one column; `declared` is the type it says of itself."""
+    """Statistics of one column. `declared` is the declared type of the column."""
 
     def __init__(self, name: str, declared: str = "") -> None:
         self.name = name
         self.declared = declared
         self.count = 0
-        """How many values there are; the missing ones are not counted."""
+        """The number of values that are not missing."""
         self._kinds: Counter[str] = Counter()
         self._ranges: dict[str, tuple[Any, Any]] = {}
         self._sum = 0.0
         self._values: Counter[str] | None = Counter()
 
     def add(self, value: Any) -> None:
-        """Take a value in."""
-        kind, measure = _measured(value)
+        """Add a value."""
+        kind, measure = _measure(value)
         if not kind:
             return
         self.count += 1
@@ -97,13 +97,13 @@ class Column:
         if kind in ("integer", "number"):
             self._sum += measure
         if self._values is not None:
-            self._values[_cut(str(value), MAX_KEY)] += 1
+            self._values[_shorten(str(value), MAX_KEY)] += 1
             if len(self._values) > MAX_DISTINCT:
                 self._values = None
 
     @property
     def kind(self) -> str:
-        """What the values are; of several kinds, each with how many."""
+        """The type of the values. If there are several types, the count of each type is added."""
         kinds = dict(self._kinds)
         for wide, narrow in (("number", "integer"), ("time", "date")):
             if wide in kinds and narrow in kinds:
@@ -116,11 +116,16 @@ class Column:
 
     @property
     def distinct(self) -> str:
-        """How many different values there are."""
+        """The number of distinct values."""
         return f">{MAX_DISTINCT:,}" if self._values is None else f"{len(self._values):,}"
 
     def range(self) -> str:
-        """Return the extent of the values: of numbers and dates, else the most common ones, else the lengths."""
+        """Return a short description of the values.
+
+        For numbers and dates, the description is their range. For other values, the description lists the most common
+        values. If all other values differ, the description is the range of text lengths. Without texts, the description
+        is "".
+        """
         kinds = set(self._kinds)
         if kinds and kinds <= {"integer", "number"}:
             low, high = self._extent("integer", "number")
@@ -129,9 +134,9 @@ class Column:
             low, high = self._extent("date", "time")
             return f"{low} to {high}"
         if self._values is not None and (len(self._values) < self.count or len(self._values) == 1):
-            common = self._values.most_common(COMMON)
-            more = ", ..." if len(self._values) > COMMON else ""
-            return ", ".join(f"{_cut(value, MAX_CELL)!r} {count:,}" for value, count in common) + more
+            common = self._values.most_common(SHOWN_COMMON)
+            more = ", ..." if len(self._values) > SHOWN_COMMON else ""
+            return ", ".join(f"{_shorten(value, MAX_CELL)!r} {count:,}" for value, count in common) + more
         low, high = self._ranges.get("text", (None, None))
         return "" if low is None else f"{low:,} to {high:,} characters"
 
@@ -141,12 +146,12 @@ class Column:
 
 
 class Columns:
-    """The columns of a table whose rows come one by one; the first `shown` rows are kept."""
+    """Statistics of a table's columns. Rows are added one by one, and the first `shown` rows are kept."""
 
     def __init__(self, names: Iterable[str] = (), declared: Mapping[str, str] | None = None, shown: int = 5) -> None:
         self.rows = 0
         self.left_out = False
-        """Whether there are more columns than are kept."""
+        """Whether columns were left out because there are too many."""
         self._declared = declared or {}
         self._columns: dict[str, Column] = {}
         self._shown = shown
@@ -155,7 +160,7 @@ class Columns:
             self._column(name)
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Take a row in: what it does not hold is missing."""
+        """Add a row. A column that the row does not contain counts as a missing value."""
         self.rows += 1
         if len(self._head) < self._shown:
             self._head.append(row)
@@ -165,7 +170,7 @@ class Columns:
                 column.add(value)
 
     def text(self) -> str:
-        """Return the table of columns, and the first rows."""
+        """Return the statistics as a table, and the first rows."""
         lines = ["column | type | missing | distinct | values"]
         lines += [
             f"{cell(each.name)} | {each.kind} | {self.rows - each.count:,} | {each.distinct} | {each.range()}"
@@ -192,13 +197,16 @@ class Columns:
 
 
 def parse_cell(text: str) -> Any:
-    """Return what a cell of text stands for: None for nothing, a number, a truth, a day; else the text itself."""
+    """Return the value of a text cell: a number, a boolean, a date, or otherwise the text.
+
+    Return None for an empty cell.
+    """
     text = text.strip()
     if text.lower() in MISSING:
         return None
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
-    if CODE.match(text):
+    if LEADING_ZERO.match(text):
         return text
     if INTEGER.fullmatch(text):
         return int(text)
@@ -206,7 +214,10 @@ def parse_cell(text: str) -> Any:
 
 
 def parse_date(text: str) -> str:
-    """Return `text`, marked as what it is if it is a day or a time by ISO 8601."""
+    """Return `text` as DateText or TimestampText if it is an ISO 8601 date or time.
+
+    Otherwise return `text` unchanged.
+    """
     if not (DATE.fullmatch(text) or TIME.fullmatch(text)):
         return text
     try:
@@ -216,10 +227,10 @@ def parse_date(text: str) -> str:
     return DateText(text) if len(text) == len("2026-01-01") else TimestampText(text)
 
 
-def _measured(value: Any) -> tuple[str, Any]:
-    """Return the kind of `value`, "" for a missing one, and what of it has a smallest and a largest."""
-    if (kind := COLUMNS_PLAIN.get(type(value))) is not None:
-        return kind, value if kind in MEASURED else len(value) if kind == "text" else None
+def _measure(value: Any) -> tuple[str, Any]:
+    """Return the kind of `value` ("" if the value is missing), and the quantity for its range."""
+    if (kind := KIND_OF_TYPE.get(type(value))) is not None:
+        return kind, value if kind in DATE_KINDS else len(value) if kind == "text" else None
     match value:
         case str():
             return "text", len(value)
@@ -252,49 +263,52 @@ def cell(value: Any) -> str:
     if value is None:
         return ""
     text = value if isinstance(value, str) else str(value)
-    return _cut(" ".join(islice(text[: 4 * MAX_CELL].split(), MAX_CELL)).replace("|", "\\|"), MAX_CELL)
+    return _shorten(" ".join(islice(text[: 4 * MAX_CELL].split(), MAX_CELL)).replace("|", "\\|"), MAX_CELL)
 
 
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+def _shorten(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
-# --- Values of libraries that a user's code has imported, told by their types ---
+# --- Values of data libraries, recognized by type if the library is imported ---
 
 LIBRARIES: Final = frozenset({"numpy", "pandas", "polars"})
 PANIC: Final = "PanicException"
-"""What polars raises of bytes that it did not expect: no Exception."""
+"""The name of the exception that polars raises for unexpected bytes.
+
+The exception class is not a subclass of Exception.
+"""
 
 
 def library_of(value: Any) -> str:
-    """Return which of numpy, pandas and polars `value` is of, "" for none of them."""
+    """Return "numpy", "pandas" or "polars" if `value` comes from one of these libraries. Otherwise return ""."""
     name = type(value).__module__.partition(".")[0]
     return name if name in LIBRARIES and name in sys.modules else ""
 
 
 def is_frame(value: Any) -> bool:
     """Return whether `value` is a data frame."""
-    return _is(value, ("pandas", "polars"), "DataFrame")
+    return _is_library_type(value, ("pandas", "polars"), "DataFrame")
 
 
 def is_series(value: Any) -> bool:
-    """Return whether `value` is one column of a data frame."""
-    return _is(value, ("pandas", "polars"), "Series")
+    """Return whether `value` is a column of a data frame."""
+    return _is_library_type(value, ("pandas", "polars"), "Series")
 
 
 def is_array(value: Any) -> bool:
-    """Return whether `value` is an array of numpy's."""
-    return _is(value, ("numpy",), "ndarray")
+    """Return whether `value` is a numpy array."""
+    return _is_library_type(value, ("numpy",), "ndarray")
 
 
 def type_name(value: Any) -> str:
-    """Return what `value` is, for people and models: `list`, `pandas.DataFrame`."""
+    """Return the type of `value` as text, such as `list` or `pandas.DataFrame`."""
     kind = type(value)
     package = str(kind.__module__).partition(".")[0]
     return kind.__name__ if package in ("builtins", "__main__") else f"{package}.{kind.__name__}"
 
 
-def _is(value: Any, libraries: tuple[str, ...], name: str) -> bool:
+def _is_library_type(value: Any, libraries: tuple[str, ...], name: str) -> bool:
     library = library_of(value)
     return library in libraries and isinstance(value, getattr(sys.modules[library], name, ()))
 
@@ -310,7 +324,7 @@ SHOWN_COLUMNS: Final = 30
 SHOWN_KEYS: Final = 12
 SHOWN_ROWS: Final = 5
 SHOWN_ITEMS: Final = 5
-GLIMPSE_PLAIN: Final = (bool, int, float, complex, type(None))
+SIMPLE_TYPES: Final = (bool, int, float, complex, type(None))
 UNITS: Final[dict[type, str]] = {str: "character", bytes: "byte", bytearray: "byte"}
 CONTAINERS: Final = (list, tuple, set, frozenset, dict)
 
@@ -321,8 +335,10 @@ _brief.maxdeque = _brief.maxarray = 12
 
 
 class ValueSummary(Struct, frozen=True):
-    """What is said of a value: `extent` as in "12 items" ("" when it has none), `size` in bytes, about; `lines` of its
-    schema and its beginning."""
+    """A description of a value: `extent`, such as "12 items" or "", approximate `size` in bytes, and `lines`.
+
+    `lines` contain the schema and the first items.
+    """
 
     type: str
     extent: str
@@ -331,17 +347,17 @@ class ValueSummary(Struct, frozen=True):
 
     @property
     def head(self) -> str:
-        """All of it but the lines, in one."""
+        """The description without the lines."""
         return ", ".join(filter(None, (self.type, self.extent, bytes_text(self.size))))
 
 
 def summarize_value(value: Any) -> ValueSummary:
-    """Return what is to be said of `value`. Never raises: code of somebody else's may, and then less is said."""
-    return ValueSummary(type_name(value), value_extent(value), memory_bytes(value), tuple(_lines(value)))
+    """Return a description of `value`. Never raise: if the value's own code fails, the description is shorter."""
+    return ValueSummary(type_name(value), value_extent(value), memory_bytes(value), tuple(_describe_lines(value)))
 
 
 def is_large(value: Any) -> bool:
-    """Return whether `value` is too much to be shown whole, or would be shown with its middle left out."""
+    """Return whether `value` is too large to be shown completely."""
     try:
         if is_frame(value):
             return len(value) > LARGE_ROWS or len(value) * value.shape[1] > LARGE_CELLS
@@ -352,30 +368,30 @@ def is_large(value: Any) -> bool:
         if isinstance(value, (str, bytes, bytearray)):
             return len(value) > LARGE_REPR
         if isinstance(value, CONTAINERS):
-            return len(value) > LARGE_COUNT or _outgrows(value, LARGE_REPR)
-    except Exception:  # whatever a subclass of somebody else's does
+            return len(value) > LARGE_COUNT or _repr_exceeds(value, LARGE_REPR)
+    except Exception:  # Methods of subclasses may raise any exception.
         return False
     return False
 
 
 def value_extent(value: Any) -> str:
-    """Return how much `value` is: rows and columns, items, characters; "" for what has no extent."""
+    """Return the extent of `value`: rows and columns, items or characters. Return "" if `value` has no extent."""
     try:
         if is_frame(value):
-            return f"{_many(len(value), 'row')} x {_many(value.shape[1], 'column')}"
+            return f"{_count_text(len(value), 'row')} x {_count_text(value.shape[1], 'column')}"
         if is_series(value):
-            return f"{_many(len(value), 'value')} of {value.dtype}"
+            return f"{_count_text(len(value), 'value')} of {value.dtype}"
         if is_array(value):
             return f"{' x '.join(map(str, value.shape)) or 'one value'} of {value.dtype}"
-        if isinstance(value, (*GLIMPSE_PLAIN, type)):
+        if isinstance(value, (*SIMPLE_TYPES, type)):
             return ""
-        return _many(len(value), UNITS.get(type(value), "item"))
+        return _count_text(len(value), UNITS.get(type(value), "item"))
     except Exception:
         return ""
 
 
 def memory_bytes(value: Any) -> int:
-    """Return about how many bytes `value` takes in memory; of what holds much, a part is looked at."""
+    """Return the approximate memory size of `value` in bytes. Of large containers, only a sample is measured."""
     try:
         return _memory(value, DEPTH)
     except Exception:
@@ -383,28 +399,30 @@ def memory_bytes(value: Any) -> int:
 
 
 def value_schema(value: Any) -> list[str]:
-    """Return what `value` is made of: columns with types and missing values, keys, types of items."""
+    """Return the structure of `value`: columns with types and missing values, keys, or types of items."""
     try:
         if is_frame(value):
-            return _columns(value)
+            return _column_lines(value)
         if is_series(value) or is_array(value):
-            return [_numbers(value)]
+            return [_array_summary(value)]
         if isinstance(value, Mapping):
-            keys = [f"{one_line_repr(key)}: {_what(each)}" for key, each in islice(value.items(), SHOWN_KEYS)]
-            return keys + _more(len(value), SHOWN_KEYS, "keys")
+            keys = [
+                f"{one_line_repr(key)}: {_type_and_extent(each)}" for key, each in islice(value.items(), SHOWN_KEYS)
+            ]
+            return keys + _omitted_note(len(value), SHOWN_KEYS, "keys")
         if isinstance(value, (Sequence, Set)) and not isinstance(value, (str, bytes, bytearray)):
             kinds: dict[str, int] = {}
             for each in islice(value, LARGE_COUNT):
                 kinds[type_name(each)] = kinds.get(type_name(each), 0) + 1
-            told = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
-            return [f"items: {told}{'; of the first 1,000' if len(value) > LARGE_COUNT else ''}"]
+            counts = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
+            return [f"items: {counts}{'; of the first 1,000' if len(value) > LARGE_COUNT else ''}"]
     except Exception as error:
-        return [f"[what it is made of cannot be said: {type(error).__name__}]"]
+        return [f"[the structure cannot be determined: {type(error).__name__}]"]
     return []
 
 
 def one_line_repr(value: Any) -> str:
-    """Return `value` in one line, with much of a large one left out."""
+    """Return a short repr of `value` on one line."""
     try:
         return " ".join(_brief.repr(value).splitlines())
     except Exception as error:
@@ -412,18 +430,18 @@ def one_line_repr(value: Any) -> str:
 
 
 def bytes_text(size: int) -> str:
-    """Return a size in bytes as people say it."""
+    """Return a size in bytes as readable text."""
     for unit, factor in (("GB", 1 << 30), ("MB", 1 << 20), ("KB", 1 << 10)):
         if size >= factor:
             return f"{size / factor:.1f} {unit}"
     return f"{size} bytes"
 
 
-def _lines(value: Any) -> Iterable[str]:
+def _describe_lines(value: Any) -> Iterable[str]:
     yield from value_schema(value)
     try:
         if is_frame(value):
-            yield f"first {_many(min(SHOWN_ROWS, len(value)), 'row')}:"
+            yield f"first {_count_text(min(SHOWN_ROWS, len(value)), 'row')}:"
             yield " | ".join(cell(name) for name in list(value.columns)[:SHOWN_COLUMNS])
             for row in rows(value, 0, SHOWN_ROWS):
                 yield " | ".join(map(cell, row[:SHOWN_COLUMNS]))
@@ -433,7 +451,7 @@ def _lines(value: Any) -> Iterable[str]:
             yield f"begins: {', '.join(map(cell, value.ravel()[:SHOWN_ITEMS].tolist()))}"
         elif isinstance(value, str):
             lines = value.count("\n") + (not value.endswith("\n"))
-            yield f"{_many(lines, 'line')}; begins: {one_line_repr(value[:180])}"
+            yield f"{_count_text(lines, 'line')}; begins: {one_line_repr(value[:180])}"
         elif isinstance(value, Mapping):
             return
         elif isinstance(value, (Sequence, Set)):
@@ -441,24 +459,24 @@ def _lines(value: Any) -> Iterable[str]:
         else:
             yield one_line_repr(value)
     except Exception as error:
-        yield f"[how it begins cannot be said: {type(error).__name__}]"
+        yield f"[the first items cannot be shown: {type(error).__name__}]"
 
 
 def rows(frame: Any, start: int, stop: int) -> list[tuple[Any, ...]]:
-    """Return rows of a data frame, of whichever library."""
+    """Return rows of a pandas or polars data frame."""
     if library_of(frame) == "polars":
         return list(frame.slice(start, max(stop - start, 0)).iter_rows())
     return list(frame.iloc[start:stop].itertuples(index=False, name=None))
 
 
-def _columns(frame: Any) -> list[str]:
+def _column_lines(frame: Any) -> list[str]:
     names = list(frame.columns)
     shown = names[:SHOWN_COLUMNS]
     lines = ["column | type | missing | range"]
-    for place, name in enumerate(shown):
-        column = frame.to_series(place) if library_of(frame) == "polars" else frame.iloc[:, place]
+    for index, name in enumerate(shown):
+        column = frame.to_series(index) if library_of(frame) == "polars" else frame.iloc[:, index]
         lines.append(f"{cell(name)} | {column.dtype} | {_missing(column):,} | {_range(column)}")
-    return lines + _more(len(names), SHOWN_COLUMNS, "columns")
+    return lines + _omitted_note(len(names), SHOWN_COLUMNS, "columns")
 
 
 def _missing(column: Any) -> int:
@@ -470,11 +488,11 @@ def _range(column: Any) -> str:
         return ""
     try:
         return f"{cell(column.min())} to {cell(column.max())}"
-    except Exception:  # nothing in it that has an order
+    except Exception:  # The values cannot be compared.
         return ""
 
 
-def _numbers(values: Any) -> str:
+def _array_summary(values: Any) -> str:
     parts = [f"type {values.dtype}"]
     if is_series(values):
         parts.append(f"{_missing(values):,} missing")
@@ -492,7 +510,7 @@ def _span(values: Any) -> str:
         return _range(values)
     if not values.size or values.dtype.kind not in "iufM":
         return ""
-    numbers = values[values == values]  # what is no number has no place in a range
+    numbers = values[values == values]  # These are the numbers without NaN.
     return f"{cell(numbers.min())} to {cell(numbers.max())}" if numbers.size else ""
 
 
@@ -502,47 +520,47 @@ def _memory(value: Any, depth: int) -> int:
     if is_frame(value) or is_series(value):
         if library_of(value) == "polars":
             return int(value.estimated_size())
-        used = value.memory_usage(deep=value.size <= DEEP_CELLS)
-        return int(used if is_series(value) else used.sum())
+        usage = value.memory_usage(deep=value.size <= DEEP_CELLS)
+        return int(usage if is_series(value) else usage.sum())
     size = sys.getsizeof(value, 0)
     if depth and isinstance(value, CONTAINERS) and value:
-        held: Iterable[Any] = (
+        items: Iterable[Any] = (
             value if not isinstance(value, dict) else (each for pair in value.items() for each in pair)
         )
-        sample = list(islice(held, SAMPLED))
+        sample = list(islice(items, SAMPLED))
         count = len(value) * (2 if isinstance(value, dict) else 1)
         size += int(sum(_memory(each, depth - 1) for each in sample) * count / len(sample))
     return size
 
 
-def _outgrows(value: Any, most: int) -> bool:
-    """Return whether the repr of a container has more than `most` characters, without making it."""
-    left, inside = most, [value]
-    while inside:
-        each = inside.pop()
+def _repr_exceeds(value: Any, limit: int) -> bool:
+    """Return whether the repr of a container has more than `limit` characters. The repr is not created."""
+    remaining, pending = limit, [value]
+    while pending:
+        each = pending.pop()
         if isinstance(each, (str, bytes, bytearray)):
-            left -= len(each) + 2
+            remaining -= len(each) + 2
         elif isinstance(each, dict):
-            inside.extend(islice(each.keys(), most))
-            inside.extend(islice(each.values(), most))
-            left -= 4 * len(each) + 2
+            pending.extend(islice(each.keys(), limit))
+            pending.extend(islice(each.values(), limit))
+            remaining -= 4 * len(each) + 2
         elif isinstance(each, CONTAINERS):
-            inside.extend(islice(each, most))
-            left -= 2 * len(each) + 2
+            pending.extend(islice(each, limit))
+            remaining -= 2 * len(each) + 2
         else:
-            left -= 1 if isinstance(each, GLIMPSE_PLAIN) else 20
-        if left < 0:
+            remaining -= 1 if isinstance(each, SIMPLE_TYPES) else 20
+        if remaining < 0:
             return True
     return False
 
 
-def _what(value: Any) -> str:
+def _type_and_extent(value: Any) -> str:
     return ", ".join(filter(None, (type_name(value), value_extent(value))))
 
 
-def _more(count: int, shown: int, what: str) -> list[str]:
-    return [f"[{count - shown:,} more {what}]"] if count > shown else []
+def _omitted_note(count: int, shown: int, unit: str) -> list[str]:
+    return [f"[{count - shown:,} more {unit}]"] if count > shown else []
 
 
-def _many(count: int, unit: str) -> str:
+def _count_text(count: int, unit: str) -> str:
     return f"{count:,} {unit}{'s' * (count != 1)}"

@@ -1,4 +1,7 @@
-"""What is kept under handles: files of one agent, named by handle and content, that survive its process."""
+"""The files of values under handles. A file name contains the handle and a hash of the content.
+
+The files outlive the process.
+"""
 
 from __future__ import annotations
 
@@ -11,47 +14,49 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from orch_protocol.core.taint import Bit, TaintLabel, taint_label
 
-from ...system.files import regular_open_regular
+from ...system.atomic_write import atomic_write
+from ...system.files import open_regular_file
 from ..api.base import ToolContext, ToolError
 
 __all__ = [
     "FOLDER",
     "HANDLE",
-    "LEAST_SHOWN",
+    "MIN_SHOWN",
     "TEXT",
     "HandleFile",
     "HandleMetadata",
     "ValueFiles",
+    "copy_values",
+    "delete_other_values",
     "handle_name",
-    "keep_only",
     "shared_limit",
-    "take_along",
 ]
 
 FOLDER: Final = "stash"
 HANDLE: Final = re.compile(rb"h_\d{3,}")
-"""A handle, as a session file names it."""
+"""A handle in a session file."""
 
 NAME: Final = re.compile(r"(h_\d{3,})-([0-9a-f]{32})(?:-([us]+))?\.([a-z]+)")
-NOTE: Final = re.compile(r"(h_\d{3,})\.note")
-SPELLING: Final = re.compile(r"\.?h_(\d{1,9})|(\d{1,9})")
-LETTERS: Final[dict[Bit, str]] = {"untrusted": "u", "sensitive": "s"}
-LEAST_SHOWN: Final = 300
+NOTE_NAME: Final = re.compile(r"(h_\d{3,})\.note")
+HANDLE_TEXT: Final = re.compile(r"\.?h_(\d{1,9})|(\d{1,9})")
+BIT_LETTERS: Final[dict[Bit, str]] = {"untrusted": "u", "sensitive": "s"}
+MIN_SHOWN: Final = 300
 TEXT: Final = "txt"
-MOST_TEXTS: Final = 256 << 20
-"""Bytes that texts may take under the handles of one agent: years of long results, and no full disk."""
+MAX_TEXTS: Final = 256 << 20
+"""Maximum total size in bytes of the texts under one agent's handles."""
 
 
 class HandleMetadata(Struct, frozen=True, omit_defaults=True):
-    """What is known of a value under a handle besides what is in its file.
+    """Metadata of a value under a handle.
 
-    `kind` is that of `movable`, "" for one that could not be made data, which `why` says: it lives as long as its
-    process. `gone` is why there is nothing any more. A `local` one is for models of this machine alone.
+    `kind` is the kind of the value's encoding. If the value could not be stored, `kind` is "" and `not_stored_reason`
+    is set: the value exists only as long as its process. `deletion_reason` is the reason why a value was deleted. If
+    `local` is True, only local models may receive the value.
     """
 
     type: str
@@ -59,152 +64,163 @@ class HandleMetadata(Struct, frozen=True, omit_defaults=True):
     size: int = 0
     lines: tuple[str, ...] = ()
     kind: str = ""
-    why: str = ""
+    not_stored_reason: str = field(default="", name="why")
     pinned: bool = False
-    gone: str = ""
+    deletion_reason: str = field(default="", name="gone")
     local: bool = False
 
 
 class HandleFile(Struct, frozen=True):
-    """The file that holds what is under a handle."""
+    """The file of a value under a handle."""
 
     path: Path
     digest: str
     letters: str
-    ending: str
+    extension: str
 
     @property
     def bits(self) -> tuple[Bit, ...]:
-        """What its content brings into a conversation."""
-        return tuple(bit for bit, letter in LETTERS.items() if letter in self.letters)
+        """The taint bits of the value's content."""
+        return tuple(bit for bit, letter in BIT_LETTERS.items() if letter in self.letters)
 
 
 class ValueFiles:
-    """The files of one agent: one a handle, so named that nothing is kept twice, and a note where there is one."""
+    """The value files of one agent.
+
+    There is one file for each distinct content, with a metadata note where necessary.
+    """
 
     def __init__(self, context: ToolContext) -> None:
         if context.folder is None:
-            raise ToolError("nothing is stashed here: this agent has no session folder")
+            raise ToolError("no values are stored: this agent has no session folder")
         self._folder = context.folder / FOLDER
         self.lock = threading.RLock()
-        """Held by whoever takes a new handle until it stands for something."""
+        """This lock is held while a new handle is assigned."""
 
     def keep(self, text: str, bits: Collection[Bit] = ()) -> str:
-        """Keep `text`, which brought `bits`, and return its handle, such as `.h_001`. Raises OSError.
+        """Store `text` with the taint `bits`. Return its handle, such as `.h_001`. Raise OSError if writing fails.
 
-        When texts take too much the oldest go that are not pinned; their handles say so.
+        If the stored texts exceed their size limit, the oldest unpinned texts are deleted. The notes of these texts
+        record the deletion.
         """
         with self.lock:
             handle = self.put(text.encode(), TEXT, bits)
             self._make_room(handle_name(handle))
         return handle
 
-    def _make_room(self, but: str) -> None:
-        texts = {handle: file.path for handle, file in self.files().items() if file.ending == TEXT}
+    def _make_room(self, new_handle: str) -> None:
+        texts = {handle: file.path for handle, file in self.files().items() if file.extension == TEXT}
         sizes = {handle: path.stat().st_size for handle, path in texts.items()}
-        over = sum(sizes.values()) - MOST_TEXTS
+        excess_bytes = sum(sizes.values()) - MAX_TEXTS
         for handle in sorted(sizes, key=lambda handle: int(handle[2:])):
-            if over <= 0:
+            if excess_bytes <= 0:
                 return
-            note = self.noted(handle) or HandleMetadata("text", size=sizes[handle])
-            if handle != but and not note.pinned:
-                over -= sizes[handle]
-                self.note(handle, replace(note, gone=f"texts may take {MOST_TEXTS >> 20} MiB, and it was the oldest"))
+            note = self.metadata(handle) or HandleMetadata("text", size=sizes[handle])
+            if handle != new_handle and not note.pinned:
+                excess_bytes -= sizes[handle]
+                self.note(
+                    handle,
+                    replace(note, deletion_reason=f"texts may take {MAX_TEXTS >> 20} MiB, and it was the oldest"),
+                )
                 self.drop(handle)
 
-    def put(self, data: bytes, ending: str, bits: Collection[Bit] = (), note: HandleMetadata | None = None) -> str:
-        """Keep `data` in a file that ends so, with `note`, and return its handle: the old one of the same data.
+    def put(self, data: bytes, extension: str, bits: Collection[Bit] = (), note: HandleMetadata | None = None) -> str:
+        """Store `data` in a file with the extension `extension` and the metadata `note`. Return its handle.
 
-        Raises OSError.
+        If the same data is already stored, return the existing handle. Raise OSError if writing fails.
         """
-        letters = "".join(letter for bit, letter in LETTERS.items() if bit in bits)
-        tail = f"{hashlib.sha256(data).hexdigest()[:32]}{f'-{letters}' if letters else ''}.{ending}"
+        letters = "".join(letter for bit, letter in BIT_LETTERS.items() if bit in bits)
+        suffix = f"{hashlib.sha256(data).hexdigest()[:32]}{f'-{letters}' if letters else ''}.{extension}"
         with self.lock:
             for handle, file in self.files().items():
-                if file.path.name.endswith(f"-{tail}"):
+                if file.path.name.endswith(f"-{suffix}"):
                     if note is not None and note.local:
-                        self.note(handle, replace(self.noted(handle) or note, local=True))
+                        self.note(handle, replace(self.metadata(handle) or note, local=True))
                     return f".{handle}"
-            handle = self.next()
-            if note is not None:  # before its file: that it is local is never not known
+            handle = self.next_handle()
+            # The note is written before the file, so that `local` is known as soon as the file exists.
+            if note is not None:
                 self.note(handle, note)
-            _written(self._folder / f"{handle}-{tail}", data)
+            _write_file(self._folder / f"{handle}-{suffix}", data)
             return f".{handle}"
 
-    def next(self) -> str:
-        """Return a handle that stands for nothing yet."""
+    def next_handle(self) -> str:
+        """Return a new handle."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         return f"h_{1 + max((int(handle[2:]) for handle in self.handles()), default=0):03}"
 
     def note(self, handle: str, note: HandleMetadata) -> None:
-        """Let `note` be what is known of `handle`. Raises OSError."""
-        _written(self._folder / f"{handle}.note", msgspec.json.encode(note))
+        """Store the metadata of `handle`. Raise OSError if writing fails."""
+        _write_file(self._folder / f"{handle}.note", msgspec.json.encode(note))
 
-    def noted(self, handle: str) -> HandleMetadata | None:
-        """Return what is known of `handle`, None when that is only its file."""
+    def metadata(self, handle: str) -> HandleMetadata | None:
+        """Return the metadata of `handle`. Return None if there is only a file."""
         try:
-            with regular_open_regular(self._folder / f"{handle_name(handle)}.note") as opened:
+            with open_regular_file(self._folder / f"{handle_name(handle)}.note") as opened:
                 return msgspec.json.decode(opened.read(), type=HandleMetadata)
         except (OSError, msgspec.MsgspecError):
             return None
 
     def drop(self, handle: str) -> None:
-        """Let the file under `handle` be gone; its note stays. Raises OSError."""
+        """Delete the file of `handle`. Its note stays. Raise OSError if deletion fails."""
         if (file := self.files().get(handle_name(handle))) is not None:
             file.path.unlink(missing_ok=True)
 
-    def marks(self, handle: str) -> tuple[TaintLabel, ...]:
-        """Return what is under `handle` brings into a conversation, again."""
+    def taint_labels(self, handle: str) -> tuple[TaintLabel, ...]:
+        """Return the taint labels of the value under `handle`."""
         file = self.files().get(handle_name(handle))
         return tuple(taint_label(bit, f"what is kept as {handle}") for bit in file.bits) if file is not None else ()
 
     def text(self, handle: str) -> str:
-        """Return the text that is kept under `handle`. Raises ToolError when there is no such thing, OSError."""
+        """Return the text stored under `handle`.
+
+        Raise ToolError if nothing is stored there, and OSError if reading fails.
+        """
         return self.read(handle).decode()
 
     def read(self, handle: str) -> bytes:
-        """Return what is in the file under `handle`. Raises ToolError when there is none, OSError."""
+        """Return the bytes stored under `handle`.
+
+        Raise ToolError if nothing is stored there, and OSError if reading fails.
+        """
         file = self.files().get(handle_name(handle))
         if file is None:
             raise ToolError(self.missing(handle))
-        with regular_open_regular(file.path) as opened:
+        with open_regular_file(file.path) as opened:
             return opened.read()
 
     def missing(self, handle: str) -> str:
-        """Return what is to be said of a handle under which nothing is."""
-        if (note := self.noted(handle)) is not None and note.gone:
-            return f".{handle_name(handle)} is gone: {note.gone}."
+        """Return the error message for a handle without a value."""
+        if (note := self.metadata(handle)) is not None and note.deletion_reason:
+            return f".{handle_name(handle)} is gone: {note.deletion_reason}."
         known = ", ".join(f".{name}" for name in self.handles()[-5:])
         return f"There is no {handle!r}. {f'The last handles: {known}' if known else 'Nothing is kept'}."
 
     def files(self) -> dict[str, HandleFile]:
-        """Return the file of each handle that has one, in order."""
+        """Return the existing files, in order. Keys are handles."""
         return _files(self._folder)
 
     def handles(self) -> list[str]:
-        """Return all handles that were ever given out, in order: `h_001` and so on."""
+        """Return all handles that were ever assigned, such as `h_001`, in order."""
         return sorted({*_files(self._folder), *_notes(self._folder)}, key=lambda handle: int(handle[2:]))
 
 
-def _written(path: Path, data: bytes) -> None:
-    beside = path.with_name(f"{path.name}.tmp")
-    try:
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as opened:
-            opened.write(data)
-        beside.rename(path)
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise
+def _write_file(path: Path, data: bytes) -> None:
+    with atomic_write(path, sync="none", locked=True) as file:
+        file.write(data)
 
 
 def handle_name(handle: str) -> str:
-    """Return the handle that `handle` spells, as `h_001`; what is none comes back as it is."""
-    match = SPELLING.fullmatch(handle.strip())
+    """Return the canonical form of `handle`, such as `h_001`. Text that is not a handle is returned unchanged."""
+    match = HANDLE_TEXT.fullmatch(handle.strip())
     return f"h_{int(match[1] or match[2]):03}" if match else handle
 
 
-def keep_only(session: Path, names: Collection[str]) -> None:
-    """Remove what is stashed in the session folder under other handles than those named. Raises OSError."""
+def delete_other_values(session: Path, names: Collection[str]) -> None:
+    """Delete the stored values in the session folder `session`, except the values under the handles `names`.
+
+    Raise OSError if deletion fails.
+    """
     folder = session / FOLDER
     for handle, file in _files(folder).items():
         if handle not in names:
@@ -214,25 +230,31 @@ def keep_only(session: Path, names: Collection[str]) -> None:
             path.unlink()
 
 
-def take_along(session: Path, copy: Path, text: bytes) -> None:
-    """Let the session folder `copy`, whose session says `text`, have what that names of the stash of `session`.
+def copy_values(session: Path, copy: Path, text: bytes) -> None:
+    """Copy stored values from the session folder `session` to the session folder `copy`.
 
-    Files of a stash are replaced, never written to: both have the same ones. Raises OSError.
+    `text` is the copied session file. Only values with a handle in this text are copied. The copies are hard links,
+    because files are replaced but never modified. Raise OSError if copying fails.
     """
-    names = {found.decode() for found in HANDLE.findall(text)}
-    there = {name: file.path for name, file in _files(session / FOLDER).items()}
-    paths = [path for found in (there, _notes(session / FOLDER)) for name, path in found.items() if name in names]
+    names = {paths_by_name.decode() for paths_by_name in HANDLE.findall(text)}
+    files = {name: file.path for name, file in _files(session / FOLDER).items()}
+    paths = [
+        path
+        for paths_by_name in (files, _notes(session / FOLDER))
+        for name, path in paths_by_name.items()
+        if name in names
+    ]
     if paths:
         (copy / FOLDER).mkdir(mode=0o700, exist_ok=True)
     for path in paths:
         try:
             os.link(path, copy / FOLDER / path.name, follow_symlinks=False)
-        except OSError:  # another file system, or one without links
-            with regular_open_regular(path) as opened:
-                _written(copy / FOLDER / path.name, opened.read())
+        except OSError:  # The folders are on different file systems, or the file system does not support hard links.
+            with open_regular_file(path) as opened:
+                _write_file(copy / FOLDER / path.name, opened.read())
 
 
-def _listed(folder: Path) -> list[str]:
+def _list_names(folder: Path) -> list[str]:
     try:
         return sorted(os.listdir(folder))
     except FileNotFoundError:
@@ -240,23 +262,23 @@ def _listed(folder: Path) -> list[str]:
 
 
 def _files(folder: Path) -> dict[str, HandleFile]:
-    matches = filter(None, map(NAME.fullmatch, _listed(folder)))
+    matches = filter(None, map(NAME.fullmatch, _list_names(folder)))
     return {match[1]: HandleFile(folder / match[0], match[2], match[3] or "", match[4]) for match in matches}
 
 
 def _notes(folder: Path) -> dict[str, Path]:
-    return {match[1]: folder / match[0] for match in filter(None, map(NOTE.fullmatch, _listed(folder)))}
+    return {match[1]: folder / match[0] for match in filter(None, map(NOTE_NAME.fullmatch, _list_names(folder)))}
 
 
-def shared_limit(lengths: Iterable[int], total: int, most: int) -> int:
-    """Return how long each text may be at most, so that none is over `most` and all together are not over `total`.
+def shared_limit(lengths: Iterable[int], total: int, limit: int) -> int:
+    """Return the maximum length of each text, so that no text exceeds `limit` and their total does not exceed `total`.
 
-    Short texts stay whole: the longest are cut first, down to one level, which is never absurdly low.
+    Short texts stay complete. The longest texts are cut to the same length, but not below a minimum.
     """
-    left, sizes = total, sorted(lengths)
-    for place, size in enumerate(sizes):
-        others = len(sizes) - place
-        if min(size, most) * others > left:
-            return max(min(left // others, most), LEAST_SHOWN)
-        left -= min(size, most)
-    return most
+    remaining, sizes = total, sorted(lengths)
+    for index, size in enumerate(sizes):
+        remaining_count = len(sizes) - index
+        if min(size, limit) * remaining_count > remaining:
+            return max(min(remaining // remaining_count, limit), MIN_SHOWN)
+        remaining -= min(size, limit)
+    return limit

@@ -1,4 +1,4 @@
-"""Tables from files: CSV in whatever dialect, JSON, JSON lines, and Parquet where something can read it."""
+"""Reads tables from files: CSV in any dialect, JSON, JSON lines, and Parquet if a library is installed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_FIELD: Final = 1 << 20
 MAX_LINE: Final = 16 << 20
 CHUNK: Final = 256 << 10
 SEPARATORS: Final = (",", "\t", ";", "|")
-NAMED: Final = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
+SEPARATOR_NAMES: Final = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 BOMS: Final = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 FRAMES: Final = ("polars", "pandas")
 
@@ -37,10 +37,10 @@ Row = Mapping[str, Any]
 
 
 class Table(Struct):
-    """A table whose rows are read as they are asked for.
+    """A table whose rows are read lazily.
 
-    `kind` is what it came in; `declared` the types its columns have by its own word. `notes` are complete when the last
-    row was read.
+    `kind` describes the format of the table. `declared` contains declared column types. `notes` are complete after the
+    last row was read.
     """
 
     kind: str
@@ -51,49 +51,56 @@ class Table(Struct):
 
 
 class _RowSample(Struct):
-    """What was noticed while rows were read."""
+    """Facts that are collected while rows are read."""
 
-    uneven: int = 0
-    bad: int = 0
-    first_bad: int = 0
+    uneven_rows: int = 0
+    invalid_lines: int = 0
+    first_invalid_line: int = 0
     decoded: list[str] = field(default_factory=list)
 
     def notes(self) -> list[str]:
         notes = list(self.decoded)
-        if self.uneven:
-            notes.append(f"{self.uneven:,} rows have more or fewer fields than the first")
-        if self.bad:
-            notes.append(f"{self.bad:,} lines are no JSON objects, the first of them line {self.first_bad:,}")
+        if self.uneven_rows:
+            notes.append(f"{self.uneven_rows:,} rows have more or fewer fields than the first")
+        if self.invalid_lines:
+            notes.append(
+                f"{self.invalid_lines:,} lines are no JSON objects, the first of them line {self.first_invalid_line:,}"
+            )
         return notes
 
 
 def read_table(file: BinaryIO, name: str) -> Table:
-    """Return the table in `file`, which is called `name`: its ending says what it is. Raises ToolError."""
-    ending = PurePath(name).suffix.lower()
-    if ending not in FORMATS:
-        raise ToolError(f"{name!r} is none of {', '.join(FORMATS)}; read_file shows text, run_python reads anything.")
-    return FORMATS[ending](file, name)
+    """Return the table in `file`. The extension of `name` determines the format.
+
+    Raise ToolError for an unreadable table.
+    """
+    extension = PurePath(name).suffix.lower()
+    if extension not in FORMATS:
+        raise ToolError(
+            f"{name!r} is not one of {', '.join(FORMATS)}: use read_file for text, or run_python for other formats."
+        )
+    return FORMATS[extension](file, name)
 
 
 def table_of(value: Any) -> Table | None:
-    """Return the table that `value` is: a data frame, a list of objects or of equally long lists, lists by name.
+    """Return `value` as a table, or None if `value` is not a table.
 
-    None when it is none of these.
+    A table is a data frame, a list of objects, a list of lists with equal length, or a dict of lists.
     """
     kind = type(value).__name__
     if isinstance(value, dict):
         if not value or not all(map(_is_list, value.values())) or len(set(map(len, value.values()))) != 1:
             return None
         names = list(map(str, value))
-        return Table(f"{kind} of columns", _rows(names, zip(*value.values(), strict=True)), names)
+        return Table(f"{kind} of columns", _named_rows(names, zip(*value.values(), strict=True)), names)
     if not _is_list(value):
-        return _frame(value)
+        return _frame_table(value)
     if value and all(isinstance(each, Mapping) for each in value):
-        rows = ({str(key): _dated(cell) for key, cell in each.items()} for each in value)
+        rows = ({str(key): _parse_dates(cell) for key, cell in each.items()} for each in value)
         return Table(f"{kind} of objects", rows)
     if value and all(_is_list(each) and each and len(each) == len(value[0]) for each in value):
         names = [f"column_{number}" for number in range(1, len(value[0]) + 1)]
-        return Table(f"{kind} of rows", _rows(names, value), names)
+        return Table(f"{kind} of rows", _named_rows(names, value), names)
     return None
 
 
@@ -101,12 +108,12 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, (list, tuple))
 
 
-def _rows(names: Sequence[str], rows: Iterable[Iterable[Any]]) -> Iterator[Row]:
-    return (dict(zip(names, map(_dated, row), strict=False)) for row in rows)
+def _named_rows(names: Sequence[str], rows: Iterable[Iterable[Any]]) -> Iterator[Row]:
+    return (dict(zip(names, map(_parse_dates, row), strict=False)) for row in rows)
 
 
-def _frame(value: Any) -> Table | None:
-    """Return the table that a data frame is, of whichever library; None for anything else."""
+def _frame_table(value: Any) -> Table | None:
+    """Return a data frame of any library as a table. Return None for any other value."""
     kind = f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}"
     try:
         if hasattr(value, "iter_rows"):
@@ -118,43 +125,45 @@ def _frame(value: Any) -> Table | None:
         else:
             return None
         declared = dict(zip(names, map(str, types), strict=False))
-    except (AttributeError, TypeError, ValueError):  # it only looks like one
+    except (AttributeError, TypeError, ValueError):  # The object is not a real data frame.
         return None
-    return Table(kind, _rows(names, rows), names, declared)
+    return Table(kind, _named_rows(names, rows), names, declared)
 
 
-def _csv(file: BinaryIO, name: str) -> Table:
+def _read_csv(file: BinaryIO, name: str) -> Table:
     sample = file.read(SNIFFED_BYTES)
-    encoding, seen = _encoding(sample), _RowSample()
+    encoding, facts = _detect_encoding(sample), _RowSample()
     if b"\0" in sample and encoding != "utf-16":
         raise ToolError(f"{name!r} is a binary file.")
     if encoding == "latin-1":
-        seen.decoded.append("it is not UTF-8: read as Latin-1")
+        facts.decoded.append("it is not UTF-8: read as Latin-1")
     file.seek(0)
-    start = sample.decode(encoding, errors="replace")
-    separator = _separator(start if len(sample) < SNIFFED_BYTES else start.rpartition("\n")[0], name)
+    decoded_sample = sample.decode(encoding, errors="replace")
+    separator = _detect_separator(
+        decoded_sample if len(sample) < SNIFFED_BYTES else decoded_sample.rpartition("\n")[0], name
+    )
     csv.field_size_limit(MAX_FIELD)
-    rows = filter(None, csv.reader(_lines(file, name, encoding), delimiter=separator))
+    rows = filter(None, csv.reader(_decode_lines(file, name, encoding), delimiter=separator))
     first = next(rows, [])
-    headed = not any(isinstance(parse_cell(cell), (int, float)) for cell in first)
-    names = _unique(first if headed else [""] * len(first))
+    has_header = not any(isinstance(parse_cell(cell), (int, float)) for cell in first)
+    names = _unique_names(first if has_header else [""] * len(first))
 
     def read() -> Iterator[Row]:
-        if not headed:
+        if not has_header:
             yield dict(zip(names, map(parse_cell, first), strict=True))
         try:
             for row in rows:
-                seen.uneven += len(row) != len(names)
+                facts.uneven_rows += len(row) != len(names)
                 yield dict(zip(names, map(parse_cell, row), strict=False))
         except csv.Error as error:
             raise ToolError(f"Cannot read {name!r} as a table: {error}.") from error
 
-    kind = f"separated by {NAMED[separator]}{'' if headed or not first else ', without a header'}"
-    return Table(kind, read(), names, notes=seen.notes)
+    kind = f"separated by {SEPARATOR_NAMES[separator]}{'' if has_header or not first else ', without a header'}"
+    return Table(kind, read(), names, notes=facts.notes)
 
 
-def _lines(file: BinaryIO, name: str, encoding: str) -> Iterator[str]:
-    """Yield the lines of `file` with their ends, of whichever kind."""
+def _decode_lines(file: BinaryIO, name: str, encoding: str) -> Iterator[str]:
+    """Yield the lines of `file` with their line endings. Any kind of line ending is recognized."""
     decoder, rest = codecs.getincrementaldecoder(encoding)("replace"), ""
     while chunk := file.read(CHUNK):
         *lines, rest = io.StringIO(rest + decoder.decode(chunk), newline="").readlines() or [""]
@@ -164,7 +173,7 @@ def _lines(file: BinaryIO, name: str, encoding: str) -> Iterator[str]:
     yield from io.StringIO(rest + decoder.decode(b"", final=True), newline="").readlines()
 
 
-def _encoding(sample: bytes) -> str:
+def _detect_encoding(sample: bytes) -> str:
     for bom, encoding in BOMS.items():
         if sample.startswith(bom):
             return encoding
@@ -175,12 +184,15 @@ def _encoding(sample: bytes) -> str:
     return "utf-8"
 
 
-def _separator(sample: str, name: str) -> str:
-    """Return what parts the most fields of the sample's rows, equally many in each."""
-    usual = "\t" if PurePath(name).suffix.lower() in (".tsv", ".tab") else ","
+def _detect_separator(sample: str, name: str) -> str:
+    """Return the separator that splits the largest number of rows of `sample` into the same number of fields.
+
+    If several separators are equally good, the separator with the most fields is chosen.
+    """
+    default = "\t" if PurePath(name).suffix.lower() in (".tsv", ".tab") else ","
     lines = io.StringIO(sample, newline="").readlines()[: 4 * SNIFFED_ROWS]
     found: dict[str, tuple[float, int]] = {}
-    for separator in (usual, *SEPARATORS):
+    for separator in (default, *SEPARATORS):
         try:
             rows = [row for row in csv.reader(lines, delimiter=separator) if row][:SNIFFED_ROWS]
         except csv.Error:
@@ -188,23 +200,25 @@ def _separator(sample: str, name: str) -> str:
         width, times = Counter(map(len, rows)).most_common(1)[0] if rows else (1, 0)
         if width > 1:
             found.setdefault(separator, (times / len(rows), width))
-    return max(found, key=lambda each: found[each], default=usual)
+    return max(found, key=lambda each: found[each], default=default)
 
 
-def _unique(cells: list[str]) -> list[str]:
-    """Return names for columns: those in the header, numbered where it has none, or one twice."""
-    taken: Counter[str] = Counter()
+def _unique_names(cells: list[str]) -> list[str]:
+    """Return unique column names for the header `cells`. Empty and duplicate names get a number."""
+    counts: Counter[str] = Counter()
     names = []
     for number, cell in enumerate(cells, 1):
         name = cell.strip() or f"column_{number}"
-        taken[name] += 1
-        names.append(name if taken[name] == 1 else f"{name}_{taken[name]}")
+        counts[name] += 1
+        names.append(name if counts[name] == 1 else f"{name}_{counts[name]}")
     return names
 
 
-def _json(file: BinaryIO, name: str) -> Table:
+def _read_json(file: BinaryIO, name: str) -> Table:
     if (size := os.fstat(file.fileno()).st_size) > MAX_WHOLE:
-        raise ToolError(f"{name!r} has {size:,} bytes; as JSON it is read whole, and {MAX_WHOLE:,} are the most.")
+        raise ToolError(
+            f"{name!r} has {size:,} bytes: a JSON file is read completely and may have at most {MAX_WHOLE:,} bytes."
+        )
     try:
         value = msgspec.json.decode(file.read().removeprefix(codecs.BOM_UTF8))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -212,22 +226,22 @@ def _json(file: BinaryIO, name: str) -> Table:
     if (table := table_of(value)) is not None:
         return table
     if isinstance(value, dict):
-        # What a service answers with: the table under some name, beside what is said about it.
+        # The response of a typical service is an object in which one field contains the table.
         tables = {key: each for key, each in value.items() if _is_list(each) and table_of(each) is not None}
         if len(tables) != 1:
             return Table("one object", iter([value]))
-        ((key, listed),) = tables.items()
-        if (table := table_of(listed)) is not None:
+        ((key, rows),) = tables.items()
+        if (table := table_of(rows)) is not None:
             return msgspec.structs.replace(table, kind=f"{table.kind}, under {key!r}")
-    raise ToolError(f"{name!r} holds no table but {_what(value)}: read_file shows it, run_python reads it.")
+    raise ToolError(f"{name!r} contains no table but {_describe_value(value)}: use read_file or run_python.")
 
 
-def _what(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     return f"a list of {len(value):,} values" if isinstance(value, list) else f"the value {str(value)[:80]!r}"
 
 
-def _json_lines(file: BinaryIO, name: str) -> Table:  # noqa: ARG001
-    seen = _RowSample()
+def _read_json_lines(file: BinaryIO, name: str) -> Table:  # noqa: ARG001
+    facts = _RowSample()
 
     def read() -> Iterator[Row]:
         for number, line in enumerate(iter(lambda: file.readline(MAX_WHOLE), b""), 1):
@@ -238,18 +252,21 @@ def _json_lines(file: BinaryIO, name: str) -> Table:  # noqa: ARG001
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 row = None
             if isinstance(row, dict):
-                yield {key: _dated(value) for key, value in row.items()}
+                yield {key: _parse_dates(value) for key, value in row.items()}
             else:
-                seen.bad, seen.first_bad = seen.bad + 1, seen.first_bad or number
+                facts.invalid_lines, facts.first_invalid_line = (
+                    facts.invalid_lines + 1,
+                    facts.first_invalid_line or number,
+                )
 
-    return Table("JSON lines", read(), notes=seen.notes)
+    return Table("JSON lines", read(), notes=facts.notes)
 
 
-def _dated(value: Any) -> Any:
+def _parse_dates(value: Any) -> Any:
     return parse_date(value) if isinstance(value, str) else value
 
 
-def _parquet(file: BinaryIO, name: str) -> Table:
+def _read_parquet(file: BinaryIO, name: str) -> Table:
     for library in FRAMES:
         try:
             read = import_module(library).read_parquet
@@ -257,22 +274,22 @@ def _parquet(file: BinaryIO, name: str) -> Table:
             continue
         data = file.read(MAX_PARQUET + 1)
         if len(data) > MAX_PARQUET:
-            raise ToolError(f"{name!r} is over {MAX_PARQUET >> 20} MiB: Parquet is read whole, and that is the most.")
+            raise ToolError(f"{name!r} has more than {MAX_PARQUET >> 20} MiB, the maximum for Parquet files.")
         try:
             check_reads_safely(library, "read_parquet", data)
-            table = _frame(read(io.BytesIO(data)))
-        except BaseException as error:  # whatever that library says of a file that it does not understand
+            table = _frame_table(read(io.BytesIO(data)))
+        except BaseException as error:  # The library may raise various exceptions for an invalid file.
             if not isinstance(error, Exception) and type(error).__name__ != PANIC:
                 raise
             raise ToolError(f"{name!r} cannot be read by {library}: {error}.") from error
         if table is not None:
             return table
-    raise ToolError(f"{name!r}: to read Parquet, {' or '.join(FRAMES)} must be installed where orch is.")
+    raise ToolError(f"{name!r}: to read Parquet, install {' or '.join(FRAMES)} in the environment of orch.")
 
 
 FORMATS: Final[dict[str, Callable[[BinaryIO, str], Table]]] = {
-    **dict.fromkeys((".csv", ".tsv", ".tab", ".psv"), _csv),
-    ".json": _json,
-    **dict.fromkeys((".jsonl", ".ndjson"), _json_lines),
-    ".parquet": _parquet,
+    **dict.fromkeys((".csv", ".tsv", ".tab", ".psv"), _read_csv),
+    ".json": _read_json,
+    **dict.fromkeys((".jsonl", ".ndjson"), _read_json_lines),
+    ".parquet": _read_parquet,
 }

@@ -1,7 +1,8 @@
-"""Values under handles: what is too large to be shown, or came from another agent, kept as it is and read in parts.
+"""Values under handles. Values under handles are too large to show, or come from another agent.
 
-What can be made data is in a file, and is what it was when it was kept. The rest is the very object in this process:
-it changes when code changes it, and goes with the process.
+Values are stored completely and read in parts. A value that can be encoded is stored in a file and does not change. Any
+other value is kept as an object in this process. Code can change such an object, and the object is lost when the
+process ends.
 """
 
 from __future__ import annotations
@@ -19,10 +20,9 @@ from msgspec.structs import replace
 from orch_protocol.core.errors import AgentError, NoValueError
 from orch_protocol.core.messages import Reply
 from orch_protocol.core.taint import Bit, TaintLabel, bits_in, inherited_labels, taint_label
-from orch_protocol.core.values import TakenValue, TakeValue
-from orch_protocol.services.resources import TAKE_VALUE
+from orch_protocol.services.resources.values import TAKE_VALUE, TakenValue, TakeValue
 
-from ...system.files import regular_open_regular
+from ...system.files import open_regular_file
 from ...system.isolated_read import FatalBytesError, check_reads_safely
 from ..api.base import ToolContext, ToolError
 from .codec import EXTENSIONS, Kind, NotTransferableError, decode_value, encode_value
@@ -30,27 +30,30 @@ from .repr import bytes_text, summarize_value
 from .store import TEXT, HandleFile, HandleMetadata, ValueFiles, handle_name
 
 __all__ = [
-    "MOST",
+    "MAX_TAKEN_BYTES",
     "Handles",
     "StoredValue",
     "UnknownHandleError",
     "ValueStore",
     "adopt_value",
-    "all_of",
-    "data_of",
+    "read_taken_bytes",
+    "store_full_reply",
     "value_of",
 ]
 
 
-MOST_STORED: Final = 64 << 20
-MOST_ON_DISK: Final = 512 << 20
-MOST_IN_MEMORY: Final = 256 << 20
+MAX_STORED: Final = 64 << 20
+MAX_ON_DISK: Final = 512 << 20
+MAX_IN_MEMORY: Final = 256 << 20
 READERS: Final = frozenset({"read_handle", "run_python"})
 KINDS: Final = {ending: kind for kind, ending in EXTENSIONS.items()}
 
 
 class StoredValue(Struct, frozen=True):
-    """What is under a handle, such as `.h_001`. `stored` says whether it outlives the process, `note` what it is."""
+    """The value under a handle such as `.h_001`.
+
+    `stored` is True if the value outlives the process. `note` is the metadata of the value.
+    """
 
     handle: str
     stored: bool
@@ -58,262 +61,282 @@ class StoredValue(Struct, frozen=True):
 
     @property
     def head(self) -> str:
-        """What it is, in one line."""
+        """A one-line description."""
         note = self.note
         return ", ".join(filter(None, (note.type, note.extent, bytes_text(note.size))))
 
     def text(self, granted: frozenset[str]) -> str:
-        """Return the marker that stands for the value: handle, type, extent, size, beginning, and how an agent with the
-        tools `granted` reads it."""
-        how = [
+        """Return the marker for the conversation: handle, type, extent, size, first items, and how to read the value.
+
+        `granted` are the names of the agent's tools.
+        """
+        instructions = [
             "read_handle shows any part (op: head, tail, slice, schema, search)" * ("read_handle" in granted),
             f'in run_python it is handles["{self.handle[1:]}"]' * ("run_python" in granted),
-            "none of your tools reads it, but whoever spawned you can take it by its handle"
-            * granted.isdisjoint(READERS),
-            "" if self.stored else f"not stored, so gone when this process ends: {self.note.why}",
+            "none of your tools can read it, but your parent can get it by its handle" * granted.isdisjoint(READERS),
+            "" if self.stored else f"not stored, so gone when this process ends: {self.note.not_stored_reason}",
         ]
-        return "\n".join([f"[{self.handle}: {self.head}", *self.note.lines, f"{'; '.join(filter(None, how))}]"])
+        return "\n".join(
+            [f"[{self.handle}: {self.head}", *self.note.lines, f"{'; '.join(filter(None, instructions))}]"]
+        )
 
 
 class ValueStore:
-    """The values of one agent. Any thread may ask.
+    """The values of one agent. Thread-safe.
 
-    What would take more room than there is lets the oldest go that is not pinned: `on_disk` and `in_memory` are how
-    many bytes there may be.
+    If the limits `on_disk` or `in_memory` (bytes) are exceeded, the oldest unpinned values are dropped.
     """
 
-    def __init__(self, context: ToolContext, on_disk: int = MOST_ON_DISK, in_memory: int = MOST_IN_MEMORY) -> None:
-        self._stash = context.own(ValueFiles) if context.folder is not None else None
+    def __init__(self, context: ToolContext, on_disk: int = MAX_ON_DISK, in_memory: int = MAX_IN_MEMORY) -> None:
+        self._files = context.agent_object(ValueFiles) if context.folder is not None else None
         self._on_disk, self._in_memory = on_disk, in_memory
-        self._alive: dict[str, Any] = {}
+        self._objects: dict[str, Any] = {}
         self._notes: dict[str, HandleMetadata] = {}
         self._bits: dict[str, frozenset[Bit]] = {}
-        self._lock = self._stash.lock if self._stash is not None else threading.RLock()
-        self._told: list[str] = []
-        self._read: tuple[str, Any] | None = None
+        self._lock = self._files.lock if self._files is not None else threading.RLock()
+        self._notices: list[str] = []
+        self._cached: tuple[str, Any] | None = None
 
     def keep(self, value: Any, *, bits: Collection[Bit] = (), local: bool = False) -> StoredValue:
-        """Keep `value` and return what it is kept as. Raises OSError when a file cannot be written."""
-        look = summarize_value(value)
-        note = HandleMetadata(look.type, look.extent, look.size, look.lines, local=local)
+        """Store `value`, encoded or as an object. Return its handle. Raise OSError if a file cannot be written."""
+        summary = summarize_value(value)
+        note = HandleMetadata(summary.type, summary.extent, summary.size, summary.lines, local=local)
         try:
-            return self._stored(value, note, bits)
+            return self._store_encoded(value, note, bits)
         except NotTransferableError as error:
-            return self._hold(value, replace(note, why=str(error)), bits)
+            return self._store_object(value, replace(note, not_stored_reason=str(error)), bits)
 
     def store(self, value: Any, *, bits: Collection[Bit] = (), local: bool = False) -> StoredValue:
-        """Keep `value` as data. Raises NotTransferableError when it is none, or too large; OSError."""
-        look = summarize_value(value)
-        return self._stored(value, HandleMetadata(look.type, look.extent, look.size, look.lines, local=local), bits)
+        """Store `value` in encoded form.
+
+        Raise OSError if writing fails, and NotTransferableError if the value cannot be encoded or is too large.
+        """
+        summary = summarize_value(value)
+        return self._store_encoded(
+            value, HandleMetadata(summary.type, summary.extent, summary.size, summary.lines, local=local), bits
+        )
 
     def file(self, handle: str) -> HandleFile:
-        """Return the file that holds what is stored under `handle`. Raises ToolError."""
+        """Return the file of the value under `handle`. Raise ToolError if there is no file."""
         with self._lock:
             if (note := self._notes.get(handle_name(handle))) is not None:
-                raise ToolError(f".{handle_name(handle)} is in this process alone: {note.why}.")
+                raise ToolError(f".{handle_name(handle)} exists only in this process: {note.not_stored_reason}.")
             return self._file(handle)
 
     def adopt(self, kind: str, data: bytes, note: HandleMetadata, *, bits: Collection[Bit] = ()) -> StoredValue:
-        """Keep a value that is data already. Raises ToolError without a session folder, OSError."""
-        if self._stash is None:
-            raise ToolError("nothing is stashed here: this agent has no session folder")
+        """Store a value that is already encoded.
+
+        Raise OSError if writing fails, and ToolError if the agent has no session folder.
+        """
+        if self._files is None:
+            raise ToolError("no values are stored: this agent has no session folder")
         with self._lock:
             note = replace(note, kind=kind)
-            handle = self._stash.put(data, EXTENSIONS[kind], bits, note)
-            kept = StoredValue(handle, stored=True, note=self._stash.noted(handle) or note)
+            handle = self._files.put(data, EXTENSIONS[kind], bits, note)
+            stored_value = StoredValue(handle, stored=True, note=self._files.metadata(handle) or note)
             self._make_room_on_disk(handle_name(handle))
-        return kept
+        return stored_value
 
     def get(self, handle: str) -> StoredValue:
-        """Return what is under `handle`. Raises ToolError when nothing is, or nothing any more."""
+        """Return the handle and metadata of a value. Raise ToolError if the value does not exist or was dropped."""
         with self._lock:
             name = handle_name(handle)
-            if (note := self._notes.get(name)) is not None and name in self._alive:
+            if (note := self._notes.get(name)) is not None and name in self._objects:
                 return StoredValue(f".{name}", stored=False, note=note)
             file = self._file(handle)
-            assert self._stash is not None
-            note = self._stash.noted(name) or self._described(name, file.ending)
+            assert self._files is not None
+            note = self._files.metadata(name) or self._describe_file(name, file.extension)
             return StoredValue(f".{name}", stored=True, note=note)
 
-    def load(self, handle: str, *, again: bool = False) -> Any:
-        """Return the value under `handle`; with `again` maybe the same object as the last time, not to be changed.
+    def load(self, handle: str, *, use_cache: bool = False) -> Any:
+        """Return the value under `handle`. If `use_cache` is True, the result may be cached and must not be modified.
 
-        Raises ToolError, OSError.
+        Raise ToolError if there is no such value, and OSError if reading fails.
         """
         with self._lock:
             name = handle_name(handle)
-            if name in self._alive:
-                return self._alive[name]
+            if name in self._objects:
+                return self._objects[name]
             file = self._file(handle)
-            if again and self._read is not None and self._read[0] == name:
-                return self._read[1]
-            value = self._unpacked(name, file.ending)
-            if again:
-                self._read = (name, value)
+            if use_cache and self._cached is not None and self._cached[0] == name:
+                return self._cached[1]
+            value = self._decode_file(name, file.extension)
+            if use_cache:
+                self._cached = (name, value)
             return value
 
-    def marks(self, handle: str) -> tuple[TaintLabel, ...]:
-        """Return what reading `handle` brings into a conversation."""
-        held = self._bits.get(handle_name(handle))
-        if held is not None:
-            return tuple(taint_label(bit, f"what is kept as {handle}") for bit in sorted(held))
-        return self._stash.marks(handle) if self._stash is not None else ()
+    def taint_labels(self, handle: str) -> tuple[TaintLabel, ...]:
+        """Return the taint labels of the value under `handle`."""
+        bits = self._bits.get(handle_name(handle))
+        if bits is not None:
+            return tuple(taint_label(bit, f"what is kept as {handle}") for bit in sorted(bits))
+        return self._files.taint_labels(handle) if self._files is not None else ()
 
     def pin(self, handle: str, pinned: bool = True) -> StoredValue:
-        """Let a value never go to make room, or let it go again. Raises ToolError, OSError."""
+        """Pin or unpin a value. Pinned values are not dropped when space is needed.
+
+        Raise ToolError if there is no such value, and OSError if writing fails.
+        """
         with self._lock:
-            kept = self.get(handle)
-            name, note = handle_name(handle), replace(kept.note, pinned=pinned)
+            stored_value = self.get(handle)
+            name, note = handle_name(handle), replace(stored_value.note, pinned=pinned)
             if name in self._notes:
                 self._notes[name] = note
-            if self._stash is not None:
-                self._stash.note(name, note)
-            return replace(kept, note=note)
+            if self._files is not None:
+                self._files.note(name, note)
+            return replace(stored_value, note=note)
 
     def drop(self, handle: str, why: str = "it was dropped") -> None:
-        """Let a value be gone. Raises ToolError, OSError."""
+        """Drop a value. Raise ToolError if there is no such value, and OSError if deletion fails."""
         with self._lock:
-            kept = self.get(handle)
-            self._let_go(handle_name(handle), kept.note, why)
+            stored_value = self.get(handle)
+            self._remove(handle_name(handle), stored_value.note, why)
 
-    def told(self) -> list[str]:
-        """Return, once, what there is to be said of values that had to go."""
+    def take_notices(self) -> list[str]:
+        """Return the messages about dropped values since the last call."""
         with self._lock:
-            told, self._told = self._told, []
-            return told
+            notices, self._notices = self._notices, []
+            return notices
 
     def rows(self) -> list[StoredValue]:
-        """Return everything that can be read, in the order in which it was kept."""
+        """Return all readable values, oldest first."""
         found = []
         for handle in self:
             try:
                 found.append(self.get(handle))
             except (ToolError, OSError):
-                continue  # it is gone
+                continue  # The value was dropped in the meantime.
         return found
 
     def __iter__(self) -> Iterator[str]:
         with self._lock:
-            names = set(self._alive)
-            if self._stash is not None:
-                names |= set(self._stash.files())
+            names = set(self._objects)
+            if self._files is not None:
+                names |= set(self._files.files())
         return iter([f".{name}" for name in sorted(names, key=lambda name: int(name[2:]))])
 
-    def _stored(self, value: Any, note: HandleMetadata, bits: Collection[Bit]) -> StoredValue:
-        if self._stash is None:
+    def _store_encoded(self, value: Any, note: HandleMetadata, bits: Collection[Bit]) -> StoredValue:
+        if self._files is None:
             raise NotTransferableError("this agent has no session folder")
-        data = encode_value(value) if note.size <= MOST_STORED else None
-        if data is None or len(data.data) > MOST_STORED:
+        data = encode_value(value) if note.size <= MAX_STORED else None
+        if data is None or len(data.data) > MAX_STORED:
             raise NotTransferableError(
-                f"values of more than {bytes_text(MOST_STORED)} are not stored: write it to a file"
+                f"values of more than {bytes_text(MAX_STORED)} are not stored: write the value to a file"
             )
         return self.adopt(data.kind, data.data, note, bits=bits)
 
-    def _hold(self, value: Any, note: HandleMetadata, bits: Collection[Bit]) -> StoredValue:
+    def _store_object(self, value: Any, note: HandleMetadata, bits: Collection[Bit]) -> StoredValue:
         with self._lock:
-            for name, held in self._alive.items():
-                if held is value:
+            for name, stored_object in self._objects.items():
+                if stored_object is value:
                     self._bits[name] |= frozenset(bits)
-                    known = self._notes[name] = replace(self._notes[name], local=self._notes[name].local or note.local)
-                    return StoredValue(f".{name}", stored=False, note=known)
-            if self._stash is not None:
-                name = self._stash.next()
-                self._stash.note(name, note)
+                    metadata = self._notes[name] = replace(
+                        self._notes[name], local=self._notes[name].local or note.local
+                    )
+                    return StoredValue(f".{name}", stored=False, note=metadata)
+            if self._files is not None:
+                name = self._files.next_handle()
+                self._files.note(name, note)
             else:
                 name = f"h_{1 + max((int(name[2:]) for name in self._notes), default=0):03}"
-            self._alive[name], self._notes[name], self._bits[name] = value, note, frozenset(bits)
+            self._objects[name], self._notes[name], self._bits[name] = value, note, frozenset(bits)
             self._make_room_in_memory(name)
         return StoredValue(f".{name}", stored=False, note=note)
 
-    def _make_room_on_disk(self, but: str) -> None:
-        assert self._stash is not None
-        files = {name: file for name, file in self._stash.files().items() if file.ending != TEXT}
+    def _make_room_on_disk(self, new_name: str) -> None:
+        assert self._files is not None
+        files = {name: file for name, file in self._files.files().items() if file.extension != TEXT}
         sizes = {name: file.path.stat().st_size for name, file in files.items()}
-        over = sum(sizes.values()) - self._on_disk
+        excess_bytes = sum(sizes.values()) - self._on_disk
         for name in sorted(sizes, key=lambda name: int(name[2:])):
-            if over <= 0:
+            if excess_bytes <= 0:
                 return
-            note = self._stash.noted(name) or self._described(name, files[name].ending)
-            if name != but and not note.pinned:
-                over -= sizes[name]
-                self._let_go(name, note, f"stored values may take {bytes_text(self._on_disk)}, and it was the oldest")
+            note = self._files.metadata(name) or self._describe_file(name, files[name].extension)
+            if name != new_name and not note.pinned:
+                excess_bytes -= sizes[name]
+                self._remove(name, note, f"stored values may take {bytes_text(self._on_disk)}, and it was the oldest")
 
-    def _make_room_in_memory(self, but: str) -> None:
-        over = sum(self._notes[name].size for name in self._alive) - self._in_memory
-        for name in list(self._alive):
-            if over <= 0:
+    def _make_room_in_memory(self, new_name: str) -> None:
+        excess_bytes = sum(self._notes[name].size for name in self._objects) - self._in_memory
+        for name in list(self._objects):
+            if excess_bytes <= 0:
                 return
             note = self._notes[name]
-            if name != but and not note.pinned:
-                over -= note.size
-                most = bytes_text(self._in_memory)
-                self._let_go(name, note, f"values in memory may take {most} under handles, and it was the oldest")
+            if name != new_name and not note.pinned:
+                excess_bytes -= note.size
+                limit = bytes_text(self._in_memory)
+                self._remove(name, note, f"values in memory may take {limit} under handles, and it was the oldest")
 
-    def _let_go(self, name: str, note: HandleMetadata, why: str) -> None:
-        self._alive.pop(name, None)
+    def _remove(self, name: str, note: HandleMetadata, why: str) -> None:
+        self._objects.pop(name, None)
         self._notes.pop(name, None)
         self._bits.pop(name, None)
-        if self._read is not None and self._read[0] == name:
-            self._read = None
-        if self._stash is not None:
-            self._stash.note(name, replace(note, lines=(), gone=why))
-            self._stash.drop(name)
-        self._told.append(f"[.{name} ({note.type}) is gone: {why}.]")
+        if self._cached is not None and self._cached[0] == name:
+            self._cached = None
+        if self._files is not None:
+            self._files.note(name, replace(note, lines=(), deletion_reason=why))
+            self._files.drop(name)
+        self._notices.append(f"[.{name} ({note.type}) is gone: {why}.]")
 
     def _file(self, handle: str) -> HandleFile:
-        """Return the file under `handle`. Raises ToolError when there is none, which says why."""
+        """Return the file under `handle`. If there is no file, raise ToolError with the reason."""
         name = handle_name(handle)
-        if self._stash is None:
+        if self._files is None:
             raise ToolError(f"No value {handle!r}. Available: {', '.join(self) or 'none'}.")
-        if (file := self._stash.files().get(name)) is not None:
+        if (file := self._files.files().get(name)) is not None:
             return file
-        note = self._stash.noted(name)
-        if note is not None and not note.gone:
-            raise ToolError(f".{name} is gone with the process that held it. It could not be stored: {note.why}.")
-        raise ToolError(self._stash.missing(handle))
+        note = self._files.metadata(name)
+        if note is not None and not note.deletion_reason:
+            raise ToolError(
+                f".{name} is gone with the process that held it. It could not be stored: {note.not_stored_reason}."
+            )
+        raise ToolError(self._files.missing(handle))
 
-    def _unpacked(self, name: str, ending: str) -> Any:
-        assert self._stash is not None
+    def _decode_file(self, name: str, extension: str) -> Any:
+        assert self._files is not None
         try:
-            return decode_value(KINDS.get(ending, ending), self._stash.read(name))
+            return decode_value(KINDS.get(extension, extension), self._files.read(name))
         except NotTransferableError as error:
             raise ToolError(f".{name} cannot be read: {error}.") from error
 
-    def _described(self, name: str, ending: str) -> HandleMetadata:
-        """Return what is known of a file without a note."""
-        look = summarize_value(self._unpacked(name, ending))
-        return HandleMetadata(look.type, look.extent, look.size, look.lines, kind=KINDS.get(ending, ending))
+    def _describe_file(self, name: str, extension: str) -> HandleMetadata:
+        """Return metadata for a file that has no note."""
+        summary = summarize_value(self._decode_file(name, extension))
+        return HandleMetadata(
+            summary.type, summary.extent, summary.size, summary.lines, kind=KINDS.get(extension, extension)
+        )
 
 
 class UnknownHandleError(KeyError):
-    """There is nothing under that handle, or nothing any more; says which and why."""
+    """There is no value under this handle, or the value was dropped. The message gives the reason."""
 
     __str__ = Exception.__str__
 
 
 class Handles:
-    """What code sees of the values: `handles["h_001"]`, or `handles[1]`, is a copy of what was kept.
+    """The values as the agent's code sees them. `handles["h_001"]` or `handles[1]` returns a copy of the stored value.
 
-    What could not be stored is the object itself. `seen` is called with each handle that is read, `brought` returns
-    what those have brought along, which whatever is kept may be of, and whether one is local.
+    A value that could not be stored is returned as the object itself. `on_read` is called with each handle that code
+    reads. `current_labels` returns the taint labels of the values read so far, and whether one of these values is
+    local-only. New values inherit the labels.
     """
 
     def __init__(
         self,
         values: ValueStore,
-        seen: Callable[[str], None],
-        brought: Callable[[], tuple[tuple[TaintLabel, ...], bool]],
+        on_read: Callable[[str], None],
+        current_labels: Callable[[], tuple[tuple[TaintLabel, ...], bool]],
     ) -> None:
         self._values = values
-        self._seen = seen
-        self._brought = brought
+        self._on_read = on_read
+        self._current_labels = current_labels
 
     def __getitem__(self, handle: str | int) -> Any:
         try:
             value = self._values.load(str(handle))
         except ToolError as error:
             raise UnknownHandleError(str(error)) from None
-        self._seen(str(handle))
+        self._on_read(str(handle))
         return value
 
     def __contains__(self, handle: object) -> bool:
@@ -330,97 +353,98 @@ class Handles:
         return "\n".join(lines) or "<no handles>"
 
     def keep(self, value: Any) -> str:
-        """Keep `value`, however small, and return its handle."""
-        marks, local = self._brought()
-        return self._values.keep(value, bits=bits_in(marks), local=local).handle[1:]
+        """Store `value`, which may have any size, and return its handle."""
+        labels, local = self._current_labels()
+        return self._values.keep(value, bits=bits_in(labels), local=local).handle[1:]
 
     def pin(self, handle: str | int) -> None:
-        """Let a value never go to make room."""
+        """Pin a value, so that it is not dropped when space is needed."""
         self._change(self._values.pin, handle)
 
     def unpin(self, handle: str | int) -> None:
-        """Let it go again when there is no room."""
+        """Unpin a value, so that it may be dropped when space is needed."""
         self._change(lambda name: self._values.pin(name, pinned=False), handle)
 
     def drop(self, handle: str | int) -> None:
-        """Let a value be gone."""
+        """Drop a value."""
         self._change(self._values.drop, handle)
 
-    def _change(self, how: Callable[[str], object], handle: str | int) -> None:
+    def _change(self, action: Callable[[str], object], handle: str | int) -> None:
         try:
-            how(str(handle))
+            action(str(handle))
         except ToolError as error:
             raise UnknownHandleError(str(error)) from None
 
 
-# --- Taking over values of other agents ---
+# --- Values of other agents ---
 
-MOST: Final = 64 << 20
-MOST_SECONDS: Final = 1.0
-ASK: Final = "[Ask it for what was left out.]"
-DEADLY: Final[dict[Kind, tuple[str, str]]] = {"arrow": ("polars", "read_ipc")}
-"""What reads values of these kinds, and may end its process where they are not what they say."""
+MAX_TAKEN_BYTES: Final = 64 << 20
+MAX_SECONDS: Final = 1.0
+ASK_HINT: Final = "[Ask it for what was left out.]"
+CRASHING_READERS: Final[dict[Kind, tuple[str, str]]] = {"arrow": ("polars", "read_ipc")}
+"""Libraries and functions that decode these kinds of values and may crash on invalid data."""
 
 
 async def adopt_value(context: ToolContext, ref: str, name: str, *, local: bool) -> str:
-    """Return the marker of the handle under which the value of `name` in the agent `ref` is kept here from now on; or
-    that there is none, and why."""
+    """Store the value `name` of the agent `ref` here. Return its marker, or the reason for a failure."""
     try:
-        id, marker = await _taken_over(context, ref, name, local=local)
+        id, marker = await _copy_value(context, ref, name, local=local)
     except (AgentError, ToolError) as error:
         return f"[No value of {name!r} was returned: {error}]"
     except OSError as error:
-        return f"[No value of {name!r} was returned: it cannot be kept here: {error.strerror}]"
+        return f"[No value of {name!r} was returned: it cannot be stored here: {error.strerror}]"
     return f"{name} of agent {id} is kept here:\n{marker}"
 
 
-async def all_of(context: ToolContext, reply: Reply) -> str:
-    """Return the marker of the handle under which all of `reply`, which has a part of it, is kept here; where that
-    cannot be had or read, what the agent can do instead."""
+async def store_full_reply(context: ToolContext, reply: Reply) -> str:
+    """Store the complete text of the shortened `reply`. Return its marker.
+
+    On failure, return a text that suggests what the agent can do instead.
+    """
     if READERS.isdisjoint(context.granted):
-        return ASK
+        return ASK_HINT
     try:
-        async with asyncio.timeout(MOST_SECONDS):  # the answer itself must still get through
-            _, marker = await _taken_over(context, reply.id, reply.whole, local=reply.local)
+        async with asyncio.timeout(MAX_SECONDS):  # The reply itself must not be delayed.
+            _, marker = await _copy_value(context, reply.id, reply.whole, local=reply.local)
     except (AgentError, ToolError, OSError) as error:
-        print(f"{reply.whole} of {reply.id} was not taken over: {error}", flush=True)
-        return ASK
+        print(f"{reply.whole} of {reply.id} was not copied: {error}", flush=True)
+        return ASK_HINT
     return f"All of it is kept here:\n{marker}"
 
 
-async def _taken_over(context: ToolContext, ref: str, name: str, *, local: bool) -> tuple[str, str]:
-    """Keep the value of `name` in the agent `ref` here; return that one's id, and the marker of the handle."""
+async def _copy_value(context: ToolContext, ref: str, name: str, *, local: bool) -> tuple[str, str]:
+    """Store the value `name` of the agent `ref` here. Return the agent's id and the marker of the handle."""
     taken = await context.call_root(TAKE_VALUE, TakeValue(ref, name), context.seconds)
-    values = context.own(ValueStore)
-    kept = await asyncio.to_thread(_keep, values, taken, local)
-    return taken.id, "\n".join([kept.text(context.granted), *values.told()])
+    values = context.agent_object(ValueStore)
+    stored = await asyncio.to_thread(_adopt, values, taken, local)
+    return taken.id, "\n".join([stored.text(context.granted), *values.take_notices()])
 
 
-def data_of(taken: TakenValue) -> bytes:
-    """Return the bytes of the file that holds a value. Raises NoValueError when they are not those that were stored."""
+def read_taken_bytes(taken: TakenValue) -> bytes:
+    """Return the bytes of a value's file. Raise NoValueError if the bytes differ from the stored bytes."""
     try:
-        with regular_open_regular(Path(taken.path)) as file:
-            data = file.read(MOST + 1)
+        with open_regular_file(Path(taken.path)) as file:
+            data = file.read(MAX_TAKEN_BYTES + 1)
     except OSError as error:
-        raise NoValueError(f"what {taken.name!r} was cannot be read: {error.strerror or 'it is no file'}") from error
-    if len(data) > MOST or not hashlib.sha256(data).hexdigest().startswith(taken.value.digest or "-"):
-        raise NoValueError(f"the file of {taken.name!r} is not the one that was stored: ask for it again")
+        raise NoValueError(f"cannot read the file of {taken.name!r}: {error.strerror or 'it is not a file'}") from error
+    if len(data) > MAX_TAKEN_BYTES or not hashlib.sha256(data).hexdigest().startswith(taken.value.digest or "-"):
+        raise NoValueError(f"the file of {taken.name!r} differs from the stored file: request the value again")
     return data
 
 
 def value_of(taken: TakenValue) -> Any:
-    """Return the value itself. Raises NoValueError, also where reading it would end this process."""
-    data = _tasted(taken)
+    """Return the value. Raise NoValueError if decoding fails or would crash this process."""
+    data = _check_bytes(taken)
     try:
         return decode_value(taken.value.kind, data)
     except NotTransferableError as error:
         raise NoValueError(f"{taken.name!r} of agent {taken.id}: {error}") from error
 
 
-def _tasted(taken: TakenValue) -> bytes:
-    """Return the bytes that hold a value, of which nobody dies who reads them. Raises NoValueError."""
-    data = data_of(taken)
-    if (reader := DEADLY.get(taken.value.kind)) is not None:
+def _check_bytes(taken: TakenValue) -> bytes:
+    """Return the bytes of a value after a check that decoding does not crash. Raise NoValueError if the check fails."""
+    data = read_taken_bytes(taken)
+    if (reader := CRASHING_READERS.get(taken.value.kind)) is not None:
         try:
             check_reads_safely(*reader, data)
         except FatalBytesError as error:
@@ -428,13 +452,13 @@ def _tasted(taken: TakenValue) -> bytes:
     return data
 
 
-def _keep(values: ValueStore, taken: TakenValue, local: bool) -> StoredValue:
+def _adopt(values: ValueStore, taken: TakenValue, local: bool) -> StoredValue:
     value = taken.value
     if value.kind not in EXTENSIONS:
-        raise NoValueError(f"{taken.name!r} is of a kind that is not known here: {value.kind!r}")
+        raise NoValueError(f"{taken.name!r} has the unknown kind {value.kind!r}")
     try:
-        data = _tasted(taken)
+        data = _check_bytes(taken)
     finally:
-        Path(taken.path).unlink(missing_ok=True)  # a copy, made for this agent
+        Path(taken.path).unlink(missing_ok=True)  # The file is a copy that was made for this agent.
     note = HandleMetadata(value.type, value.extent, value.size, value.lines, local=local or value.local)
     return values.adopt(value.kind, data, note, bits=bits_in(inherited_labels(value.marks, taken.id)))

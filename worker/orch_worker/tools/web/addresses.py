@@ -1,4 +1,4 @@
-"""Which addresses of the network an agent may be led to: those anybody can reach, and no others."""
+"""Decides which network addresses an agent may connect to: only public addresses of other machines."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..api.base import ToolError
 __all__ = ["is_own_address", "is_public", "is_public_and_remote", "resolve"]
 
 MAX_ADDRESSES: Final = 8
-NOBODYS: Final = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
-"""Addresses that no machine has: for documentation."""
+DOCUMENTATION_ADDRESSES: Final = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
+"""Addresses that are reserved for documentation, so that no machine has them."""
 
-# Public by their numbers, but they lead on to any other address, or were public once.
-LEADING_ELSEWHERE: Final = tuple(
+# These addresses are formally public, but they may map to any other address, or are no longer public.
+MAPPED_NETWORKS: Final = tuple(
     map(
         ipaddress.ip_network,
         (
@@ -29,14 +29,14 @@ LEADING_ELSEWHERE: Final = tuple(
             "fec0::/10",  # site-local
             "192.0.0.0/24",  # protocol assignments
             "192.88.99.0/24",  # 6to4 relays
-            "100.64.0.0/10",  # carriers' own
+            "100.64.0.0/10",  # carrier-grade NAT
         ),
     )
 )
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """Return the addresses of `host`, at most 8, as the system's resolver has them. Raises ToolError."""
+    """Return at most 8 addresses of `host` from the system resolver. Raise ToolError if resolving fails."""
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -46,7 +46,7 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 def is_public(address: str) -> bool:
-    """Whether `address` is one that everybody can reach, and does not stand for one that not everybody can."""
+    """Return whether `address` is publicly reachable and does not map to another, non-public address."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:
@@ -58,22 +58,22 @@ def is_public(address: str) -> bool:
             parsed = parsed.ipv4_mapped
     if not parsed.is_global or parsed.is_multicast or parsed.is_reserved or parsed.is_unspecified:
         return False
-    return not any(parsed in network for network in LEADING_ELSEWHERE if network.version == parsed.version)
+    return not any(parsed in network for network in MAPPED_NETWORKS if network.version == parsed.version)
 
 
 def is_own_address(address: str) -> bool:
-    """Whether `address` is one of this machine's own: what is sent there goes past every wall around it."""
+    """Return whether `address` belongs to this machine. Traffic to such an address bypasses firewalls."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    # Some systems let everybody take any address: there nothing can be said of one.
-    return _can_be_taken(family, address) and not _can_be_taken(family, NOBODYS[family])
+    # Some systems allow binding to any address. In this case, the test gives no information.
+    return _can_bind(family, address) and not _can_bind(family, DOCUMENTATION_ADDRESSES[family])
 
 
 def is_public_and_remote(address: str) -> bool:
-    """Whether `address` is public, and another machine's."""
+    """Return whether `address` is public and belongs to another machine."""
     return is_public(address) and not is_own_address(address)
 
 
-def _can_be_taken(family: socket.AddressFamily, address: str) -> bool:
+def _can_bind(family: socket.AddressFamily, address: str) -> bool:
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((address, 0))

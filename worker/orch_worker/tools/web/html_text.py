@@ -1,4 +1,4 @@
-"""HTML as text a model can read: headings, lists, links, tables and code as in Markdown, without the rest."""
+"""Converts HTML to text for a model: headings, lists, links, tables and code in Markdown form."""
 
 from __future__ import annotations
 
@@ -12,29 +12,43 @@ from urllib.parse import urljoin
 __all__ = ["html_text"]
 
 CHUNK: Final = 1 << 14
-SKIPPED: Final = frozenset(
+SKIPPED_TAGS: Final = frozenset(
     {"script", "style", "template", "svg", "math", "iframe", "object", "canvas", "noscript", "select", "button"}
 )
-BLOCKS: Final = frozenset(
+BLOCK_TAGS: Final = frozenset(
     {"address", "article", "aside", "blockquote", "body", "details", "div", "dl", "fieldset", "figcaption", "figure"}
     | {"footer", "form", "header", "main", "nav", "p", "section", "summary", "table"}
 )
-LINES: Final = frozenset({"tr", "dt", "dd", "caption", "option"})
+LINE_TAGS: Final = frozenset({"tr", "dt", "dd", "caption", "option"})
 HEADINGS: Final = {f"h{level}": "#" * level for level in range(1, 7)}
 
 _SPACE: Final = re.compile(r"\s+")
 _MANY_LINES: Final = re.compile(r"\n{3,}")
 
 
-def html_text(html: str, url: str, stop_at: float) -> str:
-    """Return `html`, found at `url`, as text; what is not converted at `stop_at` (monotonic) is left out and told."""
-    reader = _TextExtractor(url)
+def html_text(html: str, url: str, stop_at: float, *, whole_page: bool = False) -> str:
+    """Return the page `html`, which was found at `url`, as text.
+
+    At `stop_at` (time.monotonic), the conversion stops with a note.
+
+    If `whole_page` is False, return only the title and the main content. The main content is `<main>`, or the
+    `<article>` elements if they contain most of the text. A note gives the number of omitted characters.
+    """
+    extractor = _TextExtractor(url)
+    note = ""
     for start in range(0, len(html), CHUNK):
         if time.monotonic() > stop_at:
-            return f"{reader.text()}\n\n[time was up: {len(html) - start:,} of {len(html):,} characters not converted]"
-        reader.feed(html[start : start + CHUNK])
-    reader.end()
-    return reader.text()
+            note = f"\n\n[time was up: {len(html) - start:,} of {len(html):,} characters not converted]"
+            break
+        extractor.feed(html[start : start + CHUNK])
+    else:
+        extractor.end()
+    text = extractor.text()
+    content = "" if whole_page else extractor.main_content(len(text))
+    if content and len(content) < len(text):
+        omitted = len(text) - len(content)
+        return f"{content}\n\n[{omitted:,} characters outside the main content left out: set whole_page]{note}"
+    return text + note
 
 
 def _tidy(text: str) -> str:
@@ -43,11 +57,35 @@ def _tidy(text: str) -> str:
 
 
 class _OpenLink(NamedTuple):
-    """A link that is open: where it leads, which part of the text it begins in, and how much was said before it."""
+    """An open link: its address, the index of its first text part, and the number of visible parts before the link."""
 
     address: str
-    at: int
-    said: int
+    part_index: int
+    parts_before: int
+
+
+class _Region:
+    """The outermost elements with a certain tag, as ranges of text parts.
+
+    An element that is not closed ends with the page.
+    """
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._ranges: list[slice] = []
+
+    def open(self, part_index: int) -> None:
+        if not self._depth:
+            self._ranges.append(slice(part_index, None))
+        self._depth += 1
+
+    def close(self, part_index: int) -> None:
+        if self._depth == 1:
+            self._ranges[-1] = slice(self._ranges[-1].start, part_index)
+        self._depth = max(self._depth - 1, 0)
+
+    def text(self, parts: list[str]) -> str:
+        return _tidy("".join(part for each in self._ranges for part in parts[each]))
 
 
 class _TextExtractor(HTMLParser):
@@ -55,99 +93,113 @@ class _TextExtractor(HTMLParser):
         super().__init__(convert_charrefs=True)
         self._url = url
         self._parts: list[str] = []
-        self._skipping: list[str] = []
-        self._lists: list[int | None] = []  # the last number of each list that is open, None where there are bullets
+        self._skipped_tags: list[str] = []
+        self._lists: list[int | None] = []  # The last number of each open list. None for lists with bullets.
         self._links: list[_OpenLink] = []
-        self._said = 0  # how much was said so far that can be seen
-        self._pre = 0
+        self._visible_parts = 0  # The number of visible parts so far.
+        self._pre_depth = 0
+        self._regions = {tag: _Region() for tag in ("title", "main", "article")}
 
     def text(self) -> str:
         return _tidy("".join(self._parts))
 
+    def main_content(self, size: int) -> str:
+        """Return the title and the main content of the page. Return "" if the page marks no main content.
+
+        `size` is the number of characters of the whole text.
+        """
+        title, main, articles = (region.text(self._parts) for region in self._regions.values())
+        content = main or (articles if len(articles) * 2 > size else "")  # Articles can be teasers or comments.
+        return content and f"{title}\n\n{content}".lstrip()
+
     def end(self) -> None:
-        """Take what was held back until more would come. A long tag without an end is no text."""
+        """Process the remaining input. A long tag that is not finished is not text."""
         if len(self.rawdata) < CHUNK:
             self.close()
         else:
             self.handle_data(unescape(self.rawdata.partition("<")[0]))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in SKIPPED:
-            self._skipping.append(tag)
-        if self._skipping:
+        if tag in SKIPPED_TAGS:
+            self._skipped_tags.append(tag)
+        if self._skipped_tags:
             return
-        about = dict(attrs)
+        if tag in self._regions:
+            self._regions[tag].open(len(self._parts))
+        attributes = dict(attrs)
         if tag in HEADINGS:
             self._parts.append(f"\n\n{HEADINGS[tag]} ")
         elif tag == "title":
             self._parts.append("\n\n")
         elif tag == "li":
-            self._item()
+            self._start_item()
         elif tag == "br":
             self._parts.append("\n")
         elif tag == "hr":
             self._parts.append("\n\n---\n\n")
         elif tag == "pre":
-            self._pre += 1
+            self._pre_depth += 1
             self._parts.append("\n\n```\n")
-        elif tag == "code" and not self._pre:
+        elif tag == "code" and not self._pre_depth:
             self._parts.append("`")
         elif tag in ("td", "th"):
             self._parts.append("| " if self._parts and self._parts[-1].endswith("\n") else " | ")
         elif tag == "a":
-            self._links.append(_OpenLink(self._address(about.get("href")), len(self._parts), self._said))
+            self._links.append(_OpenLink(self._address(attributes.get("href")), len(self._parts), self._visible_parts))
             self._parts.append("[" if self._links[-1].address else "")
-        elif tag == "img" and about.get("alt"):
-            self._parts.append(f"(image: {about['alt']})")
-            self._said += 1
-        elif tag in LINES:
+        elif tag == "img" and attributes.get("alt"):
+            self._parts.append(f"(image: {attributes['alt']})")
+            self._visible_parts += 1
+        elif tag in LINE_TAGS:
             self._parts.append("\n")
         elif tag in ("ul", "ol"):
             self._parts.append("" if self._lists else "\n")
             self._lists.append(0 if tag == "ol" else None)
-        elif tag in BLOCKS:
+        elif tag in BLOCK_TAGS:
             self._parts.append("\n\n")
 
     def handle_endtag(self, tag: str) -> None:
-        if tag in self._skipping:
-            while self._skipping.pop() != tag:
+        if tag in self._skipped_tags:
+            while self._skipped_tags.pop() != tag:
                 pass
-        if self._skipping:
+        if self._skipped_tags:
             return
-        if tag == "pre" and self._pre:
-            self._pre -= 1
+        if tag == "pre" and self._pre_depth:
+            self._pre_depth -= 1
             self._parts.append("```\n\n" if self._parts[-1].endswith("\n") else "\n```\n\n")
-        elif tag == "code" and not self._pre:
+        elif tag == "code" and not self._pre_depth:
             self._parts.append("`")
         elif tag == "a" and self._links:
             link = self._links.pop()
-            if link.said == self._said:
-                self._parts[link.at] = ""
+            if link.parts_before == self._visible_parts:
+                self._parts[link.part_index] = ""
             elif link.address:
                 self._parts.append(f"]({link.address})")
         elif tag in ("ul", "ol") and self._lists:
             self._lists.pop()
             self._parts.append("" if self._lists else "\n\n")
-        elif tag in BLOCKS or tag in HEADINGS or tag == "title":
+        elif tag in BLOCK_TAGS or tag in HEADINGS or tag == "title":
             self._parts.append("\n\n")
+        if tag in self._regions:
+            self._regions[tag].close(len(self._parts))
 
     def handle_data(self, data: str) -> None:
-        if self._skipping:
+        if self._skipped_tags:
             return
-        self._said += not data.isspace()
-        if self._pre:
+        self._visible_parts += not data.isspace()
+        if self._pre_depth:
             self._parts.append(data)
         elif text := _SPACE.sub(" ", data):
             at_start = not self._parts or self._parts[-1].endswith(("\n", " "))
             self._parts.append(text.lstrip() if at_start else text)
 
-    def _item(self) -> None:
+    def _start_item(self) -> None:
         depth = max(len(self._lists) - 1, 0)
-        mark = "-"
+        bullet = "-"
         if self._lists and self._lists[-1] is not None:
             self._lists[-1] += 1
-            mark = f"{self._lists[-1]}."
-        self._parts.append(f"\n{'  ' * min(depth, 8)}{mark} ")
+            bullet = f"{self._lists[-1]}."
+        self._parts.append(f"\n{'  ' * min(depth, 8)}{bullet} ")
 
     def _address(self, href: str | None) -> str:
         try:

@@ -1,4 +1,4 @@
-"""HTTP with bounds: to vetted addresses only, with redirects vetted anew, so much time and so many bytes."""
+"""HTTP requests to verified addresses, with limits of time and size. The targets of redirects are verified too."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = ["FetchedPage", "fetch", "post_json"]
 MAX_REDIRECTS: Final = 5
 MAX_BYTES: Final = 5 << 20
 MAX_RATIO: Final = 100
-RATIO_FROM: Final = 1 << 20
+MIN_RATIO_BYTES: Final = 1 << 20
 CONNECT_SECONDS: Final = 10.0
 PORTS: Final = {"http": 80, "https": 443}
 REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
-WANTED: Final = {
+HEADERS: Final = {
     "User-Agent": "Mozilla/5.0 (compatible; orch)",
     "Accept": "text/html, application/xhtml+xml, text/*, application/json, */*;q=0.5",
     "Accept-Encoding": "gzip, deflate",
@@ -37,7 +37,7 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 
 class FetchedPage(Struct, frozen=True):
-    """What a URL led to. `truncated`: there was more than 5 MiB of it."""
+    """The response for a URL. `truncated` is True if the body had more than 5 MiB."""
 
     url: str
     status: int
@@ -54,49 +54,49 @@ async def fetch(
     allowed: Callable[[str], bool] = is_public_and_remote,
     tls: ssl.SSLContext | None = None,
 ) -> FetchedPage:
-    """Return what `url` leads to, over at most five redirects, within `seconds`. Raises ToolError.
+    """Return the page at `url`, within `seconds` and after at most five redirects. Raise ToolError if this fails.
 
-    Each host is resolved once, every address of it must be `allowed`, and one of those very addresses is connected to:
-    a resolver that answers otherwise the next time changes nothing.
+    Each host is resolved once. All addresses of a host must be `allowed`, and the connection uses one of these
+    addresses. Therefore, a resolver that later returns other addresses has no effect.
     """
     try:
         async with asyncio.timeout(seconds):
             for _ in range(MAX_REDIRECTS + 1):
-                target = _target(url)
+                target = _parse_url(url)
                 addresses = await resolve(target.hostname or "", _port(target))
-                if bad := next((address for address in addresses if not allowed(address)), None):
+                if blocked := next((address for address in addresses if not allowed(address)), None):
                     raise ToolError(
-                        f"{url!r} leads to {bad}, which is this machine, or not an address of the public network: "
+                        f"{url!r} leads to {blocked}, which is an address of this machine, or not a public address: "
                         "refused."
                     )
-                found = await _get(target, addresses, tls)
-                if isinstance(found, FetchedPage):
-                    return found
-                url = urljoin(url, found)
-            raise ToolError(f"More than {MAX_REDIRECTS} redirects, the last to {url!r}: given up.")
+                response = await _get_page(target, addresses, tls)
+                if isinstance(response, FetchedPage):
+                    return response
+                url = urljoin(url, response)
+            raise ToolError(f"More than {MAX_REDIRECTS} redirects, the last to {url!r}: stopped.")
     except TimeoutError:
-        raise ToolError(f"{url!r} was not there in full within {seconds:.0f} s.") from None
+        raise ToolError(f"{url!r} was not loaded completely within {seconds:.0f} s.") from None
 
 
 async def post_json(url: str, body: Any, *, headers: Mapping[str, str], seconds: float) -> FetchedPage:
-    """Return the answer to `body`, sent as JSON to a service that we chose ourselves. Raises ToolError."""
+    """Send `body` as JSON to a fixed service, and return the response. Raise ToolError if the request fails."""
     import httpx2
 
-    sent = {**WANTED, **headers, "Content-Type": "application/json"}
+    request_headers = {**HEADERS, **headers, "Content-Type": "application/json"}
     try:
         async with asyncio.timeout(seconds):
-            found = await _exchange("POST", url, sent, content=msgspec.json.encode(body))
+            response = await _send_request("POST", url, request_headers, content=msgspec.json.encode(body))
     except TimeoutError:
         raise ToolError(f"{url!r} did not answer within {seconds:.0f} s.") from None
     except httpx2.HTTPError as error:
         raise ToolError(f"{url!r} did not answer: {error or type(error).__name__}.") from error
-    if isinstance(found, str):
-        raise ToolError(f"{url!r} redirects to {found!r}, which it should not.")
-    return found
+    if isinstance(response, str):
+        raise ToolError(f"{url!r} redirects to {response!r}, which is not allowed.")
+    return response
 
 
-def _target(url: str) -> SplitResult:
-    """Return `url` in its parts. Raises ToolError for all but a plain http or https address."""
+def _parse_url(url: str) -> SplitResult:
+    """Return the parts of `url`. Raise ToolError unless `url` is a plain http or https address."""
     try:
         parts = urlsplit(url.strip())
         _ = parts.port, (parts.hostname or "").encode("idna")
@@ -115,29 +115,33 @@ def _port(target: SplitResult) -> int:
     return PORTS[target.scheme] if target.port is None else target.port
 
 
-async def _get(target: SplitResult, addresses: list[str], tls: ssl.SSLContext | None) -> FetchedPage | str:
-    """Return the page, or where it redirects to, from the first of `addresses` that can be connected to."""
+async def _get_page(target: SplitResult, addresses: list[str], tls: ssl.SSLContext | None) -> FetchedPage | str:
+    """Return the page, or the redirect target, from the first reachable address in `addresses`."""
     import httpx2
 
     host = (target.hostname or "").encode("idna").decode()
-    named = (f"[{host}]" if ":" in host else host) + (f":{target.port}" if target.port is not None else "")
+    host_header = (f"[{host}]" if ":" in host else host) + (f":{target.port}" if target.port is not None else "")
     path = (target.path or "/") + (f"?{target.query}" if target.query else "")
     why: Exception | str = "it has no address"
     for address in addresses:
-        place = f"[{address}]" if ":" in address else address
-        url = f"{target.scheme}://{place}:{_port(target)}{path}"
+        host_part = f"[{address}]" if ":" in address else address
+        url = f"{target.scheme}://{host_part}:{_port(target)}{path}"
         try:
-            found = await _exchange("GET", url, {**WANTED, "Host": named}, host=host, tls=tls)
+            response = await _send_request("GET", url, {**HEADERS, "Host": host_header}, host=host, tls=tls)
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             why = error
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise ToolError(f"{target.geturl()!r}: {error or type(error).__name__}.") from error
         else:
-            return msgspec.structs.replace(found, url=target.geturl()) if isinstance(found, FetchedPage) else found
+            return (
+                msgspec.structs.replace(response, url=target.geturl())
+                if isinstance(response, FetchedPage)
+                else response
+            )
     raise ToolError(f"{target.geturl()!r} cannot be reached: {why or type(why).__name__}.")
 
 
-async def _exchange(
+async def _send_request(
     method: str,
     url: str,
     headers: dict[str, str],
@@ -146,15 +150,15 @@ async def _exchange(
     content: bytes | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> FetchedPage | str:
-    """Return the answer to one request, or where it redirects to. With `host`, that is who must answer at the address.
+    """Return the response to one request, or the target of a redirect. `host` is the expected TLS name of the server.
 
-    Raises HTTPError, ToolError.
+    Raise HTTPError if the request fails, and ToolError for a response that is not acceptable.
     """
     import httpx2
 
     from ...backends.http.transport import ssl_context
 
-    # No limits of the client's own but for connecting: the caller's deadline covers all of it.
+    # Only the connection has a timeout here. The caller's timeout covers the rest.
     timeout = httpx2.Timeout(None, connect=CONNECT_SECONDS)
     async with httpx2.AsyncClient(verify=tls or ssl_context(), trust_env=False, timeout=timeout) as client:
         extensions = {"sni_hostname": host} if host else None
@@ -164,30 +168,30 @@ async def _exchange(
             location = response.headers.get("location")
             if response.status_code in REDIRECTS and location:
                 return str(location)
-            body, truncated = await _body(response)
+            body, truncated = await _read_body(response)
             return FetchedPage(url, response.status_code, response.headers.get("content-type", ""), body, truncated)
         finally:
             await response.aclose()
 
 
-async def _body(response: Response) -> tuple[bytes, bool]:
-    """Return the decoded body, at most 5 MiB of it, and whether there was more. Raises ToolError for a bomb."""
+async def _read_body(response: Response) -> tuple[bytes, bool]:
+    """Return at most 5 MiB of the decoded body, and whether there is more. Raise ToolError for a decompression bomb."""
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "", "gzip", "x-gzip", "deflate"):
-        raise ToolError(f"The answer is encoded as {encoding!r}, which was not asked for.")
+        raise ToolError(f"The response is encoded as {encoding!r}, which was not requested.")
     decoder = zlib.decompressobj(zlib.MAX_WBITS | 32) if encoding not in ("identity", "") else None
-    body, unpacked = bytearray(), 0
+    body, bytes_read = bytearray(), 0
     async for chunk in response.aiter_raw():
-        room = MAX_BYTES + 1 - len(body)
+        free_bytes = MAX_BYTES + 1 - len(body)
         try:
-            body += decoder.decompress(chunk, room) if decoder else chunk[:room]
+            body += decoder.decompress(chunk, free_bytes) if decoder else chunk[:free_bytes]
         except zlib.error as error:
             raise ToolError(f"Cannot decode the response as {encoding}: {error}.") from error
-        unpacked += len(chunk) - (len(decoder.unconsumed_tail) if decoder else 0)
-        if len(body) > RATIO_FROM and len(body) > MAX_RATIO * unpacked:
-            raise ToolError(f"The answer unpacks to more than {MAX_RATIO} times its size: refused.")
+        bytes_read += len(chunk) - (len(decoder.unconsumed_tail) if decoder else 0)
+        if len(body) > MIN_RATIO_BYTES and len(body) > MAX_RATIO * bytes_read:
+            raise ToolError(f"The decompressed response has more than {MAX_RATIO} times the compressed size: refused.")
         if len(body) > MAX_BYTES:
             return bytes(body[:MAX_BYTES]), True
-        if decoder and decoder.eof:  # what follows would be kept by the decoder, without end
+        if decoder and decoder.eof:  # The decoder would keep all further bytes in memory.
             break
     return bytes(body), False

@@ -1,0 +1,1 @@
+"""Services for approvals, budgets and rate limits."""

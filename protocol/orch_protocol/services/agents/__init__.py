@@ -1,0 +1,1 @@
+"""Services that spawn, query, steer, watch and end agents."""

@@ -1,0 +1,113 @@
+"""The service that starts agents."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+from msgspec import Struct
+
+from ...agent.models import Thinking
+from ...agent.project import ContextConfig, ProjectContext
+from ...agent.spec import ExecutorSpec, Limits, QueueMode, Template, ToolSpec
+from ...core.messages import Message
+from ...core.prompts import PromptSpec
+from ...core.taint import TaintLabel
+from ...core.worktrees import Isolation
+from ...hooks.stages import HooksSpec
+from ...policy.budget import Budget
+from ...policy.policy import PolicySpec
+from ...policy.sandbox import SandboxConfig
+from ...resources.skills import SkillsConfig, SkillSpec
+from ..service import Service, agents_with
+
+__all__ = ["SPAWN", "Spawn", "Spawned"]
+
+
+class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
+    """Start an agent. Unless stated otherwise, None means the configured value.
+
+    - `tools` overrides `preset`. `root_tools` are functions of the user's program.
+    - `agent`: the name of an agent type. The type supplies prompt, tools and model; `tools` and `preset` limit its
+      tools.
+    - `isolation`: "worktree" gives the agent its own git worktree and branch. None means that the agent works directly
+      in `cwd`.
+    - `model` is "provider:model". `script`, with `summaries`, selects the scripted backend instead.
+    - `request_id`: an id of this request. If a client repeats a spawn with the same `request_id`, the root returns the
+      first agent.
+    - `template`: the process image to fork. None means the image that the backend needs.
+    - `limits`, `budget`: a limit in `budget` overrides the same limit in `limits`.
+    - `policy`, `hooks`, `prompt`, `sandbox`: set by users only. A subagent inherits these settings from its parent,
+      except the identity in `prompt`. A parent may make the sandbox of a subagent stricter.
+    - `plan`: start in plan mode. Subagents of an agent in plan mode are in plan mode too.
+    - `context`: how much the agent learns about its project. None means the level from `context_rules`. Only users set
+      `context_rules`.
+    - `marks`: taint labels of the conversation that the task comes from.
+    - `persist`: if False, nothing about the agent and its subagents is stored on disk, and these agents end with their
+      root.
+    - `skills`: names of the agent's skills. None means the skills of its preset. `skill_rules`: where to search for
+      skills. `own_skills`: skills of the user's program. A subagent's skills are a subset of its parent's skills.
+    - `thinking`: reasoning effort. None means the parent's effort, otherwise `usual_thinking` if the model supports it.
+    - `umask`: the umask for files that the agent creates. None means the umask of the parent or of the root.
+    - `usable_credentials`: credential paths that commands can read without approval. Set by users only.
+    - `depth`: 0 for an agent that a person talks to directly. Set by users only.
+    - `peers`: agents outside the agent's subtree that the agent may query, wait for and list. Set by users only.
+    - `archives`: archives that the agent may search, read and query. A parent can pass on only archives that the parent
+      itself may query.
+    - `executor`: lists tools of the agent and runs their calls. Set by users only. If `wanted` of the executor is not
+      None, `wanted` contains the names in `tools`. Names of no other tool are those of the executor.
+    """
+
+    task: str
+    preset: str | None = None
+    tools: tuple[str, ...] | None = None
+    root_tools: tuple[ToolSpec, ...] = ()
+    model: str | None = None
+    script: tuple[Any, ...] | None = None
+    summaries: tuple[Any, ...] = ()
+    name: str | None = None
+    cwd: str | None = None
+    env: dict[str, str] | None = None
+    umask: int | None = None
+    history: tuple[Message, ...] = ()
+    limits: Limits | None = None
+    budget: Budget = Budget()
+    template: Template | None = None
+    queue_mode: QueueMode = "one-at-a-time"
+    follow_up_mode: QueueMode | None = None
+    policy: PolicySpec | None = None
+    plan: bool = False
+    context: ProjectContext | None = None
+    context_rules: ContextConfig | None = None
+    hooks: HooksSpec | None = None
+    prompt: PromptSpec | None = None
+    marks: tuple[TaintLabel, ...] = ()
+    sandbox: SandboxConfig | None = None
+    persist: bool = True
+    depth: Literal[0, 1] = 1
+    skills: tuple[str, ...] | None = None
+    skill_rules: SkillsConfig | None = None
+    own_skills: tuple[SkillSpec, ...] = ()
+    request_id: str | None = None
+    peers: tuple[str, ...] = ()
+    archives: tuple[str, ...] = ()
+    thinking: str | None = None
+    usual_thinking: Thinking | None = None
+    usable_credentials: tuple[str, ...] = ()
+    agent: str | None = None
+    isolation: Isolation | None = None
+    executor: ExecutorSpec | None = None
+
+
+class Spawned(Struct, frozen=True):
+    """The agent was started. `note` is a remark about the agent's sandbox or about missing persistence, or ""."""
+
+    id: str
+    seq: int
+    name: str
+    preset: str
+    depth: int
+    pid: int | None
+    note: str = ""
+
+
+SPAWN: Final = Service("spawn", Spawn, Spawned, agents_with("spawn_subagent"), "Start an agent.")

@@ -1,0 +1,1 @@
+"""Services for archives: archiving, recall and deletion."""

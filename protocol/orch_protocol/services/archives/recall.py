@@ -1,0 +1,116 @@
+"""Services for archives: list, search, read and delete archives."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Struct, field
+
+from ...core.archives import ArchiveKind
+from ...core.messages import Message
+from ...core.taint import TaintLabel
+from ..service import USERS_ONLY, Service, agents_with
+
+__all__ = [
+    "LIST_ARCHIVES",
+    "LIST_TAINT_LABELS",
+    "READ_ARCHIVE",
+    "SEARCH_ARCHIVE",
+    "ArchiveRow",
+    "ListArchives",
+    "ListTaintLabels",
+    "ReadArchive",
+    "SearchArchive",
+    "SearchHit",
+]
+
+
+class ListArchives(Struct, frozen=True, forbid_unknown_fields=True):
+    """List the archives of `ref` and its subagents.
+
+    If `ref` is None, a user gets all archives, and an agent gets its own archives.
+    """
+
+    ref: str | None = None
+
+
+class ArchiveRow(Struct, frozen=True):
+    """An archive of the agent `owner`.
+
+    `messages`, `turns` and `calls` are the numbers of messages, turns and model calls in the archive.
+
+    `level` is the level of an era. `members` are the archives that were merged into the era. `record` is the text that
+    remains in the conversation.
+    """
+
+    id: str
+    owner: str
+    kind: ArchiveKind
+    task: str
+    created_at: str
+    messages: int
+    turns: int
+    calls: int
+    tokens: int
+    level: int
+    reason: str
+    summarized: bool = field(name="summarised")
+    record: str
+    members: tuple[str, ...] = ()
+
+
+class SearchArchive(Struct, frozen=True, forbid_unknown_fields=True):
+    """Search for `query` in the archives of `ref` and its subagents.
+
+    If `ref` is None, a user searches all archives, and an agent searches its own archives.
+    """
+
+    query: str
+    limit: int = 10
+    ref: str | None = None
+
+
+class SearchHit(Struct, frozen=True):
+    """A match in an archive. `entry` is the number of the message, counted from 1, as in `read_archive`.
+
+    `text` is the passage. `exact` is True if the passage contains the query verbatim.
+    """
+
+    id: str
+    entry: int
+    text: str
+    exact: bool
+    task: str
+
+
+class ReadArchive(Struct, frozen=True, forbid_unknown_fields=True):
+    """Read the messages `first` to `last` of an archive, both included. Messages are counted from 1.
+
+    `id` may be a unique prefix.
+    """
+
+    id: str
+    first: int = 1
+    last: int | None = None
+
+
+class ListTaintLabels(Struct, frozen=True, forbid_unknown_fields=True):
+    """List the taint labels that content of the archives `ids` adds to a conversation."""
+
+    ids: tuple[str, ...]
+
+
+LIST_ARCHIVES: Final = Service("list_archives", ListArchives, list[ArchiveRow], USERS_ONLY, "List archives.")
+SEARCH_ARCHIVE: Final = Service(
+    "search_archive", SearchArchive, list[SearchHit], agents_with("search_archive"), "Search archived messages."
+)
+LIST_TAINT_LABELS: Final = Service(
+    "list_taint_labels",
+    ListTaintLabels,
+    list[TaintLabel],
+    agents_with("search_archive", "read_archive"),
+    "List the taint labels of archives.",
+)
+READ_ARCHIVE: Final = Service(
+    "read_archive", ReadArchive, list[Message], agents_with("read_archive"), "Read messages of an archive."
+)

@@ -1,0 +1,1 @@
+"""Services for models and their selection."""

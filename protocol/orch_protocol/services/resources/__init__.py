@@ -1,0 +1,1 @@
+"""Services for tools, hooks, prompts, values, the workspace and slash commands."""

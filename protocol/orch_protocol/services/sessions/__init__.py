@@ -1,0 +1,1 @@
+"""Services for session trees, forks, import, repair, compaction and deletion."""

@@ -1,0 +1,66 @@
+"""Subagents that a model starts: permission, model, and the list of live subagents in the prompt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from orch import SubagentsConfig
+from orch_worker.session.session_reader import read_session
+from orchestrator.root_double import NEST, nesting, opened
+
+SPAWN = {"tool": "spawn_subagent", "input": {"task": "Look at the pumps.", "name": "pumps"}}
+
+
+async def results(world_folder: str) -> list[str]:
+    """Return the texts of the tool results in the session in `world_folder`."""
+    return [str(message) for message in read_session(Path(world_folder)).messages if "ToolResult(" in str(message)]
+
+
+async def test_live_subagents_are_shown_without_archival(tmp_path: Path) -> None:
+    """The volatile part of the prompt lists running subagents, and how to query them."""
+    async with opened(tmp_path, config=nesting()) as o:
+        lead = await o.scripted(SPAWN, "done", tools=NEST)
+        assert "# Live Subagents" not in (await lead.prompt_parts()).render("volatile")
+        await lead.query("go")
+        (child,) = [row for row in await o.agents() if row.name == "pumps"]
+        block = (await lead.prompt_parts()).render("volatile")
+        assert "# Live Subagents\n\nYour subagents. query_subagent asks one by its id" in block
+        assert f"- id: {child.id} | task: Look at the pumps." in block
+        await (await o.get(child.id)).kill()
+        assert "# Live Subagents" not in (await lead.prompt_parts()).render("volatile")
+        await lead.kill()
+
+
+async def test_disabled_subagents_hide_their_tools(tmp_path: Path) -> None:
+    """If `subagents.enabled` is off, no agent or session has tools for subagents, but users can start both."""
+    async with opened(tmp_path, config=nesting(enabled=False)) as o:
+        agent = await o.scripted(SPAWN, "done", tools=[*NEST, "read_file"])
+        assert (await agent.state()).tools == ("read_file",)
+        await agent.query("go")
+        state = await agent.state()
+        assert "spawn_subagent" in (await results(state.folder))[0]
+        assert [row.name for row in await o.agents()] == [state.name]
+        talk = await o.session(tools=["agents"])
+        assert (await talk.state()).tools == ()
+
+
+@pytest.mark.parametrize(
+    ("allowed", "outcome"), [((), "not allowed for subagents; allowed: scripted:"), (("ollama:*",), '"name"')]
+)
+async def test_model_of_a_subagent_is_on_the_allow_list(tmp_path: Path, allowed: tuple[str, ...], outcome: str) -> None:
+    """A model can choose only models of `subagents.models` for its subagents."""
+    config = nesting()
+    config = msgspec.structs.replace(config, subagents=msgspec.structs.replace(config.subagents, models=allowed))
+    call = msgspec.to_builtins(SPAWN) | {"input": {"task": "t", "model": "ollama:small"}}
+    async with opened(tmp_path, config=config) as o:
+        lead = await o.scripted(call, "done", tools=NEST)
+        await lead.query("go")
+        assert outcome in (await results((await lead.state()).folder))[0]
+
+
+def test_allow_list_defaults_to_the_own_model() -> None:
+    """`subagents.models` is empty by default: a subagent has the model of its parent."""
+    assert SubagentsConfig().models == ()

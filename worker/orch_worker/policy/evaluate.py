@@ -1,0 +1,97 @@
+"""Evaluates a call by all configured rules: paths, data, plan mode, permissions, taint."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Final, get_args
+
+from msgspec import Struct
+
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.taint import Bit, TaintLabel
+from orch_protocol.policy.policy import Channel, PolicyCall, PolicyConfig, PolicySpec, Verdict
+from orch_protocol.policy.sandbox import SandboxSpec
+
+from .path_rules import expand_wildcards, paths_in_call, resolve_rules, shell_context, start_folder
+from .rules import JudgedCall, NamedPath, ResolvedRules, judge, strictest
+from .shell_words import ShellContext
+from .taint import CallTaint, judge_taint, taint_of_call
+
+__all__ = ["Evaluation", "evaluate", "policy"]
+
+TOO_MANY_PATHS: Final = Verdict("ask", "any", "its arguments contain too many paths to check")
+READS_CREDENTIALS: Final = Verdict("ask", "any", "the command can read credentials")
+
+
+class Evaluation(Struct, frozen=True):
+    """The verdict on a call, and the taint that the call adds.
+
+    `tainted` is True if the taint rules restrict the call.
+    """
+
+    verdict: Verdict
+    call_taint: CallTaint
+    tainted: bool
+
+
+def evaluate(
+    tool: str,
+    input: dict[str, Any],
+    paths: tuple[NamedPath, ...] | None,
+    resolved_rules: ResolvedRules,
+    shell: ShellContext,
+    *,
+    personal: bool = False,
+    planning: bool = False,
+    labels: tuple[TaintLabel, ...] = (),
+    declared_bits: tuple[Bit, ...] | None = None,
+    sandbox: SandboxSpec = SandboxSpec(),  # noqa: B008
+) -> Evaluation:
+    """Return the evaluation of a call that names the paths `paths` (see `paths_in_call`).
+
+    `labels` are the labels of the conversation. `personal`: an earlier call of the turn used personal data. `planning`:
+    the agent is in plan mode. `declared_bits`: the taint bits that the tool declares.
+    """
+    expanded = expand_wildcards(paths) if paths is not None else None
+    call = JudgedCall(tool, (*(paths or ()), *(expanded or ())), personal, planning, start_folder(tool, input, shell))
+    verdict = judge(call, resolved_rules)
+    call_taint = taint_of_call(call, input, declared_bits, resolved_rules, resolved_rules.spec.rules.taint, sandbox)
+    taint = judge_taint(call, call_taint, labels, resolved_rules.spec.rules.taint)
+    verdicts = [verdict, taint]
+    if expanded is None:
+        verdicts.append(TOO_MANY_PATHS)
+    if tool == "bash" and input.get("credentials", False) is not False:
+        verdicts.append(READS_CREDENTIALS)
+    return Evaluation(strictest(verdicts, verdict.data), call_taint, taint.approval != "allow")
+
+
+def policy(call: PolicyCall, config: PolicyConfig, *, channel: Channel = "api", planning: bool = False) -> Verdict:
+    """Return the verdict of the rules `config` on `call`, before any approval.
+
+    `call.folder` is the working folder; "" means the current folder. Paths are searched in `call.input`, and the paths
+    in `call.paths` are judged too. If `call.data` is "personal", the rules assume that the turn has used personal data.
+    `channel` is the origin of the request: "api", "person" or "cli". `planning` is True if the agent is in plan mode.
+    Policy functions are not called. Raise ConfigError for invalid rules.
+    """
+    if not isinstance(call, PolicyCall) or not isinstance(config, PolicyConfig):
+        raise ConfigError(
+            f"policy takes a PolicyCall and a PolicyConfig; got {type(call).__name__} and {type(config).__name__}"
+        )
+    if channel not in get_args(Channel):
+        raise ConfigError(f"unknown channel {channel!r}: choose one of {', '.join(get_args(Channel))}")
+    shell = shell_context(Path(call.folder or "."), {})
+    paths = paths_in_call(call.tool, call.input, shell)
+    if paths is not None:
+        extra_paths = (os.path.join(shell.cwd, os.path.expanduser(path)) for path in call.paths)
+        paths = (*paths, *(NamedPath(os.path.normpath(path), os.path.realpath(path)) for path in extra_paths))
+    return evaluate(
+        call.tool,
+        call.input,
+        paths,
+        resolve_rules(PolicySpec(channel, config), shell),
+        shell,
+        personal=call.data == "personal",
+        planning=planning,
+        labels=call.marks,
+    ).verdict
