@@ -257,8 +257,9 @@ class Zygote:
         ended = [each for each in self._alive if each[1].exitcode is not None]
         for req, process in ended:
             self._alive.remove((req, process))
-            self._tell(WorkerProcessExited(req, process.exitcode))
-            process.close()
+            exit_code = process.exitcode
+            process.close()  # Before the report: a root that knows of the end finds no descriptor of the worker here.
+            self._tell(WorkerProcessExited(req, exit_code))
 
     def _tell(self, report: Report, *descriptors: int) -> None:
         socket.send_fds(self._control, [encode(report)], descriptors)
