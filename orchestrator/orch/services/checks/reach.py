@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from orch_protocol.core.errors import AgentNotFoundError
 
 from ...policy.caller import Caller, Scope
-from ...tree.agents.agent_refs import resolve
+from ...tree.agents.agent_refs import LATEST, resolve
 from ...tree.agents.state import AgentRecord
 
 if TYPE_CHECKING:
@@ -31,8 +31,9 @@ def find_agent(root: Supervisor, caller: Caller, ref: str, action: str, scope: S
     agent = caller.find_agent(nodes)
     if agent is None:
         return resolve(nodes, ref)
+    own_id = agent.spec.id if ref.strip() == LATEST else ""  # An agent that calls is active, but does not mean itself.
     try:
-        return resolve(nodes, ref, lambda id: caller.reaches(nodes, id, scope))
+        return resolve(nodes, ref, lambda id: id != own_id and caller.reaches(nodes, id, scope))
     except AgentNotFoundError:
         raise unreachable_error(agent, ref, action, scope) from None
 

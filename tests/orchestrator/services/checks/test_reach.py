@@ -101,6 +101,19 @@ async def test_unreachable_and_unknown_agents_give_the_same_error(tmp_path: Path
 
 
 @virtual
+async def test_latest_is_never_the_calling_agent(tmp_path: Path) -> None:
+    """The caller was active last, because it runs its own turn. Without other agents, `latest` is refused."""
+    async with opened(tmp_path, config=nesting()) as world:
+        asker = await world.scripted("x", tools=NEST)
+        with pytest.raises(AgentNotFoundError, match="'latest' is none of them"):
+            await call(world.supervisor, AgentCaller(asker.id), QUERY, QueryAgent("latest", "go"))
+        child = await child_of(world, asker, tools=())
+        await asker.query("go")
+        reply = await call(world.supervisor, AgentCaller(asker.id), QUERY, QueryAgent("latest", "go"))
+        assert reply.id == child.id
+
+
+@virtual
 async def test_references_resolve_within_reach(tmp_path: Path) -> None:
     """`latest` and id prefixes are resolved among reachable agents only."""
     async with opened(tmp_path, config=nesting()) as world:
