@@ -17,6 +17,14 @@ from orch_worker.tools.api.base import Tool, ToolContext, tool
 from orch_worker.tools.dispatch.presets import CATEGORIES, PRESETS, granted_tools, load, make_toolbox
 from source_tree import ROOT
 
+MINIMAL = ("list_files", "grep_files", "read_file")
+INVESTIGATE = (*MINIMAL, "git_status", "git_diff", "git_log", "py_help", "web_search", "fetch_url", "read_handle")
+WORK = (
+    *INVESTIGATE,
+    *("write_file", "replace_in_file", "bash", "bg_status", "bg_kill"),
+    *("run_python", "run_python_script", "installed_packages"),
+)
+
 
 def of(*categories: str) -> tuple[str, ...]:
     """Return the tools of `categories`."""
@@ -26,10 +34,10 @@ def of(*categories: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("preset", "tools", "names"),
     [
-        (None, None, PRESETS["investigate"]),
-        ("minimal", None, PRESETS["minimal"]),
-        ("investigate", None, PRESETS["investigate"]),
-        ("work", None, PRESETS["work"]),
+        (None, None, INVESTIGATE),
+        ("minimal", None, MINIMAL),
+        ("investigate", None, INVESTIGATE),
+        ("work", None, WORK),
         ("holder", None, ()),
         (None, ["file"], of("file")),
         (None, ["git", "read_file", "git_log"], (*of("git"), "read_file")),
