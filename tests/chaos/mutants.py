@@ -223,7 +223,7 @@ MUTANTS: Final = (
     Mutant(
         "exit codes of workers are reported as 0",
         "worker/orch_worker/process/zygote.py",
-        "            self._tell(WorkerProcessExited(req, process.exitcode))",
+        "            self._tell(WorkerProcessExited(req, exit_code))",
         "            self._tell(WorkerProcessExited(req, 0))",
         "tests/integration/test_processes.py::TestWorker::test_hundred_quick_exits_are_all_reported",
     ),
