@@ -41,9 +41,7 @@ def find_agent(root: Supervisor, caller: Caller, ref: str, action: str, scope: S
 def unreachable_error(agent: AgentRecord, ref: str, action: str, scope: Scope) -> AgentNotFoundError:
     """Return the error for a reference to an agent outside the reach of `agent`."""
     name, shown = agent.spec.name, ref[:80]
-    if scope == "ask":
-        return AgentNotFoundError(
-            f"agent {name!r} may only {action} agents below itself and its peers, and {shown!r} is none of them; "
-            "the user can allow another one with spawn(peers=[...]) or --peers"
-        )
-    return AgentNotFoundError(f"agent {name!r} may only {action} agents below itself, and {shown!r} is none of them")
+    reachable = "agents below itself and its peers" if scope == "ask" else "agents below itself"
+    return AgentNotFoundError(
+        f"agent {name!r} may only {action} {reachable}, and {shown!r} is none of them; list them with `orch list`"
+    )

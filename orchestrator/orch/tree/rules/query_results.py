@@ -81,22 +81,23 @@ def collect(agents: TreeState, event: CollectReply, now: float) -> Decision:
     if agent.pending is not None and event.query in ("", agent.pending.query_id):
         raise AgentBusyError(f"{agent_label} is still working on: {agent.pending.head}")
     if event.query:
-        raise _missing_result_error(event.query, agent_label, _results(agent))
+        raise _missing_result_error(event.query, agent, agent_label)
     if agent.last is None:
         raise NoResultError(f"{agent_label} has no result to collect, because it was not queried")
     raise NoResultError(
         f"the last result of {agent_label} was already collected by {agent.last.taken_by} at "
         f"{iso_time(agent.last.taken_at or now)}; "
-        "`--again` (again=True) returns it once more"
+        f"`orch collect {agent.spec.seq} --again` (again=True) returns it once more"
     )
 
 
-def _missing_result_error(query: str, agent_label: str, results: list[QueryResult]) -> NoResultError:
+def _missing_result_error(query: str, agent: AgentRecord, agent_label: str) -> NoResultError:
     """Return the error for a missing result of `query`. The message lists the results that are stored."""
+    results = _results(agent)
     if any(each.query_id == query for each in results):
         return NoResultError(
             f"the result of {agent_label} for query {query} was already collected; "
-            "`--again` (again=True) returns it once more"
+            f"`orch collect {agent.spec.seq} --query {query} --again` (again=True) returns it once more"
         )
     stored_results = [each.query_id + (" (collected)" if each.taken_by is not None else "") for each in results]
     return NoResultError(

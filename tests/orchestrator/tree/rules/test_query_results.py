@@ -70,7 +70,7 @@ def test_answer_is_collected_by_query_id() -> None:
         return str(forest.handle(CollectReply(id, "the user", again, query=query)).query_id)
 
     assert [taken("q2"), taken("q0")] == ["q2", "q0"]
-    with pytest.raises(NoResultError, match=r"for query q0 was already collected; `--again`"):
+    with pytest.raises(NoResultError, match=r"for query q0 was already collected; `orch collect 1 --query q0 --again`"):
         taken("q0")
     assert [taken("q0", again=True), taken("q2", again=True), taken("q1", again=True)] == ["q0", "q2", "q1"]
     assert [result.query_id for result in uncollected(forest.tree.agents[id], None)] == []

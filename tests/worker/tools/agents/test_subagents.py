@@ -9,7 +9,13 @@ import msgspec
 import pytest
 
 from agent_doubles import Root
-from orch_protocol.core.errors import AgentNotFoundError, ConcurrencyLimitError, DepthCapError, QueryTimeoutError
+from orch_protocol.core.errors import (
+    AgentNotFoundError,
+    BudgetExceededError,
+    ConcurrencyLimitError,
+    DepthCapError,
+    QueryTimeoutError,
+)
 from orch_protocol.core.messages import Reply, Text, ToolUse, Usage
 from orch_protocol.core.worktrees import WorktreeReport
 from orch_protocol.policy.builtin_tools import BUILTIN_TOOLS
@@ -199,6 +205,13 @@ async def test_spawn_limit_instructs_the_model_to_report(error: Exception) -> No
     assert is_error
     assert text.startswith(str(error))
     assert text.count("report that you are blocked") == 1
+
+
+async def test_budget_error_of_a_spawn_names_no_command() -> None:
+    """The model cannot run the command that raises the limit."""
+    error = BudgetExceededError("only 0 processes are left; `orch resume 2 --max-processes N` sets another limit")
+    text, _ = await call(Root(error), "spawn_subagent", task="look")
+    assert text == "only 0 processes are left. Do not try again: report that you are blocked."
 
 
 async def test_root_errors_become_error_results() -> None:

@@ -254,7 +254,7 @@ class Ledger:
         granted = {}
         for kind, left in self.left.items():
             if left < getattr(params.minimum, kind):
-                raise BudgetExceededError(f"{left:g} of {kind} left")
+                raise BudgetExceededError(f"{left:g} of {kind} left; `orch budget` sets another limit")
             granted[kind] = min(left, getattr(params.maximum, kind))
             self.left[kind] -= granted[kind]
         self.granted[id := str(len(self.asked))] = granted
@@ -284,13 +284,16 @@ class TestCalls:
         assert (reply.usage.tool_calls, reply.usage.model_calls) == (2, 2)
 
     async def test_uncovered_call_ends_the_turn(self) -> None:
-        """Earlier calls have results, and the reply and the uncovered call state the reason."""
+        """Earlier calls have results, and the reply and the uncovered call state the reason.
+
+        Only the reply, which the user reads, names the command.
+        """
         talk = self.talk(
             Ledger(calls=3), {"loop": [{"text": "so far", "tools": [{"tool": "look"}] * 2}]}, kinds="tool_calls"
         )
         reply = await talk.ask()
         assert (reply.stop_reason, reply.steps, reply.tool_calls) == ("budget", 2, 3)
-        assert reply.text == "so far\n\n[The turn was stopped after 2 steps: 0 of tool_calls left.]"
+        assert reply.text.endswith("2 steps: 0 of tool_calls left; `orch budget` sets another limit.]")
         assert talk.texts() == ["seen", "seen", "seen", "Not run: 0 of tool_calls left."]
         assert_valid(talk.recorded)
 

@@ -20,6 +20,7 @@ from orch_protocol.services.agents.status import LIST_AGENTS, ListAgents
 from orch_protocol.services.service import Service
 
 from ..api.base import ToolContext, ToolError, ToolOutput, tool
+from ..dispatch.error_text import error_for_model
 
 __all__ = [
     "collect_subagent",
@@ -245,8 +246,9 @@ async def _call_root(context: ToolContext, service: Service[P, R], params: P) ->
     try:
         return await context.call_root(service, params, context.seconds)
     except (BudgetExceededError, ConcurrencyLimitError, DepthCapError) as error:
-        advice = "" if "blocked" in str(error) else ". Do not try again: report that you are blocked"
-        raise ToolError(f"{error}{advice}.") from error
+        text = error_for_model(str(error))
+        advice = "" if "blocked" in text else ". Do not try again: report that you are blocked"
+        raise ToolError(f"{text}{advice}.") from error
 
 
 def _wait_seconds(context: ToolContext) -> float:

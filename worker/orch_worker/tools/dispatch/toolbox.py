@@ -248,7 +248,8 @@ class Toolbox:
                     )
             except BudgetExceededError as error:
                 reporter.report_refused("deny", str(error), decision.verdict)
-                return replace(refused_outcome(call, OVER_BUDGET.format(error=error)), exceeded_budget=str(error))
+                why = OVER_BUDGET.format(error=error_for_model(str(error)))
+                return replace(refused_outcome(call, why), exceeded_budget=str(error))
             if why := self._record_start(call):
                 reservation.settle(call_usage(0.0))
                 reporter.report_refused("deny", why)
