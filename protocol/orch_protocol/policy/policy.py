@@ -80,7 +80,7 @@ class PolicyConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     approval_mode: Approval | None = None
-    """The approval mode of the `dangerous_tools`.
+    """The approval mode of the `dangerous_tools`, and of the tools of an executor that run code.
 
     None: `ask` on the command line. For programs, None means `allow`, because a program grants the tools itself.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import pytest
 from msgspec.structs import replace
@@ -203,6 +203,31 @@ class TestRules:
             assert "denied" in denied.lower()
             assert "price" in declined
             assert (asked, House.calls) == (["price"], [])
+
+    @pytest.mark.parametrize("mode", ["ask", "deny"])
+    async def test_approval_mode_applies(
+        self, tmp_path: Path, house: Executor | str, mode: Literal["ask", "deny"]
+    ) -> None:
+        """Tools of an executor follow `approval_mode`; functions of the program do not."""
+
+        @tool
+        def scale(part: str) -> str:
+            """Weigh the part."""
+            return f"{part}: 3 kg"
+
+        asked: list[str] = []
+        async with opened(
+            tmp_path,
+            config=Config(policy=PolicyConfig(approval_mode=mode)),
+            approve=lambda question: asked.append(question.tool) or False,
+        ) as o:
+            script = ScriptedBackend([call("stock"), call("scale"), "done"])
+            session = await o.session(tool_executor=house, tools=["stock", scale], backend=script)
+            await session.run("Go")
+            refused, weighed = await texts(session)
+            assert "stock is a tool of an executor, which may run code" in refused
+            assert weighed == "seal: 3 kg"
+            assert (asked, House.calls) == (["stock"] if mode == "ask" else [], [])
 
     async def test_hooks_apply(self, tmp_path: Path, house: Executor | str) -> None:
         """A hook can block a call, and another hook can change a result."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orch_protocol.core.taint import Bit
 from orch_protocol.policy.builtin_tools import BUILTIN_TOOLS, Operation, facts_of
 from orch_protocol.policy.policy import (
     EXIT_PLAN,
@@ -21,6 +23,8 @@ from orch_protocol.policy.policy import (
     PolicySpec,
     Verdict,
 )
+from orch_worker.policy.evaluate import evaluate
+from orch_worker.policy.path_rules import shell_context
 from orch_worker.policy.rules import (
     APPROVALS,
     CREDENTIALS,
@@ -243,6 +247,24 @@ def test_dangerous_tools_follow_the_approval_mode(channel: Channel, mode: Approv
     rules = grounds(channel, approval_mode=mode)
     assert judge(call("bash", "/w/a"), rules).approval == expected
     assert judge(call("read_file", "/w/a"), rules).approval == "allow"
+
+
+@pytest.mark.parametrize("bits", [None, (), ("untrusted", "sensitive"), ("acts",)])
+@pytest.mark.parametrize("channel", get_args(Channel))
+@pytest.mark.parametrize("mode", [None, *ALL_APPROVALS])
+def test_executor_tool_that_runs_code_follows_the_approval_mode(
+    channel: Channel, mode: Approval | None, bits: tuple[Bit, ...] | None
+) -> None:
+    """A tool of an executor is judged like `bash`, unless it declares bits without `acts`. Other tools are not."""
+    rules, shell = grounds(channel, approval_mode=mode), shell_context(Path("/w"), {})
+
+    def approval(tool: str, *, in_executor: bool = False) -> Approval:
+        found = evaluate(tool, {}, (), rules, shell, declared_bits=bits, in_executor=in_executor)
+        return found.verdict.approval
+
+    runs_code = bits is None or "acts" in bits
+    assert approval("own", in_executor=True) == (approval("bash") if runs_code else "allow")
+    assert approval("own") == "allow"
 
 
 def test_tool_permission_replaces_the_approval_mode() -> None:

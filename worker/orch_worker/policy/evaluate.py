@@ -46,15 +46,24 @@ def evaluate(
     planning: bool = False,
     labels: tuple[TaintLabel, ...] = (),
     declared_bits: tuple[Bit, ...] | None = None,
+    in_executor: bool = False,
     sandbox: SandboxSpec = SandboxSpec(),  # noqa: B008
 ) -> Evaluation:
     """Return the evaluation of a call that names the paths `paths` (see `paths_in_call`).
 
     `labels` are the labels of the conversation. `personal`: an earlier call of the turn used personal data. `planning`:
-    the agent is in plan mode. `declared_bits`: the taint bits that the tool declares.
+    the agent is in plan mode. `declared_bits`: the taint bits that the tool declares. `in_executor`: the tool belongs
+    to an executor.
     """
     expanded = expand_wildcards(paths) if paths is not None else None
-    call = JudgedCall(tool, (*(paths or ()), *(expanded or ())), personal, planning, start_folder(tool, input, shell))
+    call = JudgedCall(
+        tool,
+        (*(paths or ()), *(expanded or ())),
+        personal,
+        planning,
+        start_folder(tool, input, shell),
+        runs_code=in_executor and (declared_bits is None or "acts" in declared_bits),
+    )
     verdict = judge(call, resolved_rules)
     call_taint = taint_of_call(call, input, declared_bits, resolved_rules, resolved_rules.spec.rules.taint, sandbox)
     taint = judge_taint(call, call_taint, labels, resolved_rules.spec.rules.taint)

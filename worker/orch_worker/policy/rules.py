@@ -87,7 +87,8 @@ class NamedPath(Struct, frozen=True):
 class JudgedCall(Struct, frozen=True):
     """A call to judge: the tool, its paths, and whether an earlier call of the turn used personal data.
 
-    `planning` is True if the agent is in plan mode. `start` is the start folder of a recursive tool.
+    `planning` is True if the agent is in plan mode. `start` is the start folder of a recursive tool. `runs_code` is
+    True if the tool is not built in and runs code elsewhere, as a tool of an executor.
     """
 
     tool: str
@@ -95,6 +96,7 @@ class JudgedCall(Struct, frozen=True):
     personal: bool = False
     planning: bool = False
     start: NamedPath | None = None
+    runs_code: bool = False
 
 
 class ResolvedRules(Struct, frozen=True):
@@ -270,7 +272,11 @@ def _configured_verdict(call: JudgedCall, resolved_rules: ResolvedRules) -> Verd
         return Verdict(rules.permissions[call.tool], "any", f"permissions.{call.tool} is configured so")
     if call.tool == TASK_CREATE:
         return Verdict("ask", "any", "a task list needs approval")
-    if call.tool not in rules.dangerous_tools:
+    if call.tool in rules.dangerous_tools:
+        reason = f"{call.tool} is listed in policy.dangerous_tools"
+    elif call.runs_code:
+        reason = f"{call.tool} is a tool of an executor, which may run code"
+    else:
         return Verdict()
     mode = rules.approval_mode or ("ask" if resolved_rules.spec.channel == "cli" else "allow")
-    return Verdict(mode, "any", f"{call.tool} is listed in policy.dangerous_tools")
+    return Verdict(mode, "any", reason)

@@ -94,6 +94,8 @@ class Guard:
         """The taint of each judged call, and whether the taint requires an approval. Keys are call ids."""
         self.declared_bits: Mapping[str, tuple[Bit, ...] | None] = {}
         """The declared taint bits of tools. Keys are names of tools."""
+        self.executor_tools: frozenset[str] = frozenset()
+        """Names of the tools of the user's executor."""
         context.tool_state.get("file_filter", lambda: self._file_filter)
 
     def turn_began(self) -> None:
@@ -119,6 +121,7 @@ class Guard:
             planning=self._planning,
             labels=self._labels,
             declared_bits=self.declared_bits.get(call.name),
+            in_executor=call.name in self.executor_tools,
             sandbox=self._context.sandbox,
         )
         self._call_taints[call.id] = evaluation.call_taint, evaluation.tainted

@@ -146,6 +146,7 @@ class Toolbox:
         self._guard = guard
         if guard is not None:
             guard.declared_bits = {name: tool.spec.bits for name, tool in self._tools.items()}
+            guard.executor_tools = frozenset(name for source in self._sources[1:] for name in source.tools)
         self.withdrawn: tuple[str, ...] = ()
         """Tools that are permanently disabled.
 
