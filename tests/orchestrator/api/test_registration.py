@@ -230,6 +230,10 @@ class TestTool:
             assert o._program.commands["say"].function is defined["say"]
             with pytest.raises(ConfigError, match="a tool 'shout' is registered already"):
                 o.register_extension(Extension("b", tools=[defined["shout"]]))
+            with pytest.raises(ConfigError, match="a tool 'shout' is registered already"):
+                o.register_tool(tool(name="shout")(look_up))
+            with pytest.raises(ConfigError, match="a command /say is registered by this program already"):
+                o.register_slash_command("say", depth)
             with pytest.raises(ConfigError, match="a command /say is registered by this program already"):
                 o.register_slash_command("other", depth, aliases=["say"])
 

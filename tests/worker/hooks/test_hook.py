@@ -178,6 +178,28 @@ class TestRegistry:
         with pytest.raises(ConfigError, match="two hooks 'guard'"):
             HookRegistry([guard("alpha"), guard("beta")])
 
+    def test_only_a_new_definition_of_the_same_function_replaces_a_hook(self) -> None:
+        """An explicit name of another function and the name that all lambdas share are errors."""
+
+        def define(name: str, cell: str = "cell") -> Any:
+            namespace: dict[str, Any] = {"__name__": cell}
+            exec(f"def {name}(event, ctx): ...", namespace)
+            return namespace[name]
+
+        registry = HookRegistry()
+        registry.register(make_hook(define("guard"), "tool_call", name="one"))
+        later = make_hook(define("guard"), "tool_call", name="one")
+        registry.register(later)
+        assert registry.find("one") is later
+        for other in (define("watch"), define("guard", "other_cell")):
+            with pytest.raises(ConfigError, match="two hooks 'one', of this program: rename one of them"):
+                registry.register(make_hook(other, "tool_call", name="one"))
+        first = make_hook(lambda *_: Block("no"), "tool_call", name="two")
+        registry.register(first)
+        with pytest.raises(ConfigError, match="two hooks 'two'"):
+            registry.register(make_hook(lambda *_: None, "turn_end", name="two"))
+        assert registry.find("two") is first
+
     def test_hook_name_of_another_source_is_refused(self) -> None:
         registry = HookRegistry([made("tool_call", name="a", source="config")])
         with pytest.raises(ConfigError, match="two hooks 'a', of config and this program"):

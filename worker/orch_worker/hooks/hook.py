@@ -234,13 +234,21 @@ class HookRegistry:
 
 
 def is_redefinition(function: Handler, other: Handler) -> bool:
-    """Return whether the two functions come from different definitions.
+    """Return whether the two functions come from two definitions with the same module and qualified name.
 
     An example is a notebook cell that ran twice. Two closures of the same definition are different hooks, so the result
-    is False for two closures.
+    is False for two closures. It is also False for lambdas, because all lambdas have the same name.
     """
-    one, two = (getattr(inspect.unwrap(each), "__code__", type(each)) for each in (function, other))
-    return one is not two
+    one, two = (inspect.unwrap(each) for each in (function, other))
+    name = _definition_name(one)
+    same_code = getattr(one, "__code__", type(one)) is getattr(two, "__code__", type(two))
+    return not same_code and name == _definition_name(two) and not name[1].endswith("<lambda>")
+
+
+def _definition_name(handler: Handler) -> tuple[str, str]:
+    """Return the module and the qualified name of the function, or of the class of a callable object."""
+    named = handler if hasattr(handler, "__qualname__") else type(handler)
+    return str(getattr(named, "__module__", "")), str(named.__qualname__)
 
 
 def _step_groups(chain: Iterable[Hook]) -> typing.Iterator[tuple[Hook, ...]]:
