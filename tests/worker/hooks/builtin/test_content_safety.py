@@ -72,6 +72,22 @@ class TestContentSafety:
             assert redact_text(f"card {groups}.") == "card [redacted: card]."
 
     @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("4242 4242 4242 4242 12/27 123", "[redacted: card] 12/27 123"),
+            ("4242424242424242 123", "[redacted: card] 123"),
+            ("4111-1111-1111-1111 05/28", "[redacted: card] 05/28"),
+            ("2001 4242424242424242 ok", "2001 [redacted: card] ok"),
+            ("4242 4242 4242 4242 5555 5555 5555 4444", "[redacted: card] [redacted: card]"),
+            ("AT61 1904 3002 3457 3201 EUR 100", "[redacted: iban] EUR 100"),
+            ("BE68539007547034 2024", "[redacted: iban] 2024"),
+            ("AB12 3456 DE89 3704 0044 0532 0130 00", "AB12 3456 [redacted: iban]"),
+        ],
+    )
+    def test_numbers_next_to_payment_data_do_not_prevent_redaction(self, text: str, expected: str) -> None:
+        assert redact_text(text) == expected
+
+    @pytest.mark.parametrize(
         "text",
         [
             "version 1.2.3.4 of 2024-11-21T10:00:00.123456",
@@ -104,7 +120,8 @@ class TestContentSafety:
         """Redacting 300,000 characters that resemble secrets takes less than two seconds."""
         import time
 
-        for unit in ("1234 5678-", "eyJ", "-----BEGIN PRIVATE KEY-----", "DE89 3704 ", "sk-", "4539148803436467"):
+        cards = ("1234 5678-", "4539148803436467", "4242 4242 4242 4241 ")
+        for unit in (*cards, "eyJ", "-----BEGIN PRIVATE KEY-----", "DE89 3704 ", "sk-"):
             began = time.process_time()
             redact_text(unit * (300_000 // len(unit)))
             assert time.process_time() - began < 2.0, unit

@@ -26,15 +26,16 @@ __all__ = ["KINDS", "make", "redact_text"]
 
 NAME: Final = "content_safety"
 BASE62: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-CARD_LENGTHS: Final = (
-    (r"4", (13, 16, 19)),  # Visa
-    (r"5[1-5]|2[2-7]", (16,)),  # Mastercard
-    (r"3[47]", (15,)),  # American Express
-    (r"6011|64[4-9]|65", (16,)),  # Discover
-    (r"30[0-5]|36|38|39", (14, 16)),  # Diners Club
-    (r"35(?:2[89]|[3-8])", (16,)),  # JCB
-    (r"62", (16, 19)),  # UnionPay
+CARD_NUMBER: Final = re.compile(
+    r"(?=4)\d{13}(?:\d{3}){0,2}"  # Visa
+    r"|(?=5[1-5]|2[2-7])\d{16}"  # Mastercard
+    r"|(?=3[47])\d{15}"  # American Express
+    r"|(?=6011|64[4-9]|65)\d{16}"  # Discover
+    r"|(?=30[0-5]|36|38|39)\d{14}(?:\d\d)?"  # Diners Club
+    r"|(?=35(?:2[89]|[3-8]))\d{16}"  # JCB
+    r"|(?=62)\d{16}(?:\d{3})?"  # UnionPay
 )
+"""The lengths of card numbers by the first digits, which identify the issuer."""
 
 
 class SecretPattern(Struct, frozen=True):
@@ -57,7 +58,7 @@ def _has_valid_crc(token: str) -> bool:
 def _is_card_number(text: str) -> bool:
     """Return whether the digits of `text` are a card number with a valid length and check digit."""
     digits = re.sub(r"\D", "", text)
-    if not any(re.match(prefix, digits) and len(digits) in lengths for prefix, lengths in CARD_LENGTHS):
+    if not CARD_NUMBER.fullmatch(digits):
         return False
     total = 0
     for position, digit in enumerate(map(int, reversed(digits))):
@@ -101,7 +102,7 @@ KINDS: Final[dict[str, SecretPattern]] = {
 def redact_text(text: str, kinds: tuple[str, ...] = tuple(KINDS)) -> str:
     """Return `text` with each secret of one of `kinds` replaced by "[redacted: KIND]"."""
     for kind in kinds:
-        text = KINDS[kind].regex.sub(_replacement_for(kind), text)
+        text = _redact_kind(text, kind)
     return text
 
 
@@ -120,6 +121,17 @@ def make(options: HookOptions) -> tuple[Hook, ...]:
     return (make_hook(redact, *stages, name=NAME, kind="transform", priority=10, does=["text"], on_error="closed"),)
 
 
-def _replacement_for(kind: str) -> Callable[[re.Match[str]], str]:
-    pattern = KINDS[kind]
-    return lambda found: f"[redacted: {kind}]" if pattern.check(found[0]) else found[0]
+def _redact_kind(text: str, kind: str) -> str:
+    """Return `text` with each secret of one kind replaced.
+
+    A match may also contain words after or before the secret, such as the date after a card number. Therefore, shorter
+    matches that end at a space are checked as well, and after a false match the search continues at its second word.
+    """
+    pattern, pieces, position = KINDS[kind], [], 0
+    while found := pattern.regex.search(text, position):
+        words = found[0].split(" ")
+        candidates = (" ".join(words[:count]) for count in range(len(words), 0, -1))
+        secret = next(filter(pattern.check, candidates), "")
+        pieces += [text[position : found.start()], f"[redacted: {kind}]" if secret else words[0]]
+        position = found.start() + len(secret or words[0])
+    return "".join(pieces) + text[position:]
