@@ -251,6 +251,41 @@ async def test_file_created_later_is_hidden_from_the_next_command(context: ToolC
     assert SECRET not in (await sh(context, "cat token.key")).text
 
 
+@pytest.mark.parametrize("level", ["L0", "L1", "L2"])
+@pytest.mark.parametrize(
+    ("rename", "look"),
+    [
+        ("mv sub s2", "cat s2/*"),
+        ("mv sub ../s2", "cat ../s2/*"),
+        ("cd ../user && mv .kube k2", "cat ../user/k2/*"),
+        ("cd .. && mv user u2", "cat ../u2/.ssh/* ../u2/.kube/*"),
+        ("cd ../.. && mv {top} moved; mkdir -p {top}/cwd", "cat {parent}/moved/orch/config.toml"),
+        ("python3 -c \"import os; os.rename('../user/.kube', 'kube')\"", "cat kube/config"),
+    ],
+)
+async def test_folder_above_a_hidden_path_cannot_be_renamed(
+    context: ToolContext, level: Level, rename: str, look: str
+) -> None:
+    """Otherwise, the next command could read the file by a name that is not hidden."""
+    top = context.cwd.parent
+    policy = PolicyConfig(denied_paths=(str(context.cwd / "sub/deep.key"),))
+    context = replace(at(context, level), policy=policy)
+    names = {"top": top.name, "parent": top.parent}
+    before = sorted(map(str, top.parent.rglob("*")))
+    await sh(context, rename.format(**names))
+    assert SECRET not in (await sh(context, look.format(**names))).text
+    assert (top / "cwd/sub/deep.key").exists()
+    assert (top / "user/.kube/config").exists()
+    assert (top / "orch/config.toml").exists()
+    assert set(before) <= set(map(str, top.parent.rglob("*")))
+
+
+async def test_other_files_in_a_folder_with_hidden_files_can_be_renamed(context: ToolContext) -> None:
+    """Renames work within the folder. Between folders, `mv` copies."""
+    output = await sh(context, "echo text > sub/a && mv sub/a sub/b && mv sub/b c && mkdir d && mv c d/e && cat d/e")
+    assert output.text == "text\n[exit status 0]"
+
+
 async def test_commands_share_one_launcher(context: ToolContext) -> None:
     """The launcher process is used for several commands, and ends with the agent."""
     await sh(context, "true")

@@ -112,6 +112,7 @@ def hide(covers: Iterable[Cover], staging: str) -> None:
     Covers with exceptions are mounted first. `staging` is an existing folder, which is used briefly as a mount point.
     This process must have no other threads.
     """
+    covers = tuple(covers)
     _enter_namespaces()
     _mount("none", "/", None, MS_REC | MS_SLAVE)
     full_covers = []
@@ -137,6 +138,29 @@ def hide(covers: Iterable[Cover], staging: str) -> None:
     _raise_on_failure(_libc.umount2(os.fsencode(staging), MNT_DETACH), "umount", staging)
     for path, _ in full_covers:
         _check_covered(path)
+    _pin_parents(cover.path for cover in covers)
+
+
+def _pin_parents(paths: Iterable[str]) -> None:
+    """Mount each folder above the covered `paths` on itself, with its covers.
+
+    A mount point cannot be renamed. Without this, a command could rename a folder above a covered path, and the next
+    command would find the path under a name that is not covered.
+    """
+    with open("/proc/self/mountinfo", "rb") as file:
+        mounted = {_plain_path(line.split()[4]) for line in file} | {"/"}
+    parents = set()
+    for path in paths:
+        while (path := os.path.dirname(path)) not in mounted | parents:
+            parents.add(path)
+    for folder in sorted(parents):
+        if os.path.isdir(folder):
+            _mount(folder, folder, None, MS_BIND | MS_REC)
+
+
+def _plain_path(field: bytes) -> str:
+    """Return the path of a field of mountinfo, in which spaces and backslashes are octal numbers."""
+    return os.fsdecode(field.decode("unicode_escape").encode("latin-1"))
 
 
 def _hide_except_visible(cover: Cover) -> None:
