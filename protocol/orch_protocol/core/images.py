@@ -9,7 +9,7 @@ import binascii
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["image_size", "image_text", "media_type_of", "part_text"]
+__all__ = ["image_size", "image_text", "is_complete", "media_type_of", "part_text", "size_of"]
 
 BRACKETS: Final = str.maketrans("[]", "()")
 HEAD: Final = 1 << 18
@@ -46,9 +46,13 @@ def media_type_of(data: bytes) -> str:
 def image_size(encoded: str) -> tuple[int, int]:
     """Return width and height in pixels of the image in base64. Return (0, 0) if the size cannot be read."""
     try:
-        head = binascii.a2b_base64(encoded[:HEAD])
+        return size_of(binascii.a2b_base64(encoded[:HEAD]))
     except (binascii.Error, ValueError):
         return 0, 0
+
+
+def size_of(head: bytes) -> tuple[int, int]:
+    """Return width and height in pixels of the image that begins with `head`. Return (0, 0) if they cannot be read."""
     match media_type_of(head):
         case "image/png":
             found = _big(head[16:20]), _big(head[20:24])
@@ -61,6 +65,19 @@ def image_size(encoded: str) -> tuple[int, int]:
         case _:
             found = 0, 0
     return found if all(found) else (0, 0)
+
+
+def is_complete(data: bytes) -> bool:
+    """Return whether the image contains the end that its format requires. This detects most truncated files."""
+    match media_type_of(data):
+        case "image/png":
+            return b"IEND" in data
+        case "image/jpeg":
+            return b"\xff\xd9" in data
+        case "image/gif":
+            return data.rstrip(b"\0").endswith(b";")
+        case _:
+            return len(data) >= 8 + _little(data[4:8])
 
 
 def _webp_size(head: bytes) -> tuple[int, int]:

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from .errors import ConfigError, Outcome
-from .images import image_size, image_text, media_type_of
+from .images import image_size, image_text, is_complete, media_type_of, size_of
 from .taint import TaintLabel
 from .worktrees import WorktreeReport
 
@@ -121,16 +121,27 @@ class Image(Struct, frozen=True, gc=False, tag="image", omit_defaults=True):
 
         Raises ConfigError.
         """
+        if not isinstance(path, str | os.PathLike):
+            raise ConfigError(
+                f"Image.open needs the path of a file; got {type(path).__name__}. Pass the bytes of a file to "
+                "Image.from_bytes"
+            )
         try:
             with open(path, "rb") as file:
                 data = file.read()
-        except OSError as error:
-            raise ConfigError(f"cannot read the image {os.fspath(path)!r}: {error.strerror}") from None
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ConfigError(f"cannot read the image {os.fspath(path)!r}: {reason}") from None
         return cls.from_bytes(data, os.path.basename(path))
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str = "") -> Image:
         """Return the image in the bytes of a file; see `open`. Raises ConfigError."""
+        if not isinstance(data, bytes | bytearray):
+            raise ConfigError(
+                f"Image.from_bytes needs the bytes of a file; got {type(data).__name__}. Pass the path of a file to "
+                "Image.open"
+            )
         image = cls(media_type_of(data), binascii.b2a_base64(data, newline=False).decode(), name)
         what = f"image {name!r}" if name else "the image"
         if not image.media_type:
@@ -140,7 +151,9 @@ class Image(Struct, frozen=True, gc=False, tag="image", omit_defaults=True):
                 f"{what} has {len(data):,} bytes: an image may have at most {MAX_ENCODED * 3 // 4:,} bytes, which are "
                 "5 MiB in base64; make it smaller"
             )
-        width, height = image.size
+        width, height = size_of(data)
+        if not width or not is_complete(data):
+            raise ConfigError(f"{what} is truncated or damaged: save it again as a PNG, JPEG, GIF or WebP file")
         if max(width, height) > MAX_PIXELS:
             raise ConfigError(f"{what} has {width}x{height} pixels: at most {MAX_PIXELS} are allowed; make it smaller")
         return image

@@ -91,6 +91,22 @@ class TestErrors:
         with pytest.raises(ConfigError, match=r"'wide\.png' has 8001x1 pixels: at most 8000 are allowed"):
             Image.from_bytes(png(8001, 1), "wide.png")
 
+    @pytest.mark.parametrize("data", [png(30, 20), GIF, JPEG, WEBP_ALPHA])
+    def test_truncated_file_is_refused(self, data: bytes) -> None:
+        """Providers reject truncated images, and the conversation would contain them from then on."""
+        for end in (12, len(data) - 8):
+            with pytest.raises(ConfigError, match=r"image 'a\.png' is truncated or damaged: save it again"):
+                Image.from_bytes(data[:end], "a.png")
+
+    def test_arguments_of_the_wrong_type_are_refused(self) -> None:
+        """The error names the function to use instead."""
+        with pytest.raises(ConfigError, match=r"open needs the path of a file; got bytes\. .* Image\.from_bytes"):
+            Image.open(png(3, 2))  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=r"from_bytes needs the bytes of a file; got str\. .* Image\.open"):
+            Image.from_bytes("a.png")  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=r"cannot read the image 'a\\x00': embedded null byte"):
+            Image.open("a\0")
+
     @pytest.mark.parametrize(
         ("image", "error"),
         [
