@@ -6,15 +6,19 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from custom_backends import Echo
 from orch import BackendInfo
 from orch_protocol.agent.spec import BackendSpec
 from orch_protocol.core.errors import ConfigError
-from orch_worker.backends import custom_providers, make_backend, models
+from orch_worker.backends import custom_classes, custom_providers, make_backend, models
 from orch_worker.backends.models import ModelCatalog, ProviderConfig
+from orch_worker.backends.prices import check_priced
 from orch_worker.backends.registry import complete
+from orch_worker.backends.thinking import level_of
 
 NONE = ModelCatalog(providers={}, models={})
 
@@ -27,9 +31,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text("[orch.backends]\nacme = custom_backends:Echo\nwrong = custom_backends\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    custom_providers.installed.cache_clear()
+    custom_classes.installed.cache_clear()
     yield "acme"
-    custom_providers.installed.cache_clear()
+    custom_classes.installed.cache_clear()
 
 
 class TestClasses:
@@ -99,6 +103,28 @@ class TestEntryPoints:
         """The error for an unknown provider also names the entry points."""
         with pytest.raises(ConfigError, match=f"with one of extractive, scripted, {package}, or"):
             complete(BackendSpec("oracle"), NONE, {}, ())
+
+
+@pytest.mark.parametrize(
+    "spec", [BackendSpec("custom_backends", "Echo"), BackendSpec("acme", "large"), BackendSpec("acme")]
+)
+def test_model_entries_describe_models_of_classes_and_entry_points(
+    package: str, tmp_path: Path, spec: BackendSpec
+) -> None:
+    """The entries that the errors about prices and thinking levels print work, also for a backend without a model."""
+    assert package
+    unknown = complete(replace(spec, thinking="high"), models.load(), {}, ())
+    name = f"{spec.provider}:{spec.model}" if spec.model else spec.provider
+    with pytest.raises(ConfigError, match=f"budget for {name}: its price is unknown") as no_price:
+        check_priced(unknown)
+    with pytest.raises(ConfigError, match=f"{name} has no known thinking levels") as no_levels:
+        level_of(unknown)
+    prices, levels = (str(error.value)[str(error.value).index("{") :] for error in (no_price, no_levels))
+    entries = models.merge_tables(msgspec.json.decode(prices.replace("USD", "1.5")), msgspec.json.decode(levels))
+    (tmp_path / "models.json").write_bytes(msgspec.json.encode(entries))
+    known = complete(replace(spec, thinking="high"), models.load(tmp_path), {}, ())
+    check_priced(known)
+    assert level_of(known) == "high"
 
 
 class TestObjects:

@@ -272,6 +272,11 @@ class TestOverrides:
             ('{"providers": {"acme": {"api": "chat"}}}', r"base_url.*\$\.providers"),
             ('{"providers": {"acme": {"api": "smoke", "base_url": "x"}}}', r"smoke.*api"),
             ('{"models": {"anthropic": {"claude-": {"flags": {"wings": true}}}}}', "wings"),
+            (
+                '{"providers": {"acme": {"api": "bk:Hang", "flags": {"locl": true}}}}',
+                r"providers\.acme\.flags: .*`locl` \(known flags: images,.* local,",
+            ),
+            ('{"providers": {"openai": {"flags": {"local": 1}}}}', r"providers\.openai\.flags: Expected `bool`"),
             ('{"models": {"acme": {"x": {}}}}', "acme"),
             ('{"models": {"openai": {"x": {"prices": [{"input": -1}]}}}}', ">= 0"),
             ('{"models": {"openai": {"x": {"context": 0}}}}', ">= 1"),

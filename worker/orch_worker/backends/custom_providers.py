@@ -1,13 +1,7 @@
-"""Finds custom backends.
-
-A custom backend is found by the import path of a class, by an entry point of an installed package, or among the objects
-of this program.
-"""
+"""Providers of custom backends: classes (see `custom_classes`) and objects of this program."""
 
 from __future__ import annotations
 
-import re
-from functools import cache
 from typing import Any, Final
 
 import msgspec
@@ -18,14 +12,12 @@ from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.ids import new_id
 
 from .base import BackendInfo
+from .custom_classes import GROUP, find_class, installed
 from .models import UNKNOWN_CONTEXT, Model, ModelCatalog, ProviderConfig
 
 __all__ = [
-    "GROUP",
-    "class_path",
     "complete_object",
     "custom_provider",
-    "installed",
     "is_custom",
     "is_gone",
     "is_object",
@@ -35,11 +27,8 @@ __all__ = [
     "with_installed",
 ]
 
-GROUP: Final = "orch.backends"
 OBJECT: Final = "@"
 """Prefix of the API name of an object."""
-MODULE: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-CLASS: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 _registered_objects: dict[str, tuple[Any, BackendInfo]] = {}
 """Objects of the program that agents in this process use, with their descriptions. Keys are API names."""
@@ -48,39 +37,9 @@ _registered_objects: dict[str, tuple[Any, BackendInfo]] = {}
 # --- Classes ---
 
 
-@cache
-def installed() -> dict[str, str]:
-    """Return the entry points `orch.backends` of installed packages.
-
-    Keys are names, and values are import paths of classes.
-    """
-    import importlib.metadata  # This import takes milliseconds, and most users have no custom backend.
-
-    return {each.name: each.value.replace(" ", "") for each in importlib.metadata.entry_points(group=GROUP)}
-
-
-def class_path(spec: BackendSpec) -> tuple[str, str] | None:
-    """Return the import path of a class and the name of the model, if `spec` names both.
-
-    The format is `package.module:Class` or `package.module:Class:MODEL`. Return None for any other model. The package
-    must be installed. This function does not import the package.
-    """
-    name, _, model = spec.model.partition(":")
-    if not MODULE.fullmatch(spec.provider) or not CLASS.fullmatch(name):
-        return None
-    from importlib.util import find_spec
-
-    # Check only the top-level package, because finding a submodule would import the package.
-    if find_spec(spec.provider.partition(".")[0]) is None:
-        return None
-    return f"{spec.provider}:{name}", model
-
-
 def custom_provider(spec: BackendSpec) -> ProviderConfig | None:
     """Return the provider of a custom backend that models.json does not list. Return None for any other model."""
-    found = installed().get(spec.provider)
-    if found is None and (path := class_path(spec)) is not None:
-        found = path[0]
+    found = find_class(spec)
     if found is None:
         return None
     try:

@@ -21,6 +21,7 @@ from orch_protocol.agent.spec import BackendSpec
 from orch_protocol.core.errors import ConfigError
 
 from ..system.files import bytes_of
+from .custom_classes import find_class
 
 __all__ = [
     "UNKNOWN_CONTEXT",
@@ -219,6 +220,14 @@ def _check_api(name: str) -> None:
         )
 
 
+def _check_flags(owner: str, flags: dict[str, Any]) -> None:
+    try:
+        msgspec.convert(flags, ModelFlags)
+    except msgspec.ValidationError as error:
+        known = ", ".join(ModelFlags.__struct_fields__)
+        raise ConfigError(f"{owner}.flags: {error} (known flags: {known})") from error
+
+
 def filled(values: Mapping[str, str], keys: Mapping[str, str], key: str = "") -> dict[str, str]:
     """Return `values` (headers or settings) with `key` and the variables in `keys` filled in.
 
@@ -360,16 +369,23 @@ class ModelCatalog(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load(home: Path | None = None) -> ModelCatalog:
-    """Return the catalog, merged with the file models.json in `home`. Raise ConfigError if this file is invalid."""
+    """Return the catalog, merged with the file models.json in `home`. Raise ConfigError if this file is invalid.
+
+    A provider in `models` is a provider in `providers`, or the module or entry point of a custom backend.
+    """
     home_file = home / FILE if home is not None else None
     if home_file is None or not home_file.exists():
         return _shipped_catalog()
     try:
         content = msgspec.json.decode(bytes_of(home_file, MAX_BYTES), type=dict[str, Any])
         loaded = msgspec.convert(merge_tables(_shipped_content(), content), ModelCatalog)
+        for provider, about in loaded.providers.items():
+            _check_flags(f"providers.{provider}", about.flags)
         for provider, listed in loaded.models.items():
-            for name in listed:
-                loaded.look_up(provider, name)
+            for name, entry in listed.items():
+                if provider not in loaded.providers and find_class(BackendSpec(provider, name)) is None:
+                    loaded.provider(provider)  # raises the error
+                _check_flags(f"models.{provider}.{name}", entry.flags)
     except (OSError, msgspec.MsgspecError, ConfigError) as error:
         raise ConfigError(
             f"{home_file} is invalid: {error}; it must have the same format as {Path(__file__).with_name(FILE)}"

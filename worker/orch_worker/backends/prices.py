@@ -133,7 +133,7 @@ def check_priced(spec: BackendSpec) -> None:
         return  # The backend has no model.
     model = msgspec.convert(spec.options, Model)
     if not model.is_free and not _is_covered(model):
-        name = f"{spec.provider}:{spec.model}"
+        name = f"{spec.provider}:{spec.model}" if spec.model else spec.provider
         needed = '"input": USD, "output": USD' + (', "cache_read": USD, "cache_write": USD' * model.flags.cache_markers)
         raise ConfigError(
             f"cannot set a budget for {name}: its price is unknown. Set budget.unknown_price in config.toml to the USD "

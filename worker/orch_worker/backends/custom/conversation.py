@@ -25,7 +25,8 @@ from ...system.importing import create_object, load_subclass
 from ...system.secrets import ApiKeys, mask_secrets
 from ...system.threads import describe_exception
 from ..base import OnText
-from ..custom_providers import class_path, is_object, registered_object
+from ..custom_classes import class_path
+from ..custom_providers import is_object, registered_object
 from ..http.metered import CompleteResponse, MeteredConversation, model_in, storable
 from ..http.reported_usage import CheckedUsage, ReportedUsage, checked
 from ..http.retry import RequestFailure
