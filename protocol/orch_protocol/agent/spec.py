@@ -170,7 +170,7 @@ class AgentSpec(Struct, frozen=True):
       `archives`: ids of archives that the agent may use. `recall_only`: the tool query_subagent works for archives
       only.
     - `agent_type`: the type that the agent was spawned with. `agent_types`: the types that the agent may spawn, with
-      their descriptions.
+      their descriptions. `subagent_models`: the models that it may choose for subagents besides its own, as patterns.
     - `worktree`: the agent's git worktree, which contains `cwd`. None means that the agent has no worktree.
     - `executor`: the agent's tool executor. None means that the agent has no executor.
     """
@@ -221,6 +221,7 @@ class AgentSpec(Struct, frozen=True):
     recall_only: bool = False
     agent_type: str = ""
     agent_types: dict[str, str] = {}
+    subagent_models: tuple[str, ...] = ()
     worktree: WorktreeSpec | None = None
     executor: ExecutorSpec | None = None
 

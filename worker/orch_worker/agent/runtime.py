@@ -119,6 +119,7 @@ class Runtime:
             orch_folders=orch_folders,
             in_process=in_process,
             agent_types=spec.agent_types,
+            subagent_models=spec.subagent_models,
         )
         self._budget_client, self.gate = context.agent_object(BudgetClient), context.agent_object(RateLimitClient)
         make = partial(make_backend, keys=keys, gate=self.gate)

@@ -127,9 +127,13 @@ async def spec_of(root: Supervisor, request: Spawn, caller: Caller) -> tuple[Age
     registered = root.session_sources.program.specs(folder, request.env or {})
     types = await available_types(root, request, parent, folder)
     request, type_note = apply_type_to_request(request, types, parent_spec, root.config, catalog)
-    backend = await catalog.complete(_backend(request, parent_spec, root.config))
-    if parent_spec is not None and requested_model is not None:
-        _check_model(parent_spec, backend, root.config)
+    backend = _backend(request, parent_spec, root.config)
+    chooser = parent_spec if requested_model is not None else None
+    if chooser is not None and backend.model:  # A key for a model that is not allowed does not help.
+        _check_model(chooser, backend, root.config)
+    backend = await catalog.complete(backend)
+    if chooser is not None:
+        _check_model(chooser, backend, root.config)
     if parent_spec is not None and parent_spec.local:
         backend = await local_model(root, backend, caller.agent_id)
     if request.thinking is not None:
@@ -196,9 +200,10 @@ def _check_model(parent: AgentSpec, backend: BackendSpec, config: Config) -> Non
     own_models = (f"{parent.backend.provider}:{parent.backend.model}", f"{configured.provider}:{configured.model}")
     allowed = config.subagents.models
     if model not in own_models and not matches_any(allowed, model):
+        names = dict.fromkeys(name.removesuffix(":") for name in (*own_models, *allowed))
         raise ConfigError(
-            f"model {model!r} is not allowed for subagents; allowed: "
-            f"{', '.join(dict.fromkeys((*own_models, *allowed)))} (subagents.models in the configuration)"
+            f"model {model.removesuffix(':')!r} is not allowed for subagents; allowed: {', '.join(names)} "
+            "(subagents.models in the configuration)"
         )
 
 
@@ -315,6 +320,7 @@ def describe(
         skills=skills_spec,
         peers=request.peers,
         archives=request.archives,
+        subagent_models=config.subagents.models,
         recall_only=recall_only,
         executor=executor,
     )

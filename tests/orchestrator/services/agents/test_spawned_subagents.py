@@ -48,17 +48,25 @@ async def test_disabled_subagents_hide_their_tools(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("allowed", "outcome"), [((), "not allowed for subagents; allowed: scripted:"), (("ollama:*",), '"name"')]
+    ("model", "allowed", "outcome"),
+    [
+        ("ollama:small", (), "not allowed for subagents; allowed: scripted, extractive (subagents.models"),
+        ("anthropic:claude", ("ollama:*",), "'anthropic:claude' is not allowed for subagents"),
+        ("ollama:small", ("ollama:*",), '"name"'),
+    ],
 )
-async def test_model_of_a_subagent_is_on_the_allow_list(tmp_path: Path, allowed: tuple[str, ...], outcome: str) -> None:
-    """A model can choose only models of `subagents.models` for its subagents."""
+async def test_model_of_a_subagent_is_on_the_allow_list(
+    tmp_path: Path, model: str, allowed: tuple[str, ...], outcome: str
+) -> None:
+    """A model can choose only models of `subagents.models` for its subagents. Keys are checked after the list."""
     config = nesting()
     config = msgspec.structs.replace(config, subagents=msgspec.structs.replace(config.subagents, models=allowed))
-    call = msgspec.to_builtins(SPAWN) | {"input": {"task": "t", "model": "ollama:small"}}
+    call = msgspec.to_builtins(SPAWN) | {"input": {"task": "t", "model": model}}
     async with opened(tmp_path, config=config) as o:
         lead = await o.scripted(call, "done", tools=NEST)
         await lead.query("go")
         assert outcome in (await results((await lead.state()).folder))[0]
+        assert o.supervisor.tree.agents[lead.id].spec.subagent_models == allowed
 
 
 def test_allow_list_defaults_to_the_own_model() -> None:

@@ -94,6 +94,13 @@ async def test_spawn_with_an_agent_type() -> None:
         assert shown.get("description", "").endswith("\n- reviewer: Reviews changes.") == (choices is not None)
 
 
+def test_models_for_subagents_are_described() -> None:
+    """The description of `model` lists the allowed patterns."""
+    context = ToolContext(Path("/"), subagent_models=("ollama:*", "acme:large"))
+    [spec] = make_toolbox(["spawn_subagent"], (), context).specs()
+    assert spec.input_schema["properties"]["model"]["description"].endswith(" Allowed models: ollama:*, acme:large.")
+
+
 async def test_query() -> None:
     """`query_subagent` returns the answer with its stop reason and its number of tool calls."""
     text, is_error = await call(Root(REPLY), "query_subagent", id="b1", prompt="what?")

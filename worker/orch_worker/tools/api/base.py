@@ -133,7 +133,8 @@ class ToolContext(Struct, frozen=True):
     - `orch_folders`: the absolute paths of orch's own folders (homes, run, sessions, sockets); empty for a tool that
       runs in the root.
     - `in_process`: the agent runs in the root's process, where no shim adopts the processes of commands.
-    - `agent_types`: the agent types that the agent may spawn, with their descriptions.
+    - `agent_types`: the agent types that the agent may spawn, with their descriptions. `subagent_models`: patterns of
+      the models that it may choose for subagents.
     """
 
     cwd: Path
@@ -157,6 +158,7 @@ class ToolContext(Struct, frozen=True):
     orch_folders: tuple[str, ...] = ()
     in_process: bool = False
     agent_types: Mapping[str, str] = {}
+    subagent_models: tuple[str, ...] = ()
     tool_state: ToolState = field(default_factory=ToolState)
 
     @property
@@ -246,12 +248,18 @@ class Tool(Struct, frozen=True):
 
         The model receives the description of each choice.
         """
-        properties = self.input_schema["properties"]
-        lines = (f"- {name}: {text}" for name, text in choices.items())
-        description = "\n".join((properties[parameter]["description"], *lines))
-        limited_schema = {"enum": [*choices, None], "default": None, "description": description}
-        schema = {**self.input_schema, "properties": {**properties, parameter: limited_schema}}
-        return msgspec.structs.replace(self, input_schema=schema)
+        lines = "".join(f"\n- {name}: {text}" for name, text in choices.items())
+        description = self.input_schema["properties"][parameter]["description"] + lines
+        return self._with_property(parameter, {"enum": [*choices, None], "default": None, "description": description})
+
+    def with_note(self, parameter: str, note: str) -> Tool:
+        """Return the tool with `note` at the end of the description of `parameter`."""
+        property = self.input_schema["properties"][parameter]
+        return self._with_property(parameter, {**property, "description": f"{property['description']} {note}"})
+
+    def _with_property(self, parameter: str, property: dict[str, Any]) -> Tool:
+        properties = {**self.input_schema["properties"], parameter: property}
+        return msgspec.structs.replace(self, input_schema={**self.input_schema, "properties": properties})
 
     def missing(self, context: ToolContext) -> str:
         """Return why the agent of `context` cannot use the tool. Return "" if the agent can use the tool."""

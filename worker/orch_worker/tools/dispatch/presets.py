@@ -122,7 +122,8 @@ def make_toolbox(
 def _limit_parameters(spawn: Tool, context: ToolContext) -> Tool:
     """Return the tool `spawn` without the parameters that the agent cannot use.
 
-    The choices of agent types are the types that the agent may spawn.
+    The choices of agent types are the types that the agent may spawn. The description of `model` lists the models that
+    the agent may choose.
     """
     is_usable = {
         "skills": context.skills is not None,
@@ -132,6 +133,8 @@ def _limit_parameters(spawn: Tool, context: ToolContext) -> Tool:
     }
     for name in (name for name, usable in is_usable.items() if not usable):
         spawn = spawn.without(name)
+    if context.subagent_models:
+        spawn = spawn.with_note("model", f"Allowed models: {', '.join(context.subagent_models)}.")
     return spawn.choosing("agent", context.agent_types) if context.agent_types else spawn
 
 
