@@ -6,7 +6,7 @@
         agent = o.spawn("Explain this repo")
         print(agent.query("What does README promise?").text)
 
-Names are imported when first used: importing orch costs nothing and does nothing.
+Each name is imported on first use. `import orch` alone loads no other module and has no side effects.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m orch`, where no `orch` script is on the path."""
+"""Runs the `orch` command as `python -m orch`, for example if no `orch` script is on the PATH."""
 
 from __future__ import annotations
 

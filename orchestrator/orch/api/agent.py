@@ -1,4 +1,4 @@
-"""AsyncSubagent: the handle of one agent. A handle holds only an id, so any number of handles may exist."""
+"""AsyncSubagent: the handle of one agent. A handle contains only an id, so an agent can have several handles."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class AsyncSubagent:
         return await call(self._orchestrator.supervisor, USER, QUERY, request, watcher)
 
     async def _load_returned(self, reply: Reply, name: str) -> Returned:
-        from .structured_output import load_value  # imported here because only values need these modules
+        from .structured_output import load_value  # imported here because only `return_name` needs this module
 
         exported = await self._call(TAKE_VALUE, TakeValue(self.id, name))
         return await asyncio.to_thread(load_value, exported, reply)
@@ -201,7 +201,7 @@ class AsyncSubagent:
     def submit(
         self, prompt: Prompt, *, queue: bool = False, returns: type[T] | JsonSchema | None = None
     ) -> asyncio.Future[Reply] | asyncio.Future[T]:
-        """Start a query and return a future of its reply. The reply can also be taken once with `collect`.
+        """Start a query and return a future of its reply. `collect` can also return this reply, once.
 
         Raises AgentBusyError if another query is running. With `queue`, the new query waits until the running query and
         all queued queries are done. A waiting query exists only in this program; cancelling the future withdraws the
@@ -243,7 +243,7 @@ class AsyncSubagent:
         return await with_report(root, self._node, await answer(root, self._node, query_id))
 
     async def _run_queued_query(self, request: QueryAgent, previous: asyncio.Future[Reply] | None) -> Reply:
-        """Query the agent after the submitted query `previous` and every running query have ended."""
+        """Wait until the queued query `previous` and any running query have ended, then query the agent."""
         if previous is not None:
             await asyncio.wait([previous])
         root = self._orchestrator.supervisor
@@ -316,8 +316,8 @@ class AsyncSubagent:
     async def revoke_tools(self, *, keep: Iterable[str]) -> None:
         """Permanently revoke all tools except `keep` (names and categories) from this agent and its descendants.
 
-        Tool calls that are already running finish. Raises ToolNotGrantedError when `keep` names a tool that the agent
-        does not have.
+        Tool calls that are already running are completed. Raises ToolNotGrantedError when `keep` names a tool that the
+        agent does not have.
         """
         await self._call(REVOKE_TOOLS, RevokeAgentTools(self.id, as_names("keep", keep)))  # type: ignore[arg-type]
 

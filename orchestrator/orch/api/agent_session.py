@@ -5,7 +5,7 @@
 - An entry is identified by its id, a unique prefix of the id, its label, or "root" (before the first entry).
 - Turn numbers refer to turns of the current conversation. Turn 1 is the first turn, turn -1 is the last turn.
   `checkout(n)` and `fork(n)` keep turn n and drop later turns. `branch(n)` also drops turn n and returns its prompt, so
-  that you can ask again in other words. A number out of range raises EntryNotFoundError.
+  that you can change the prompt and send it again. A number out of range raises EntryNotFoundError.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ class AsyncAgentSession:
     async def fsck(self, *, repair: bool = False) -> SessionChecked:
         """Check the session file for torn writes, damaged lines, duplicate ids and cycles.
 
-        With `repair`, a repaired copy replaces the file. The damaged file is renamed, and `kept` is its new path.
-        Raises StoreError. Raises ForeignFileError when the file belongs to another agent.
+        With `repair`, a repaired copy replaces the file. The damaged file is renamed, and `kept` in the result is its
+        new path. Raises StoreError. Raises ForeignFileError when the file belongs to another agent.
         """
         return await self._call(CHECK_SESSION, CheckSession(self._agent.id, repair))
 

@@ -111,11 +111,11 @@ class Archiver:
 
     `format` is the message format; see `orch.archival.adapters.FORMATS`. `profile` selects how much stays in the
     conversation; `config` contains detailed settings. `summarize` is a function that takes a `SummaryRequest` and
-    returns the model's text. If there is no such function, or the function fails, a computed receipt replaces an
-    archived turn. A later `fold` inserts a summary that arrives late. `beside` is the number of tokens that a request
-    contains in addition to its messages. `estimator` estimates tokens; None selects the estimator for the models of the
-    format. The method `query` starts subagents of `orchestrator`; for None it makes a new orchestrator. An Archiver
-    must be used from one thread.
+    returns the model's text. If `summarize` is None or fails, a computed receipt replaces an archived turn. A later
+    `fold` inserts a summary that arrives late. `beside` is the number of tokens that a request contains in addition to
+    its messages. `estimator` estimates tokens; None selects the estimator for the models of the format. `query` starts
+    subagents of `orchestrator`. If `orchestrator` is None, `query` creates an orchestrator. An Archiver must be used
+    from one thread.
 
     Raises LockedError when another process has the folder open. Raises StoreError when the folder cannot be used.
     Raises ConfigError for invalid arguments.
@@ -176,10 +176,7 @@ class Archiver:
 
     @property
     def notes(self) -> list[str]:
-        """Problems, one line each.
-
-        Problems are damaged parts of the folder, and summaries that could not be created.
-        """
+        """Damaged parts of the folder, and summaries that could not be created, one line each."""
         return list(self._archive.notes)
 
     def archives(self) -> list[ArchiveRecord]:
@@ -272,8 +269,8 @@ class Archiver:
     def query(self, id: str, question: str) -> str:
         """Return a model's answer to `question` about the archive `id`.
 
-        The answer names the entries that support the answer. The configured model answers; without a model, the answer
-        consists of quotations. This method starts a process; `close` ends the process. Raises AgentNotFoundError,
+        The answer names the entries that support it. The configured model answers; without a model, the answer consists
+        of quotations. This method starts a process; `close` ends the process. Raises AgentNotFoundError,
         AmbiguousRefError, DamagedError or BackendError.
         """
         check_entries(id, 1, None)

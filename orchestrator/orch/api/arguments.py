@@ -106,7 +106,10 @@ class BackendArguments(NamedTuple):
 
 
 class LentBackends:
-    """The backend objects of an orchestrator. With `separate`, agents are separate processes and cannot use objects."""
+    """The backend objects of an orchestrator.
+
+    If `separate` is True, agents are separate processes and cannot use these objects.
+    """
 
     def __init__(self, *, separate: bool) -> None:
         self._separate = separate

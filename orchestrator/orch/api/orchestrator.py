@@ -204,10 +204,7 @@ class AsyncOrchestrator(Registration):
         self._resources = AsyncExitStack()
         self._closing: asyncio.Future[None] | None = None
         self.queued: dict[str, asyncio.Future[Reply]] = {}
-        """Key: agent id.
-
-        Value: the query that was queued last for this agent. An item is removed when its query is done.
-        """
+        """The query that was queued last for each agent, by agent id. An item is removed when its query is done."""
 
     # Lifecycle.
 
@@ -367,8 +364,8 @@ class AsyncOrchestrator(Registration):
         - `tools`: names of built-in tools, and functions of this program. These tools replace the tools of `preset`.
         - `model`, `thinking`: the agent's model and reasoning effort (see `AsyncSubagent.set_thinking`). None uses the
           configuration. `backend`: a ScriptedBackend, or a CustomBackend for an agent in this process.
-        - `budget`: limits on the total usage of the agent and its descendants. `max_cost` is the limit in USD. Both
-          override `limits`.
+        - `budget`: limits on the total usage of the agent and its descendants. `max_cost` is the limit in USD. These
+          limits override the same limits in `limits`.
         - `plan`: start in plan mode: the agent cannot write or run anything until its plan is approved.
         - `context`: how much information about the project in `cwd` the prompt contains. None uses the setting of the
           preset.
@@ -384,7 +381,7 @@ class AsyncOrchestrator(Registration):
         - `peers`: agents that this agent may query in addition to its descendants. The agent gets the tools for this. A
           peer uses its own rights. `archives`: ids of archives that the agent may search, read and query.
         - `approve`: a function that answers approval questions of this agent and its descendants instead of the
-          orchestrator's function. With either function, calls that use personal data or change code need approval.
+          orchestrator's function. If either function is set, calls that use personal data or change code need approval.
         - `isolation="worktree"`: the agent works in a new git worktree with its own branch; see `AsyncSubagent.merge`.
         - `tool_executor`: an Executor object of this program, or the import path `package.module:Class` of an Executor
           subclass, which the agent's process loads. The executor lists and runs the agent's tools in place of the
@@ -573,8 +570,8 @@ class AsyncOrchestrator(Registration):
     ) -> AsyncSubagent:
         """Let a killed or failed agent answer queries again, and return the agent.
 
-        `max_cost` and `budget` set limits on the agent's total usage. Both limits also apply to agents that were not
-        killed. `math.inf` removes a limit.
+        `max_cost` and `budget` set limits on the agent's total usage. `math.inf` removes a limit. If the agent was not
+        killed, only the limits change.
         """
         row = await self._call(RESUME, Resume(str(ref), budget_change(max_cost, budget)))
         return AsyncSubagent(self, row.id)
@@ -623,7 +620,7 @@ class AsyncOrchestrator(Registration):
     # Internals.
 
     async def _replace_executor(self, id: str, executor: Executor | str | None) -> None:
-        """Let the object `executor` run the calls of an agent that was spawned with an object."""
+        """Let the object `executor` run the tool calls of a resumed agent that was spawned with an executor object."""
         spec = self.supervisor.tree.agents[id].spec.executor
         _, found = await executor_spec(executor, None)
         if found is not None and spec is not None and spec.in_program:

@@ -138,7 +138,7 @@ class Portal:
             try:
                 self.loop.run_forever()
             except BaseException as error:
-                # An example is sys.exit in a callback of a future. Without the loop every caller would wait forever.
+                # For example, a callback of a future called sys.exit. Without the loop every caller would wait forever.
                 message = "orch: a function of the program tried to end the orchestrator's thread"
                 self.loop.call_exception_handler({"message": message, "exception": error})
 

@@ -56,7 +56,7 @@ class Registration(HookRegistrar):
             templates = InMemory(*extension.templates())
             self._templates.add(templates)
             undo.callback(self._templates.remove, templates)
-            for hook in extension.hooks:  # last: if another part cannot be registered, no hook was called
+            for hook in extension.hooks:  # last, so that no hook is called if another part cannot be registered
                 self._hooks.register(hook)
                 undo.callback(self._hooks.remove, hook.row.name)
             self._program.keep(extension.name, undo.pop_all())
@@ -74,9 +74,10 @@ class Registration(HookRegistrar):
     def register_tool(self, function: Tool | Callable[..., Any]) -> str:
         """Register a function of this program as a tool of all agents that are spawned after this call.
 
-        Return its name. `orch.tool` sets the tool's name and other options. Agents with a preset have the tool; a list
-        of tools must name it. A subagent has the tool if its parent has it. If the same function is defined again, the
-        new definition replaces the tool. Raises ConfigError if the name is already in use.
+        Return its name. `orch.tool` sets the tool's name and other options. Agents with a preset get the tool. Agents
+        with a list of tools get it only if the list names it. A subagent has the tool if its parent has it. If the same
+        function is defined again, the new definition replaces the tool. Raises ConfigError if the name is already in
+        use.
         """
         new_tool = tool(function)
         self._program.add_tool(new_tool, single=True)

@@ -125,7 +125,7 @@ def _type_with_pydantic(returns: Any) -> ReturnType[Any] | None:
 def _type_of_pydantic(make_schema: Callable[[], dict[str, Any]], validate: Callable[[bytes], Any]) -> ReturnType[Any]:
     try:
         schema = make_schema()
-    except Exception as error:  # pydantic has several classes, and calls code of the model
+    except Exception as error:  # pydantic raises several classes of errors, and runs code of the model
         raise ConfigError(f"pydantic has no JSON schema for `returns`: {error}") from error
 
     def decode(data: bytes) -> Any:

@@ -27,8 +27,8 @@ async def share_namespace(
 ) -> None:
     """Run the code of a newly spawned agent in the namespace `names`.
 
-    `on_close` is called with the function that ends the sharing and with that function's argument. If `names` is not a
-    dict, or the agent has its own process, kill the agent and raise ConfigError.
+    `on_close(function, argument)` registers the call that ends the sharing. If `names` is not a dict, or the agent has
+    its own process, kill the agent and raise ConfigError.
     """
     if not isinstance(names, dict):
         problem = f"namespace must be a dict of names; got {type(names).__name__}"

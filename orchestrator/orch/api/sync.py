@@ -158,7 +158,7 @@ class Subagent(BlockingProxy[AsyncSubagent]):
     def submit(
         self, prompt: Prompt, *, queue: bool = False, returns: type[T] | JsonSchema | None = None
     ) -> Future[Reply] | Future[T]:
-        """Start a query and return a future of its reply. The reply can also be taken once with `collect`.
+        """Start a query and return a future of its reply. `collect` can also return this reply, once.
 
         Raises AgentBusyError if another query is running. With `queue`, the new query waits until the running query and
         all queued queries are done. A waiting query exists only in this program. With `returns`, the future's result is

@@ -68,8 +68,7 @@ class ArchiveFiler:
     def with_late_summaries(
         self, items: list[ConversationItem], before: Sequence[ConversationItem], first_uncached: int, prices: Prices
     ) -> list[ConversationItem]:
-        """Replace receipts by late summaries where little of the prompt cache becomes invalid. Return the new
-        conversation.
+        """Return `items` with late summaries in place of receipts where this invalidates little of the prompt cache.
 
         `before` is the conversation of the last request. The messages from the position `first_uncached` on are not in
         the prompt cache.

@@ -111,9 +111,9 @@ class ItemReader:
         return self.make_item(decode_message(self.format, message, difference))
 
     def _current_block(self, block: Block) -> Block:
-        """Return `block`.
+        """Return the record with its late summary if `block` is the record of an archive with a late summary.
 
-        If `block` is the record of an archive with a late summary, return the summary as a record.
+        Return any other block unchanged.
         """
         record = self.archive.records.get(holder_of(block.text) or "") if isinstance(block, Text) else None
         if not isinstance(block, Text) or record is None or not record.summarized or is_brief(block.text):
@@ -130,7 +130,7 @@ class ItemReader:
         return [raw for each in stored for raw in convert_message(self.format, each.message)]
 
     def unfold(self, raws: Sequence[Any]) -> list[Any]:
-        """Return `raws`, but replace all records by the original messages."""
+        """Return `raws` with the original messages in place of all records."""
         return unfold(self.archive, raws, self.format.read, self.original_messages)
 
     def without_archived(self, items: Sequence[ConversationItem]) -> list[ConversationItem]:

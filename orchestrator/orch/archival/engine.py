@@ -53,7 +53,7 @@ __all__ = ["ArchiveDraft", "ArchiveEngine", "merge_hits"]
 
 
 class ArchiveDraft:
-    """A draft of the next archives of a session. The archives exist when the agent has recorded the draft."""
+    """A draft of the next archives of a session. The archives exist only after the agent has recorded the draft."""
 
     def __init__(self, archives: SessionArchives, make_reader: Callable[[ArchiveCatalog], ItemReader]) -> None:
         self.collapses: list[Collapse] = []
@@ -174,7 +174,7 @@ class _PlannedCatalog(ArchiveCatalog):
 
 
 def _subtract_spans(spans: Iterable[Span], removed: Iterable[Span]) -> tuple[Span, ...]:
-    """Return the bytes of `spans` that are not in `removed`."""
+    """Return `spans` without the bytes in `removed`."""
     remaining = list(spans)
     for start, length in removed:
         end = start + length
@@ -190,9 +190,9 @@ def _subtract_spans(spans: Iterable[Span], removed: Iterable[Span]) -> tuple[Spa
 def _join_spans(
     used: Sequence[LineRange], ranges: Sequence[LineRange], indexes: Iterable[int]
 ) -> list[tuple[int, int]]:
-    """Return the start and the end of the line ranges in `used` at the positions `indexes`. Adjacent ranges are joined.
+    """Return the start and end of the ranges `used[index]` for each of `indexes`, with adjacent ranges joined.
 
-    `indexes` is in ascending order. Between two adjacent items, the file contains no other message, unless only a part
+    `indexes` is in ascending order. The file contains no other message between two adjacent items, unless only a part
     of the first item is used.
     """
     spans: list[tuple[int, int]] = []
@@ -358,9 +358,9 @@ class ArchiveEngine:
         return ArchivePlan(tuple(draft.collapses), tuple(orders))
 
     def _order(self, record: ArchiveRecord, request: PlanArchiving, prices: Prices) -> SummaryOrder:
-        """Return how to request the summary of `record`.
+        """Return whether the summary of `record` is requested within the cached conversation or in a separate request.
 
-        The request is part of the cached conversation or a separate request. The cheaper way is chosen.
+        The cheaper way is chosen.
         """
         separate_cost = record.tokens * prices.fresh
         in_conversation = request.with_conversation and self.config.summary.model is None and record.kind == "turn"

@@ -84,8 +84,8 @@ class RangeArchiver:
         """Archive finished turns, merge excess records into eras, then archive phases of long turns. Raises StoreError.
 
         Return the remaining items and the archived ranges. If `every_turn` is True, archive every finished turn that
-        becomes smaller by archiving. If the conversation exceeded the high-water mark, or a range was archived, the
-        result satisfies the limit of the profile.
+        becomes smaller by archiving. If the conversation exceeded the high-water mark, or a range was archived, archive
+        further ranges until the conversation is within the limit of the profile, as far as possible.
         """
 
         def view() -> plan.ConversationView:

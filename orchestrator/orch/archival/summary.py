@@ -94,8 +94,7 @@ def request_summary(
 def summary_prompts(
     messages: Sequence[Message], style: SummaryStyle, model: str | None
 ) -> Generator[SummaryRequest, str, str | None]:
-    """Yield the requests for a summary of `messages`, and receive the answers. Return the summary, or None without a
-    summary.
+    """Yield the requests for a summary of `messages` and receive the answers. Return the summary or None.
 
     If an answer is not valid, one more request contains the error.
     """
@@ -124,7 +123,7 @@ def summary_prompts(
 def in_conversation_summary_prompts(task: str, style: SummaryStyle) -> Generator[SummaryRequest, str, str | None]:
     """Yield requests for a summary of the turn with the task `task`, and receive the answers.
 
-    The model of the conversation answers the requests. Return the summary, or None without a summary.
+    The model of the conversation answers the requests. Return the summary or None.
     """
     instructions = _STRUCTURED if style == "structured" else _PARAGRAPH
     prompt = _IN_CONVERSATION.format(task=task, instructions=instructions)

@@ -43,7 +43,7 @@ class BackgroundAgents:
         return id in self._connections
 
     def watch(self, agent: dict[str, Any]) -> None:
-        """Start watching `agent`. The agent is busy while the chat switches to another agent."""
+        """Start watching `agent`, which is busy when the chat switches to another agent."""
         self._connections[agent["id"]] = connection = self._chat.connection.sibling()
         request = {"ref": agent["id"], "approve": self._chat.questions.wanted}
         connection.watch(request, partial(self._event, agent), partial(self._lost, agent))
@@ -82,12 +82,11 @@ BUSY: Final = "AgentBusyError"
 class Chat:
     """A chat with an agent over the connection `connection`, with output on `output`.
 
-    The chat calls `changed` for new output.
+    `changed` is called when there is new output.
 
     With `mode` "ask", approval questions go to the user. "auto" approves all calls, "deny" denies all calls. The
-    function `ask_user` asks questions outside the chat. The turn fails if calls were denied because no user could be
-    asked. With `chose_deny`, such a turn does not fail. With `echo`, input is repeated in the output. `clock` returns
-    seconds.
+    function `ask_user` asks questions outside the chat. A turn counts as failed if calls were denied because no user
+    could be asked, unless `chose_deny` is True. With `echo`, input is repeated in the output. `clock` returns seconds.
     """
 
     def __init__(
@@ -112,7 +111,7 @@ class Chat:
         self.done = asyncio.Event()
         """Set when the chat ends."""
         self.idle = asyncio.Event()
-        """Set when the chat does not know that the agent is busy."""
+        """Set except while the chat knows that the agent is busy."""
         self.failed = False
         """Whether the last prompt or command failed."""
         self.draft = ""
@@ -222,7 +221,7 @@ class Chat:
     # Input.
 
     async def process_input(self, typed: str, *, follow_up: bool = False, question_id: str | None = None) -> None:
-        """Process the input `typed`. Errors are shown on the sheet.
+        """Process the input `typed`. Errors are shown in the output.
 
         `question_id` is the question that the input answers. If this question is no longer open, the input becomes the
         draft.

@@ -90,7 +90,7 @@ class Questions:
 
     @property
     def wanted(self) -> bool:
-        """Whether questions are wanted. Questions are not wanted if the mode is `deny`."""
+        """Whether the chat accepts questions. It accepts none if the mode is `deny`."""
         return self._mode != "deny"
 
     @property
@@ -131,10 +131,7 @@ class Questions:
             self._chat.output.note(f"the answer had no effect: {response['note']}", "ask")
 
     def expire(self, id: str) -> None:
-        """Remove a question that no longer waits for an answer.
-
-        Questions that were answered here are already removed.
-        """
+        """Remove a question that was answered elsewhere or has expired."""
         if self._open and self._open[0]["id"] == id:
             self._chat.output.note("that question was answered elsewhere or has expired", "ask")
         self._set_open([each for each in self._open if each["id"] != id])

@@ -195,7 +195,7 @@ class InputOrder:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[bool]:
-        """Wait until earlier lines are processed. Yield whether the line is still meant for the current agent.
+        """Wait until earlier lines are processed. Yield whether the line may be sent to the current agent.
 
         The value is False if an earlier line should have switched to another agent and the switch failed.
         """

@@ -79,7 +79,7 @@ class DaemonConnection:
             self._watch = None
 
     def close(self) -> None:
-        """Close all connections. Requests in progress continue in the daemon."""
+        """Stop watching and close idle connections. Requests in progress continue in the daemon."""
         self.leave()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._close_idle()

@@ -182,7 +182,7 @@ def _print_error(argv: list[str], kind: str, message: str, code: int, outcome: s
 
 
 def _open_standard_descriptors() -> None:
-    """Open the standard descriptors that are closed. Otherwise files opened later would get their numbers."""
+    """Open the standard descriptors that are closed. Otherwise a file that is opened later would get such a number."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)

@@ -98,12 +98,12 @@ class Connection:
                 self.close()
             elif error["type"] == "VersionMismatchError" and not has_replaced:
                 self._replace(error["message"])
-                has_replaced = True  # only once; a new daemon with another version would be replaced forever
+                has_replaced = True  # only once, because the new daemon may have another version too
             else:
                 raise CommandError(error["type"], error["message"], int(error["exit_code"]), error.get("outcome", ""))
 
     def close(self) -> None:
-        """Close the connection. Requests in progress continue in the daemon."""
+        """Close the connection. Requests in progress continue in the daemon, except requests that only wait."""
         if self._socket is not None:
             self._socket.close()
         self._socket, self._buffer = None, b""
@@ -311,7 +311,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def replace_invalid_utf8(value: Any) -> Any:
-    """Return `value` with replaced invalid UTF-8 (from the command line) and replaced lone surrogates."""
+    """Return `value` with invalid UTF-8 (from the command line) and lone surrogates replaced."""
     if isinstance(value, str):
         if value.isascii():
             return value

@@ -4,9 +4,9 @@ A command of an agent is a descendant of the agent's worker, and the worker is a
 and shim are subreapers, and a process cannot choose its ancestors. Therefore the ancestors of a peer show whether the
 peer is the user (None) or an agent of this run (its id). Any other peer is refused.
 
-A command can kill its worker and its shim; then these processes are no longer its ancestors. But commands with hidden
-paths have their own user namespace, which a process cannot leave. Therefore only a process in the daemon's user
-namespace counts as the user.
+A command can kill its worker and its shim, and then no longer has these ancestors. However, a command with hidden paths
+runs in its own user namespace, which a process cannot leave. Therefore only a process in the daemon's user namespace
+counts as the user.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def start_daemon(env: Mapping[str, str], log: str, seconds: float) -> bool:
     if error := fields.get("error"):
         process.wait()
         raise CommandError(error["type"], error["message"], int(error["exit_code"]))
-    process.returncode = 0  # prevents that Popen waits for the daemon, which outlives this process
+    process.returncode = 0  # keeps Popen from waiting for the daemon, which outlives this process
     return True
 
 

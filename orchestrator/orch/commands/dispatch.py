@@ -27,12 +27,12 @@ EXTENSION_SECONDS: Final = 600.0
 
 
 async def catalog(root: Supervisor, node: AgentRecord) -> CommandCatalog:
-    """Return the command catalog of the session of `node`."""
+    """Return the command catalog of the session of the agent `node`."""
     return await catalog_of(SessionContext(root, node, {}, catalog_of))
 
 
 async def execute(root: Supervisor, node: AgentRecord, input_line: str, *, shows: bool = False) -> Executed:
-    """Execute the line `input_line` in the session of `node` and return the result.
+    """Execute the line `input_line` in the session of the agent `node` and return the result.
 
     `shows` means that a widget runs the line. Raises ConfigError for a line that is not a command, an unknown command
     or wrong arguments. Raises the errors of the command.

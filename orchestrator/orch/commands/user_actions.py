@@ -1,4 +1,4 @@
-"""Actions of the user in an agent's process without a model, such as running Python, a shell command, or a tool."""
+"""Actions that the user runs in an agent's process without a model, such as Python code, a shell command, or a tool."""
 
 from __future__ import annotations
 

@@ -250,7 +250,7 @@ LISTS: Final = (
     *("hooks.output_sandbox.tools", "skills.folders", "skills.load", "environment.pass"),
 )
 TABLES: Final = frozenset(key for key, type in TYPES.items() if get_origin(type) is dict)
-"""Settings whose keys the user chooses. Each of these keys is also a setting."""
+"""Tables with keys that the user chooses. Each of these keys is also a setting."""
 BY_TOOL: Final = ("policy.permissions.", "sandbox.tools.")
 SECTIONS: Final = frozenset(key[:place] for key in TYPES for place, mark in enumerate(key) if mark == ".")
 

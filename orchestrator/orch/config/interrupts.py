@@ -16,10 +16,10 @@ __all__ = ["InterruptLimit"]
 class InterruptLimit:
     """A context manager that limits the effect of Ctrl-C.
 
-    In the block, the first `limit` presses of Ctrl-C call the previous handler. Later presses are ignored and counted
-    in `suppressed`. To let the user end a hanging cleanup, a press also calls the handler if the last effective press,
-    or the beginning of the block, was at least `seconds` ago. The block changes nothing where Ctrl-C is ignored. The
-    block also changes nothing outside the main thread, because only the main thread receives signals.
+    In the block, the first `limit` presses of Ctrl-C call the previous handler. A later press is ignored and counted in
+    `suppressed`, unless `seconds` have passed since the block began and since the last call of the handler. The user
+    can therefore end a cleanup that hangs. The block has no effect if Ctrl-C is ignored. It also has no effect outside
+    the main thread, because only the main thread receives signals.
     """
 
     def __init__(self, limit: int, seconds: float = 10.0) -> None:

@@ -64,7 +64,7 @@ class Catalog:
         )
 
     def is_restricted(self, provider: str) -> bool:
-        """Return whether only workers of the provider's own agents have its credentials."""
+        """Return whether only agents that use a model of the provider get the provider's credentials."""
         provider_info = self._known.providers.get(provider)
         return provider_info is not None and provider_info.restricted
 
@@ -145,8 +145,8 @@ def configured_providers(config: Config) -> frozenset[str]:
 def keys_in(env: Mapping[str, str], known: ModelCatalog) -> dict[str, str]:
     """Return the secrets in `env` that web search or the models `known` need.
 
-    The birth pipes of workers carry these secrets. The result also contains the other variables that headers of the
-    models use. If the value of such a variable is not a secret, `plain_key` determines its name in the result.
+    The birth pipes of workers carry these secrets. The result also contains other variables that the models use in
+    headers. Variables that are not secret have the key `plain_key(name)`.
     """
     found = {name: env[name] for name in (*known.secrets, SEARCH_KEY) if env.get(name)}
     wanted = {name: env[name] for name in known.variables if env.get(name) and name not in found}

@@ -240,9 +240,9 @@ def private_dir(folder: Path, setting: str = "ORCH_HOME") -> Path:
 def socket_path(folder: Path | str, name: str, env: Mapping[str, str] | None = None) -> str:
     """Return the path of the socket `name` of `folder`.
 
-    The socket is in `folder`, unless this path is too long for a socket. Otherwise the socket is in a private folder.
-    The private folder is under `$XDG_RUNTIME_DIR` if the user owns this folder, otherwise under /tmp. This function
-    creates the private folder. Raises StoreError if another user owns it.
+    The socket is in `folder`. If this path is too long for a socket, the socket is in a private folder instead. The
+    private folder is under `$XDG_RUNTIME_DIR` if the user owns this folder, otherwise under /tmp. This function creates
+    the private folder. Raises StoreError if another user owns it.
     """
     path = os.path.join(folder, name)
     if _fits(path):

@@ -117,8 +117,9 @@ class Daemon:
 
     `call` runs one of the services; a streaming service sends its events to the client. `clock` returns seconds.
     `owns_folder` returns whether the folder still belongs to the daemon. If the folder was removed, clients no longer
-    find this daemon. If the folder was replaced, another daemon may serve the new folder. `fault` returns why the
-    journal cannot be written, or "" while it can be written; the next daemon opens the journal again.
+    find this daemon. If the folder was replaced, another daemon may serve the new folder. `fault` returns the reason
+    why the journal cannot be written, or "" if it can be written. In case of a fault the daemon exits, and the next
+    daemon opens the journal again.
     """
 
     def __init__(

@@ -94,7 +94,7 @@ class NotebookSession:
         return self._orchestrator
 
     def begin(self, settings: AgentSettings | None) -> Subagent:
-        """Return a new agent with `settings`. With None, return the previous agent if there is one.
+        """Return a new agent with `settings`. If `settings` is None, return the previous agent if there is one.
 
         A new agent replaces the previous agent. The previous agent is killed when the new agent is ready; its
         transcript is kept. If the new agent cannot be spawned, the previous agent continues. Raises OrchError.

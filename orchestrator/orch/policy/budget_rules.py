@@ -70,11 +70,11 @@ class BudgetAccount(Struct, frozen=True):
 def reservation_amount(
     minimum: float, expected: float, limit: float, left: float, left_without_reservations: float, *, is_shared: bool
 ) -> float | None:
-    """Return the part of `left` to reserve, or None to wait. A part below `minimum` means a refusal.
+    """Return the amount to reserve, or None to wait. An amount below `minimum` means that the request is refused.
 
     `left_without_reservations` is the amount that would be available if all current reservations ended without being
-    used. If the budget `is_shared` with other agents, half of `left` stays for them. If the other half is less than
-    `expected`, up to `expected` is reserved nevertheless.
+    used. If the budget `is_shared` with other agents, at most half of `left` is reserved, or up to `expected` if that
+    is more.
     """
     room = max(left / 2, min(left, expected)) if is_shared else left
     amount = min(limit, room)
@@ -168,7 +168,7 @@ def exhausted_message(account: BudgetAccount) -> str:
 
 
 def low_budget_notice(accounts: Sequence[BudgetAccount]) -> str:
-    """Return the warning for an agent whose budgets are nearly used up, "" if there are no such budgets."""
+    """Return the warning for an agent about `accounts` that are nearly used up. Return "" if `accounts` is empty."""
     if not accounts:
         return ""
     parts = [f"{_owner_text(each)} used {_used_percent(each)}" for each in accounts]

@@ -1,14 +1,14 @@
 """The budget ledger, which contains what agents have used and what they have reserved for requests in progress.
 
 A budget belongs to an agent and covers the agent's descendants too. One more budget, the root's budget, covers all
-agents. If an agent answers a peer, the usage is also charged to the agents on the peer's path. Each budget on either
-path is charged once.
+agents. If an agent answers a query of a peer, the usage is also charged to that peer and its ancestors. Each budget is
+charged only once.
 
 A budget limits several kinds of amounts, with one account for each kind. The tree contains the usage of finished turns.
-The ledger contains the usage of a turn only while the turn is in progress. Some reservations belong to no turn. The
-ledger contains them only while the process exists. Therefore, the ledger needs no cleanup when a turn or a process
-ends. A reservation for a turn is recorded before it is used, so that it is not lost if the root dies. The tree counts
-working time and processes at once, without reservations.
+The ledger counts the usage and reservations of a turn only while the turn is in progress, and reservations outside
+turns only while the process exists. Therefore, the ledger needs no cleanup when a turn or a process ends. A reservation
+for a turn is recorded before it is used, so that it is not lost if the root dies. The tree counts working time and
+processes at once, without reservations.
 """
 
 from __future__ import annotations
@@ -282,7 +282,7 @@ class BudgetLedger:
         return None if tightest is None else (tightest.left, exhausted_message(tightest))
 
     def _accounts(self, user: AgentRecord | None, kind: str, asker: str | None = None) -> Iterator[BudgetAccount]:
-        """Yield the accounts that are charged for `user`. If `user` is None, yield those of an agent without a parent.
+        """Yield the accounts that are charged for `user`. If `user` is None, yield those for a new top-level agent.
 
         `asker` is the agent that is about to query `user`.
         """

@@ -19,8 +19,8 @@ __all__ = ["USER", "AgentCaller", "Caller", "Scope", "UserCaller", "is_below"]
 Scope: TypeAlias = Literal["control", "read", "ask"]
 """What the caller wants to do.
 
-`control` reaches only the caller's descendants. `read` also reaches the caller itself. `ask` also reaches the caller's
-peers and the archives that the user gave to the caller.
+An agent with scope `control` reaches only its descendants. `read` also reaches the agent itself. `ask` reaches, in
+addition to both, its peers and the archives that the user gave to the agent.
 """
 
 

@@ -3,8 +3,7 @@
 A program has one set of credentials, which is its environment. The daemon has one set for each caller. A command sends
 the variables that the model catalog names. An agent uses the variables of the command that spawned the agent. The
 agent's descendants, holders and summaries use the same variables. The values stay in memory; on disk, orch stores only
-salted fingerprints of the values. If a later caller offers the same variables, the fingerprints show that they are the
-same.
+salted fingerprints of the values. The fingerprints show whether a later caller offers the same values.
 """
 
 from __future__ import annotations

@@ -30,9 +30,10 @@ NOT_SIMPLE: Final = re.compile(r"[;&|<>$`(){}\\\n\r]")
 class Grant(Struct, frozen=True):
     """An approval for later calls.
 
-    `subject` is a pattern. If `digest` is set, the grant covers one exact call. `tainted` is True if untrusted content
-    and sensitive data were present when the grant was given. In this situation, other grants with patterns do not
-    apply. Times are epoch seconds. `expires_at` is None if the grant does not expire.
+    `subject` is a pattern. If `digest` is set, the grant covers one exact call. `tainted` is True if the conversation
+    contained untrusted content and sensitive data when the grant was given. In such a conversation, a grant with a
+    pattern applies only if `tainted` is True. Times are epoch seconds. `expires_at` is None if the grant does not
+    expire.
     """
 
     id: str

@@ -1,9 +1,9 @@
 """Rate limits. This module delays requests of all agents to a model that has rejected requests. No I/O, no clock.
 
-A model rejects requests when it gets too many of them. A rejection applies to all agents. Requests then wait for the
-time that the response states. If the response states no time, the delay doubles with each rejection. After the delay,
-one request is allowed. Each answer raises the number of concurrent requests by one, so the number doubles in every
-round. The next rejection halves the number. After a second rejection, each round raises the number by one.
+A model rejects requests when it gets too many of them. After a rejection, the requests of all agents wait for the time
+that the response states. If the response states no time, the delay doubles with each rejection. After the delay, one
+request is allowed. Each answer raises the number of concurrent requests by one, so the number doubles in every round.
+The next rejection halves the number. After a second rejection, each round raises the number by one.
 """
 
 from __future__ import annotations
@@ -22,17 +22,15 @@ __all__ = ["RateLimiter"]
 FIRST_SECONDS: Final = 1.0
 MAX_BACKOFF_SECONDS: Final = 30.0
 MAX_PAUSE_SECONDS: Final = 60.0
-"""The longest delay.
-
-If the model requests a longer delay, agents make one request after the other after this time, and the model may reject
-them.
+"""The longest delay that agents wait for. If the model requests a longer delay, requests are not delayed, and the model
+may reject them again.
 """
 QUIET_SECONDS: Final = 60.0
-"""Seconds after the last rejection at which the limit ends."""
+"""The rate limit ends this number of seconds after the last rejection."""
 JITTER: Final = 0.1
-"""Fraction by which a delay grows at random.
+"""The maximum fraction by which a delay grows at random.
 
-Other programs with the same key may otherwise retry at the same time.
+Without the random part, other programs with the same key may retry at the same time.
 """
 
 
@@ -74,7 +72,7 @@ class RateLimiter:
         if model is None:
             model = self._models[name] = _RateLimitedModel()
         if now >= model.paused_until:
-            # If a model rejects concurrent requests together, this counts as one rejection.
+            # Rejections of concurrent requests count as one rejection.
             model.rejections += 1
             model.max_concurrent, model.answered = max(1, model.max_concurrent // 2), 0
         pause = wait if wait is not None else min(MAX_BACKOFF_SECONDS, FIRST_SECONDS * 2 ** (model.rejections - 1))

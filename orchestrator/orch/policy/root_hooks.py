@@ -42,7 +42,7 @@ from .hook_records import add_hook_totals, disabled_hooks_file, sum_tallies
 __all__ = ["HookRegistrar", "RootHooks", "RunInThread", "SendMessage"]
 
 RunInThread = Callable[[Callable[..., None], Path, str, tuple[HookTally, ...]], Any]
-"""A function that starts the call of its first argument, with the other arguments, in a thread."""
+"""A function that calls its first argument with the other arguments in a thread. The caller does not wait."""
 SendMessage = Callable[[str, str, bool], Any]
 """A function that sends a text to an agent. Thread-safe.
 
@@ -172,7 +172,7 @@ class RootHooks:
                 )
 
     def notify_hooks(self, event: Event, spec: AgentSpec, run_in_thread: RunInThread) -> None:
-        """Call hooks in the background for `event`. The root itself observed this event of the agent `spec`."""
+        """Call hooks in the background for `event`, an event of the agent `spec` that the root itself observed."""
         if hooks := self._registry.chain(event.stage):
             try:
                 disabled = self._disabled_hooks()

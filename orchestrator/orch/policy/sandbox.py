@@ -98,7 +98,7 @@ def check_required_levels(config: SandboxConfig, offer: Callable[[], AvailableLe
 def available_sandbox(
     spec: SandboxSpec, tools: Iterable[str], offer: Callable[[], AvailableLevels], *, require: bool
 ) -> tuple[SandboxSpec, str]:
-    """Return `spec` with levels that this machine supports, and a message about differences, "" without differences.
+    """Return `spec` with levels that this machine supports, and a message about lower levels and unusable tools, or "".
 
     `tools` contains the tools that were requested by name. The next higher supported level replaces an unsupported
     level. If there is no higher level, the next lower level is used and reported. With `require`, SandboxError is

@@ -82,7 +82,7 @@ class ChildProcess:
     def is_running(self) -> bool:
         """Return whether the process is still running.
 
-        After the process has ended, its pid may be reused before `ended` resolves.
+        The method checks the pidfd, because the pid may be reused before `ended` resolves.
         """
         if not is_registered(self._pidfd):
             return False
@@ -111,10 +111,11 @@ class ChildProcess:
             self.ended.set_result(code)
 
     def kill_unreported(self) -> int:
-        """Kill the process without waiting for a report from the zygote, because the zygote will not report the exit.
+        """Kill the process. The zygote has ended or is about to end, and will not report the exit.
 
-        If this process is the first process of a container, the worker becomes its child. In that case, return a pidfd
-        that is used to reap the worker after the zygote has ended. Return -1 if the worker has been reaped.
+        Return a pidfd that is used to reap the worker after the zygote has ended. This is necessary if this process is
+        the first process of a container, because the worker then becomes its child. Return -1 if the exit is already
+        known.
         """
         reaper_pidfd = register(os.dup(self._pidfd)) if is_registered(self._pidfd) else -1
         self._reaper = linux.reap
@@ -222,8 +223,8 @@ def _exit_pipe(process: subprocess.Popen[bytes]) -> int:
 class ExecLauncher:
     """A `Launcher` whose workers are children of this process. Their environment contains ORCH_RUN=`run_id`.
 
-    A worker ends when its birth pipe is closed. Processes that a worker's tools leave behind keep running. Forked
-    workers have a shim that ends such processes.
+    A worker ends when its birth pipe is closed. Unlike forked workers, these workers have no shim, so processes that
+    their tools leave behind keep running.
     """
 
     def __init__(self, run_id: str, folder: Path, *, entry: str = "orch_worker.process.main:main") -> None:

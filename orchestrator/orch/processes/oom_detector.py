@@ -21,7 +21,7 @@ COUNT: Final = "oom_kill "
 
 
 class OomDetector:
-    """Counts the kills for lack of memory since the last call of `ignore_earlier`, without those that `claim` returned.
+    """Counts the kills for lack of memory that were neither claimed (`claim`) nor ignored (`ignore_earlier`).
 
     `path` is the file with the counter. If `path` is None, the detector searches for the file.
     """

@@ -116,7 +116,7 @@ class ShimClient:
         try:
             socket.send_fds(self._control, [packet], descriptors or [])
         except (BrokenPipeError, ConnectionResetError, BlockingIOError):
-            pass  # the pidfd reports the end of the shim, and the request reports a stop
+            pass  # the pidfd reports the end of the shim; requests to a shim that does not read time out
 
     def _sweep_now(self) -> None:
         self._sweep = None

@@ -167,7 +167,8 @@ class ZygoteClient:
             if packet:
                 self._handle_report(packet, descriptors)
             else:
-                # Either the pidfd of the zygote follows, or the shim's error if the zygote was never started.
+                # The zygote has closed the socket. Its pidfd reports the exit. If the zygote was never started, the
+                # shim reports the error.
                 self._loop.remove_reader(self._control)
 
     def _handle_report(self, packet: bytes, descriptors: list[int]) -> None:

@@ -46,7 +46,7 @@ __all__ = ["ReplayedSession", "differences", "recording_of", "source_of", "to_sc
 ENDS: Final = ("end_turn", "stop_sequence", "max_tokens", "refusal")
 """Stop reasons that the model causes. Only turns with these stop reasons can be replayed."""
 OWN: Final = frozenset({"id", "seq", "name", "task", "backend", "born", "chosen", "folder", "cwd"})
-"""Fields of an agent's spec that do not affect the agent's requests."""
+"""Fields of an agent's spec that a story does not store among the agent's settings."""
 MAX_SAID: Final = 5
 Shortening: TypeAlias = CompactionEntry | ArchiveEntry | UpgradeEntry
 
@@ -64,9 +64,9 @@ def recording_of(found: ImportedSession, spec: AgentSpec, notes: Sequence[Note] 
     - `agent` and `task` are the settings of the agent that affect requests. The environment, keys, model and folders
       are left out.
     - `history`, `turns` and `conversation` contain messages. Each turn has a `prompt` and a `script`.
-    - `taken_over` is set if the conversation was imported, because the agent then never received a task.
-    - `shortened` and `whole` are set if parts were compacted or archived. They contain the positions of these parts,
-      and the whole conversation.
+    - `taken_over` is True if the first prompt contains no task, because the conversation was imported.
+    - `shortened` and `whole` are set if parts were compacted or archived. `shortened` describes these parts, and
+      `whole` is the whole conversation.
     - `memory` is set for an agent with memory. It contains the `notes` that existed when a turn began. `before` of a
       note is the index of the first such turn.
 
@@ -116,10 +116,9 @@ def recording_of(found: ImportedSession, spec: AgentSpec, notes: Sequence[Note] 
 
 
 def _noted(notes: Sequence[Note], turns: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
-    """Return the notes that existed at the beginning of one of `turns`. `turns` contains the query and the time of each
-    turn.
+    """Return the notes that existed when one of `turns` began. Each of `turns` has a query id and a start time.
 
-    Each note has the index of the first such turn as `before`. A note that was written in a turn exists from the next
+    The `before` of a note is the index of the first such turn. A note that was written in a turn exists from the next
     turn on, even if both have the same time stamp.
     """
     own = {query: number for number, (query, _) in enumerate(turns, 1)}
@@ -136,7 +135,7 @@ def _shortened(
 ) -> tuple[list[MessageEntry | Shortening], list[dict[str, Any]]]:
     """Return the `messages` with the entries that shortened the conversation, and a description of each such entry.
 
-    Such an entry is a compaction, a collapse or an upgraded record. `after` in its description is the number of
+    Such an entry is a compaction, an archive or an upgraded record. `after` in its description is the number of
     messages before the entry. Both lists are empty if anything other than messages of turns was replaced or kept.
     """
     places = {entry.id: place for place, entry in enumerate(messages)}
@@ -156,7 +155,7 @@ def _shortened(
 
 
 def _how(entry: Shortening, places: Mapping[str, int]) -> dict[str, Any] | None:
-    """Return how `entry` shortened the conversation.
+    """Return a description of how `entry` shortened the conversation.
 
     Return None if `entry` affects more than the messages at `places`.
     """
@@ -347,14 +346,14 @@ def _is_hooked(spec: AgentSpec) -> bool:
 
 
 def _hooks(spec: AgentSpec) -> HooksSpec:
-    """Return the agent's hooks. In the result, phases ask the script instead of another model."""
+    """Return the agent's hooks, changed so that phases ask the script instead of another model."""
     options = spec.hooks.options
     asks = {name: replace(getattr(options, name), model=None, max_cost_usd=None) for name in ("assess", "reflect")}
     return replace(spec.hooks, switches="", options=replace(options, **asks))
 
 
 def _beside(entry: PhaseEntry) -> str:
-    """Return a response of a model in a phase that leads to the recorded result."""
+    """Return a response of a model that leads to the recorded result of the phase."""
     if entry.error:
         return "(no answer)"
     if entry.phase == "reflect":

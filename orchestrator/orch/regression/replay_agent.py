@@ -75,7 +75,7 @@ def replay_session(found: ImportedSession, spec: AgentSpec, notes: Sequence[Note
 
 
 class _RecordedCompactions(TurnExtension):
-    """Shortens the conversation as in the recording. `apply` shortens it during the query of a turn."""
+    """Shortens the conversation as in the recording. `apply` is called with the id of the turn in progress."""
 
     def __init__(self, apply: Callable[[str], None]) -> None:
         self._apply = apply
@@ -94,7 +94,7 @@ class _ReplayWorld:
         self._requests: list[RecordedRequest] = []
         self._due: list[dict[str, Any]] = list(story.get("shortened", ()))
         self._entry_ids: list[str] = []
-        """The ids of the messages of turns so far. `_seen` is the number of entries at the last count."""
+        """The ids of the messages of turns so far. `_seen` is the number of session entries that were examined."""
         self._seen = 0
         whole = story.get("whole", story["conversation"])
         answered = [message for message in whole if "results" in message]
@@ -161,7 +161,7 @@ class _ReplayWorld:
         return make
 
     def _shorten(self, runtime: Runtime, turn: str) -> None:
-        """Apply the recorded compactions and collapses that are due."""
+        """Apply the recorded compactions and archives that are due."""
         session = runtime.transcript.session
         fresh, self._seen = session.entries[self._seen :], len(session.entries)
         self._entry_ids += [entry.id for entry in fresh if isinstance(entry, MessageEntry) and entry.turn]
@@ -189,7 +189,7 @@ class _ReplayWorld:
         return result
 
     def _approve(self, question: Question) -> bool:
-        """Return the recorded decision, which allows the calls that ran in the recording."""
+        """Approve the call if it ran in the recording."""
         ids = self._asked.get(_key(question.tool, question.input), [])
         output = self._results.get(ids.pop(0)) if ids else None
         return output is not None and not output.text.startswith(REFUSED)

@@ -53,7 +53,7 @@ def to_json(value: object) -> str:
 
 def safe(text: str) -> str:
     """Return `text` with control characters escaped."""
-    if text.isprintable():  # this is the usual case; compiling the expression takes as long as connecting
+    if text.isprintable():  # the usual case; compiling the regular expression takes as long as connecting
         return text
     return re.sub(CONTROL, lambda found: found[0].encode("unicode_escape").decode(), text)
 

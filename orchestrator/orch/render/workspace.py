@@ -1,4 +1,4 @@
-"""Artifacts of a workspace as a table and as pages."""
+"""Objects of a workspace as a table and as pages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _size(size: int) -> str:
 
 
 def page(artifact: dict[str, Any]) -> str:
-    """Return an artifact as a page with its properties, its origin, and whether the artifact is stale."""
+    """Return an object as a page with its properties, its origin, and whether the object is stale."""
     arguments = ", ".join(f"{name}={value}" for name, value in artifact.get("arguments", {}).items())
     call = f"{artifact['tool']}({arguments})" if artifact.get("tool") else ""
     facts = {

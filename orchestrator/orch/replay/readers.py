@@ -146,8 +146,9 @@ def _apply(view: VisibleMessages[int], change: Change) -> None:
 class Scale:
     """Estimates the number of tokens of the messages in a recording.
 
-    `beside` is the number of tokens that each request contains in addition to its messages. `measured` is True if the
-    recording reports usage. If so, the estimator and `beside` are derived from the reported usage.
+    `beside` is the number of tokens that each request contains in addition to its messages. The estimator and `beside`
+    are derived from the usage that the recording reports. `measured` is True if the recording reports the usage of
+    several calls.
     """
 
     def __init__(self, estimator: TokenEstimator, beside: int, measured: bool) -> None:

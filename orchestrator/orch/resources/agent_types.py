@@ -82,7 +82,7 @@ class AgentType(Struct, frozen=True):
         return self.where == "user" and self.tools is not None
 
     def describe_missing_tools(self, default_tools: Collection[str]) -> str:
-        """Return a note about its tools that are not in `default_tools`, the default tools; "" for none."""
+        """Return a note about tools that the type names but `default_tools` lacks, or "" if an agent gets all tools."""
         missing = [] if self.grants_tools else [tool for tool in self.tools or () if tool not in default_tools]
         remedy = "pass a preset or tools to grant more than the default"
         return f"agent type {self.name!r} of the project does not get {', '.join(missing)}: {remedy}" if missing else ""

@@ -141,8 +141,8 @@ class DisabledExtensions(Struct, frozen=True):
 def find(folder: Path, home: Path, packages: Iterable[str] = ()) -> list[FoundExtension]:
     """Return the extensions for agents in `folder`.
 
-    If two extensions have the same name, the project's extension is off. Raises ConfigError if the list of disabled or
-    trusted extensions cannot be read.
+    If several extensions have the same name, all except the first are off. Extensions of the user come first, then
+    packages, then the project. Raises ConfigError if the list of disabled or trusted extensions cannot be read.
     """
     candidates: list[tuple[Where, Path]] = [("user", each) for each in _folders(home / FOLDER)]
     candidates += (("package", entry_point_folder(GROUP, name, "extensions.load")) for name in packages)

@@ -31,7 +31,7 @@ FOLDER: Final = "skills"
 GROUP: Final = "orch.skills"
 MAX_KNOWN: Final = 1_000
 SETTLED_NS: Final = 100_000_000
-"""If a file was changed less than this time before it was read, the file may change again without a new time stamp."""
+"""A skill is cached only if its files are older. A newer file may change again and keep its time stamp."""
 
 Where: TypeAlias = Literal["program", "user", "project", "folder", "package", "extension"]
 Mark: TypeAlias = tuple[str, int, int, int]

@@ -78,7 +78,7 @@ def _forget_in_run(run: Path, id: str, now: float, *, dry_run: bool) -> Forgotte
 def _discard(journal: Journal, tree: Tree, nodes: Sequence[AgentRecord], now: float) -> None:
     _record(journal, tree, KillRequested((nodes[0].spec.id,), "the user"), now)
     for node in tree.agents.subtree(nodes[0].spec.id):
-        if node.running:  # the root of this agent has ended, so the agent's process has ended too
+        if node.running:  # the run is closed, so the agent's process has ended too
             _record(journal, tree, ProcessExited(node.spec.id, node.incarnation, None), now)
     _record(journal, tree, DiscardSessions(tuple(node.spec.id for node in nodes)), now)
     journal.rewrite(redacted)

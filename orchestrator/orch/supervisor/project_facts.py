@@ -33,9 +33,9 @@ Key = tuple[str, ContextConfig]
 
 
 class CachedFacts(Struct, frozen=True):
-    """A survey, with the marks of all files and folders that the survey read.
+    """A survey, with the states of all files and folders that the survey read.
 
-    The survey is valid while the marks are unchanged.
+    The survey is valid while these states are unchanged.
     """
 
     survey: ProjectSurvey
@@ -51,7 +51,7 @@ class ProjectFacts:
         self._catalogs: SkillCatalogs | None = None
 
     def skill_catalogs(self) -> SkillCatalogs:
-        """Return the cache of skill folders. This property is thread-safe."""
+        """Return the cache of skill folders."""
         if self._catalogs is None:
             # The import is deferred until there are skills.
             from ..resources.skill_discovery import SkillCatalogs
@@ -81,7 +81,7 @@ class ProjectFacts:
 
 
 def _revalidate(cached: CachedFacts | None, folder: str, rules: ContextConfig) -> CachedFacts:
-    """Return `cached` if the marks of `cached` are unchanged, otherwise a new survey."""
+    """Return `cached` if its file states are unchanged, otherwise a new survey."""
     if cached is not None and all(_file_state(path) == file_state for path, file_state in cached.file_states.items()):
         return cached
     return _survey_folder(folder, rules)
@@ -90,7 +90,8 @@ def _revalidate(cached: CachedFacts | None, folder: str, rules: ContextConfig) -
 def _survey_folder(folder: str, rules: ContextConfig) -> CachedFacts:
     """Survey the folder.
 
-    If a file changed during the survey, the result has no marks and is not cached.
+    If a file changed during or shortly before the survey, or the survey was too slow, the result has no file states and
+    is not cached.
     """
     file_states: dict[Path, FileState] = {}
     started_ns, deadline = time.time_ns(), time.monotonic() + WALK_SECONDS

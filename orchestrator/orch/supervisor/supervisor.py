@@ -186,7 +186,7 @@ class Supervisor:
         return self.workers.transport.peers.counters
 
     def start(self) -> None:
-        """Recover what the previous root of this run left unfinished, and start the periodic checks of agents and
+        """Recover what the previous root of this run left unfinished, and start the periodic checks of idle agents and
         turns.
         """
         self.handle(recovery(self.tree.agents.pending.values()))
@@ -264,7 +264,7 @@ class Supervisor:
         self.budgets.require_process(payer, getattr(event, "asker", None))
 
     def flush_journal(self) -> None:
-        """Write all entries that could not be written earlier to the journal. Raises StoreError."""
+        """Write entries to the journal that could not be written earlier. Raises StoreError."""
         self._journal.append([])
 
     def _perform(self, instruction: Instruction) -> None:
@@ -299,9 +299,7 @@ class Supervisor:
             self._loop.call_soon(self.handle, failed)
 
     def launch_waiting(self) -> None:
-        """Start the processes that waited for credentials, if a caller has offered these credentials in the
-        meantime.
-        """
+        """Start the waiting processes whose credentials a caller has offered in the meantime."""
         for id, incarnation in tuple(self._waiting_launches.items()):
             agent = self.tree.agents[id]
             with contextlib.suppress(OrchError):

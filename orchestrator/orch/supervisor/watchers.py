@@ -182,7 +182,7 @@ class Watchers:
                 watcher(event)
 
     def notify_tool_call(self, agents: TreeState, id: str, query_id: str, report: CallReport) -> None:
-        """Pass the outcome of a tool call of the agent `id` to all observers."""
+        """Pass a tool call of the agent `id` to all observers, and to the watchers of the agent's branch."""
         agent: AgentRecord = agents[id]
         fields = msgspec.structs.asdict(report)
         event = CallEvent(**fields, agent_id=id, agent=agent.spec.name, depth=agent.spec.depth, query_id=query_id)
@@ -252,7 +252,7 @@ class _ObserverTask:
                 self._dropped = 0
 
     async def _notify(self, event: CallEvent) -> str:
-        """Call the observer with `event`. Return the error of the call, "" on success."""
+        """Call the observer with `event`. Return the error of the call, or "" if it succeeded."""
         if inspect.iscoroutinefunction(self.observer):
             try:
                 outcome: Any = self.observer(event)

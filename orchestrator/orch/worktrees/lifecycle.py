@@ -186,9 +186,9 @@ def _add(git: Git, spec: WorktreeSpec) -> None:
 
 
 def _forget(git: Git, spec: WorktreeSpec) -> None:
-    """Remove a worktree from the repository's list of worktrees, if its folder no longer exists."""
+    """Remove a worktree, whose folder no longer exists, from the repository's list of worktrees."""
     if f"worktree {spec.path}" in git.output("worktree", "list", "--porcelain", "-z").split("\0"):
-        # two --force remove a worktree that git has locked while creating it
+        # Two --force options also remove a worktree that is locked because git was killed while creating it.
         git.output("worktree", "remove", "--force", "--force", spec.path)
 
 

@@ -61,7 +61,7 @@ def format_named(name: str) -> Format:
 def detect(messages: Sequence[Any]) -> Format:
     """Return the format of `messages`.
 
-    A feature that only one format has determines the result. Without such a feature, the result is the format of chat
+    If `messages` have a feature that only one format has, return that format. Otherwise return the format of chat
     completions.
     """
     for message in messages:

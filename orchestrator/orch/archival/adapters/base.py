@@ -37,7 +37,7 @@ class Format(Protocol):
 
     name: str
     provider: str
-    """The provider whose special blocks messages of this format may contain."""
+    """The provider whose own types of blocks may appear in messages of this format."""
     ratios: CharsPerToken
     separate_blocks: tuple[type, ...]
     """Types of blocks that are separate messages in this format."""
@@ -86,8 +86,8 @@ def role_of(raw: Any) -> Any:
 def to_json_data(raw: Any, where: str = "message") -> Any:
     """Return `raw` as plain JSON data.
 
-    If an object has a method `model_dump`, this method converts the object. Raises ConfigError with the position of a
-    value that JSON cannot represent.
+    An object with a method `model_dump` is converted by this method. Raises ConfigError with the position of a value
+    that JSON cannot represent.
     """
     return _to_json_data(raw, where, 0)
 
@@ -118,10 +118,9 @@ def _to_json_data(value: Any, where: str, depth: int) -> Any:
 
 
 def encode_message(format: Format, raw: Any) -> tuple[Message, Any]:
-    """Return `raw` as an orch message, and the difference between both.
+    """Return `raw` as an orch message, and the data with which `decode_message` restores `raw` exactly.
 
-    `decode_message` uses the difference to restore `raw` exactly. The difference is None if the orch message is enough
-    to restore `raw`.
+    The data is None if the orch message is enough to restore `raw`.
     """
     message = format.read(raw)
     return message, difference(format.write(message), raw)
@@ -133,7 +132,7 @@ def decode_message(format: Format, message: Message, change: Any) -> Any:
 
 
 def convert_message(format: Format, message: Message) -> list[Any]:
-    """Convert `message` to messages of `format`. The message was stored in another format."""
+    """Convert `message`, which was stored in another format, to messages of `format`."""
     parts: list[list[Block]] = []
     for block in message.content:
         is_separate = isinstance(block, format.separate_blocks)
@@ -143,9 +142,9 @@ def convert_message(format: Format, message: Message) -> list[Any]:
     return [format.write(Message(message.role, tuple(part))) for part in parts]
 
 
-# A difference between two JSON values has one of five forms. None means that the values are equal, and {"=": value} is
-# another value. {"t": 1} means a string in place of a text block. {"k": {...}, "d": [...]} contains changed keys and
-# removed keys. {"l": {...}} contains the changed items of a list.
+# A difference between two JSON values has one of five forms. None: the values are equal. {"=": value}: the new value.
+# {"t": 1}: a string replaces a list of one text block. {"k": {...}, "d": [...]}: the changed keys with their
+# differences, and the removed keys. {"l": {...}}: the changed items of a list by index.
 
 
 def difference(written: Any, raw: Any) -> Any:

@@ -124,7 +124,7 @@ def turns_to_archive(
     *,
     depth: int = 0,
 ) -> list[ArchiveRange]:
-    """Return the finished turns that should be archived, in order. Does not raise, even for unusual conversations."""
+    """Return the finished turns that should be archived, in order. Never raises."""
     finished = [turn for turn in turns_of(view.messages) if _is_finished(view, turn)] if rules.turns else []
     if not rules.gate:
         return _turns_over_threshold(view, finished, trigger, estimator, depth)
@@ -237,7 +237,7 @@ def is_over_bound(view: ConversationView, rules: ArchivalRules) -> bool:
 
 
 def next_range_over_bound(view: ConversationView, rules: ArchivalRules) -> ArchiveRange | None:
-    """Return the next range to archive to bring `view` below the low-water mark. The range need not pay.
+    """Return the next range to archive to bring `view` below the low-water mark, even if archiving it does not pay.
 
     The oldest steps of the current turn come first, then the oldest finished turns as one era. Return None if no range
     would become smaller.

@@ -119,8 +119,7 @@ class ArchiveCatalog(ABC):
     def record_positions(self, messages: Sequence[Message]) -> set[int]:
         """Return the positions of those `messages` that are records of turns and eras, or prompts of such turns.
 
-        If a compaction summary is in the position of a prompt, the result does not contain it, because the summary
-        covers more than the prompt.
+        A compaction summary in place of a prompt is left out, because the summary covers more than the prompt.
         """
         positions: set[int] = set()
         for index, message in enumerate(messages):

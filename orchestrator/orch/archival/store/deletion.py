@@ -2,8 +2,8 @@
 
 A deletion affects the session file, the index, stored values, and the sessions of holders. The atomic replacement of
 the session file commits the deletion. The index is removed before this replacement, and `finish_deletion` removes all
-other data afterwards. `finish_deletion` reads the new file to find the data to remove. `finish_deletion` can therefore
-complete a deletion whose process was killed.
+other data afterwards. It finds this data by reading the new file, so it can also complete a deletion whose process was
+killed.
 """
 
 from __future__ import annotations
@@ -74,9 +74,10 @@ def delete_archives(archives: SessionArchives, search: Search, before: str, when
 def finish_deletion(archives: SessionArchives, *, rewritten: bool) -> DeletedContent:
     """Remove the sessions of the holders of deleted archives. Return the deleted content of the session.
 
-    If `rewritten` is True, also remove other data that may contain deleted content. The data consists of stored values
-    that the session no longer names, Python names, torn tails that are older than the deleted archives, and damaged
-    originals. Raises LockedError if the agent has a process. Raises StoreError.
+    If `rewritten` is True, also remove other data that may contain deleted content. This data consists of stored values
+    that the session no longer refers to, saved names of Python variables, torn tails that are not newer than the
+    deleted archives, and damaged session files that repairs kept. Raises LockedError if the agent has a process. Raises
+    StoreError.
     """
     folder = archives.folder
     with _locked(folder):

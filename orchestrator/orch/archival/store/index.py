@@ -1,7 +1,8 @@
 """The full-text index of a folder of archives.
 
 The index has one row for each archive, with words and their positions but without text. The index is derived data and
-is rebuilt if it does not match the archives. Without the index, a search is slower and has the same results.
+is rebuilt if it does not match the archives. If the index cannot be opened, a search is slower and finds only exact
+matches.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class Index:
         if self._database is None:
             return
         try:
-            # A commit takes as long as the indexing. If archives are lost, the next opening adds them again.
+            # Not every archive is committed at once, because a commit takes as long as the indexing. The next opening
+            # adds lost archives again.
             self._database.execute(
                 "INSERT INTO words(rowid, text) VALUES (?, ?)", (number, _separate_wide_characters("\n".join(texts)))
             )

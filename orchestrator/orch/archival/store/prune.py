@@ -129,7 +129,7 @@ def entries_to_delete(archives: SessionArchives, before: str) -> ContentToDelete
 def _shown_records(archives: SessionArchives) -> set[str]:
     """Return the ids of the archives whose full record the conversation shows.
 
-    An archive is left out if only its task appears, in a compaction summary.
+    An archive is left out if the conversation shows only its task, in a compaction summary.
     """
     with_task = {id for id in archives.brief_records() if archives.view.task(id)}
     return archives.visible_records() - with_task
@@ -204,7 +204,7 @@ class _FileCopy:
                 self._new_file.keep(line.data)
 
     def _new_content(self, offset: int, object: bytes) -> bytes:
-        """Return the content of the new line. The content is the same bytes, unless the entry changes."""
+        """Return the content of the new line. If the entry does not change, return the same bytes."""
         try:
             entry = self._change_entry(object, offset)
         except DECODE_ERRORS:
@@ -212,7 +212,7 @@ class _FileCopy:
         return object if entry is None else encode_json(entry)
 
     def _change_entry(self, object: bytes, offset: int) -> Entry | None:
-        """Return the changed entry, None if the entry does not change."""
+        """Return the changed entry. Return None if the entry does not change."""
         if object.startswith(MESSAGE_PREFIXES):
             return self._change_message(object, offset)
         if not object.startswith(_CHANGEABLE_PREFIXES):
@@ -283,10 +283,7 @@ class _FileCopy:
         return msgspec.structs.replace(entry, note="", error="", deleted=self._deleted_at)
 
     def _change_custom(self, entry: Custom) -> Custom | None:
-        """Remove workspace objects that a deleted turn added.
-
-        Also remove references to these objects in other entries.
-        """
+        """Remove workspace objects that a deleted turn added, and references to these objects in other entries."""
         if entry.custom_type == ACTED:
             return self._change_hook_actions(entry)
         if entry.custom_type != WORKSPACE:
@@ -376,7 +373,7 @@ class _FileCopy:
         return msgspec.structs.replace(collapse, task=task, messages=messages, record=record)
 
     def _redact_blocks(self, blocks: Iterable[Block], *, records_only: bool) -> tuple[Block, ...]:
-        """Return `blocks`, but replace the records of deleted archives by deletion markers.
+        """Return `blocks` with deletion markers in place of the records of deleted archives.
 
         If `records_only` is True, return only the records.
         """

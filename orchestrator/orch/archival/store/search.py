@@ -57,7 +57,7 @@ class Search:
             self._index.add(record.number, record.id, self._archive.texts(record))
 
     def search(self, query: str, limit: int, among: Container[str] | None = None) -> list[SearchHit]:
-        """Return up to `limit` hits for `query`. Hits that contain the whole query come first.
+        """Return up to `limit` hits that contain `query`. If there are none, return hits that resemble `query`.
 
         `among` restricts the search to archives with these ids.
         """
@@ -161,11 +161,10 @@ class Search:
         ]
 
     def _most_similar(self, record: ArchiveRecord, query: str) -> list[tuple[int, ArchiveRecord, int, str]]:
-        """Return the message of `record` that resembles `query` most, with its score and passage. Return [] if there is
-        none.
+        """Return a list with the message of `record` that resembles `query` most, with score and passage.
 
-        A message with more matching words has a higher score. With equal scores, other messages are preferred over
-        prompts.
+        The list is empty if no message resembles `query`. A message with more matching words has a higher score. With
+        equal scores, other messages are preferred over prompts.
         """
         words = words_of(query)
         prompts = record.prompts if record.kind == "turn" else 0

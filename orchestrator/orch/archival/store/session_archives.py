@@ -58,8 +58,7 @@ _TreeEntry: TypeAlias = (
 _DECODED_PREFIXES: Final = line_prefixes(AnyMessageEntry | ArchiveEntry | UpgradeEntry | CompactionEntry | TaintEntry)
 _TURN_END_PREFIXES: Final = line_prefixes(TurnEndEntry)
 _DELETED_FIELD: Final = b',"deleted":"'
-"""A part of the entry for the end of a turn.
-The entry is decoded only if it contains this part, which means that the reply was deleted.
+"""A part of each entry for the end of a turn whose reply was deleted. Other entries for ends of turns are not decoded.
 """
 
 
@@ -108,9 +107,9 @@ class SessionArchives(SearchableCatalog):
         self.view: VisibleMessages[LineRange] = VisibleMessages()
         self._cursor = LogCursor()
         self._leaf: str | None = None
-        # `_left_path` is True if the conversation went back to an earlier entry. The visible part is then unknown, and
-        # the file is read again. `_path_tracker` and `_entry_index` are the path and the number of entries read so far
-        # in this second reading.
+        # `_left_path` is True if the conversation went back to an earlier entry. It is then unknown which entries are
+        # visible, so the file is read again. In this second reading, `_path_tracker` is the path to the last entry, and
+        # `_entry_index` is the number of entries read so far.
         self._left_path, self._path_tracker, self._entry_index = False, _PathTracker(bytearray(), {}), 0
         self._labels: tuple[TaintLabel, ...] = ()  # all labels so far, on any branch
         self.deleted_replies: dict[str, str] = {}
@@ -252,7 +251,7 @@ class SessionArchives(SearchableCatalog):
     def _advance_path(self, entry: _TreeEntry, start: int) -> bool:
         """Return whether `entry` is on the path of the conversation.
 
-        If the parent of an entry is missing, the conversation shows it as lost.
+        If the entry's parent is missing, the conversation shows a placeholder for the parent.
         """
         old_leaf, self._leaf = self._leaf, entry.id
         tracker, index = self._path_tracker, self._entry_index
@@ -269,8 +268,8 @@ class SessionArchives(SearchableCatalog):
 
     def _add_archive(self, entry: ArchiveEntry, on_path: bool) -> None:
         collapse = entry.collapse
-        # A damaged file may no longer show the range contiguously. In this case the range stays visible and also
-        # belongs to the archive.
+        # In a damaged file, the messages of the range may no longer be adjacent. The range then stays visible, although
+        # it also belongs to the archive.
         with contextlib.suppress(StoreError):
             if on_path:
                 start, stop = self.view.part(collapse.first, collapse.last)
@@ -370,7 +369,7 @@ def _convert_record(collapse: Collapse) -> ArchiveRecord:
 
 
 def join_ranges(ranges: Sequence[LineRange]) -> LineRange:
-    """Return the range that adjacent items have together."""
+    """Return one range that covers the adjacent `ranges`."""
     distinct = dict.fromkeys(ranges)
     messages = sum(each.messages for each in distinct)
     summaries = tuple(offset for each in distinct for offset in each.summaries)

@@ -45,7 +45,8 @@ class ArchiveStore(SearchableCatalog):
     def __init__(self, lock: FolderLock, folder: Path) -> None:
         super().__init__(folder)
         self.notes: list[str] = []
-        """Damage that was found when the files were opened. Each note is one line."""
+        """Damage that was found when the files were opened, and late summaries that could not be stored, one line each.
+        """
         self._lock = lock
         self._closed = False
         self._log: AppendLog | None = None

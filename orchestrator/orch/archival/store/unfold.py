@@ -20,7 +20,7 @@ def unfold(
     read: Callable[[T], Message],
     contents: Callable[[ArchiveRecord], list[T]],
 ) -> list[T]:
-    """Return `items`, but replace each record, and the prompts before the record, by the original messages."""
+    """Return `items` with the original messages in place of each record and the prompts before the record."""
     unfolded: list[T] = []
     pending = list(reversed(items))
     while pending:

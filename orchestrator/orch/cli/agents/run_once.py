@@ -80,7 +80,7 @@ def _run_agent(arguments: Namespace) -> int:
     prompt = params["task"] if arguments.prompt is None else command.text(arguments.prompt)
     if arguments.keep:
         return _ask(arguments, connection, spawn(connection, params, model_note), prompt)
-    with InterruptLimit(1):  # a second Ctrl-C must not prevent that the agent is ended
+    with InterruptLimit(1):  # a second Ctrl-C must not stop this command before it has ended the agent
         try:
             spawned = spawn(connection, params, model_note)
         except KeyboardInterrupt:

@@ -34,7 +34,7 @@ OFFLINE: Final = "extractive:"
 
 
 def settings_not_in_effect(loaded: config.LoadedConfig) -> dict[str, Any]:
-    """Return the settings of `loaded` that differ in the running daemon. The result contains the daemon's values.
+    """Return the running daemon's values of those settings that differ from `loaded`.
 
     Returns {} when no daemon is running. This function does not start a daemon. Raises CommandError.
     """
@@ -67,7 +67,7 @@ def _prompt(settings: Config, arguments: Namespace) -> dict[str, Any]:
 def _sandbox(config: SandboxConfig, arguments: Namespace) -> SandboxConfig:
     """Return `config` with the flags applied.
 
-    --sandbox replaces preset levels; --require-sandbox sets the minimum level.
+    --sandbox sets the level of all presets; --require-sandbox sets the minimum level.
     """
     if arguments.sandbox is not None:
         config = msgspec.structs.replace(config, level=arguments.sandbox, presets={})

@@ -1,4 +1,4 @@
-"""The command `orch workspace` lists, shows, pins and drops the artifacts of an agent."""
+"""The command `orch workspace` lists, shows, pins and removes objects in the workspace of an agent."""
 
 from __future__ import annotations
 

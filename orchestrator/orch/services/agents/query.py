@@ -202,7 +202,7 @@ async def answer(
 ) -> Reply:
     """Wait at most `seconds` for a query's reply.
 
-    `collector` names the receiver. With None, the reply stays for `collect`.
+    `collector` is the caller that receives the reply. If it is None, the service `collect` can return the reply later.
     """
     if node.pending is None or node.pending.query_id != query_id:
         return _finished_reply(node, query_id)
@@ -218,7 +218,7 @@ async def answer(
 
 
 class _ErrorsForCaller:
-    """Context manager that changes errors of `node` for the caller that receives them.
+    """Context manager that adapts errors of the agent `node` to the caller that receives them.
 
     For the user, a provider error gets a hint, for example about a refused API key. For an agent, details of local-only
     content are removed.
@@ -281,7 +281,7 @@ def ask(
 
 
 def _pass_on_taint(root: Supervisor, caller: Caller, node: AgentRecord, marks: tuple[TaintLabel, ...]) -> None:
-    """Add the taint labels of the caller's conversation to `node` before the query is sent to `node`."""
+    """Add the taint labels of the caller's conversation to the agent `node`, which is about to be queried."""
     labels = inherited_labels(marks, caller.agent_id or "")
     if join_labels(node.spec.marks, labels) != node.spec.marks:
         root.handle(events.AddTaint(node.spec.id, labels))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["events"]
 
 POLL_SECONDS: Final = 0.5
-"""Interval of looks at the journal of another run."""
+"""Interval in seconds between two checks of the journal of another run."""
 
 
 @handles(LIST_EVENTS)

@@ -59,7 +59,7 @@ def skills_of(
 
 
 def describe_invalid_skills(found: Sequence[Found]) -> str:
-    """Return one line for each invalid skill in `found`. Invalid skills are left out."""
+    """Return one line for each skill in `found` that is left out because it is invalid."""
     return "\n".join(f"skill {each.name!r} is left out: {each.why_off}" for each in found if each.broken)
 
 

@@ -192,8 +192,8 @@ async def spec_of(root: Supervisor, request: Spawn, caller: Caller) -> tuple[Age
 def _check_model(parent: AgentSpec, backend: BackendSpec, config: Config) -> None:
     """Raise ConfigError if the agent `parent` may not choose the model of `backend` for a subagent.
 
-    `parent` may choose its own model, the configured model, and the models in `subagents.models`. `orch spawn` names
-    the configured model when an agent runs this command.
+    `parent` may choose its own model, the configured model, and the models in `subagents.models`. The configured model
+    is allowed because `orch spawn` requests it when an agent runs this command.
     """
     configured = parse_model(config.model)
     model = f"{backend.provider}:{backend.model}"
@@ -248,7 +248,7 @@ def describe(
     """Return the spec of the requested agent.
 
     The tree sets the sequence number, depth and default name. Unset values are taken from the parent, then from the
-    configuration. `backend` is complete. `home` is the orch home folder. With None, the home is the folder that
+    configuration. `backend` is complete. `home` is the orch home folder. If it is None, the home is the folder that
     contains `sessions`. Agents that are not persistent have no archival and no memory. `skills` are the available
     skills; an agent with a parent takes the skills of its parent instead. `registered` contains the tools that the
     program registered for all agents. Raises ConfigError, ToolNotGrantedError.
@@ -451,8 +451,7 @@ def _keep_named(tools: tuple[str, ...], names: tuple[str, ...] | None) -> tuple[
 
 
 def _root_tools(request: Spawn, parent: AgentSpec | None, registered: Mapping[str, ToolSpec]) -> tuple[ToolSpec, ...]:
-    """Return the tools of the program that the agent gets. The result contains tools from the request, and registered
-    tools.
+    """Return the tools of the program that the agent gets, from the request and from registered tools.
 
     If the request has a list of tools, only registered tools in this list are included. A subagent gets only registered
     tools that its parent has.
@@ -470,8 +469,8 @@ def _executor(
 ) -> tuple[Spawn, ExecutorSpec | None]:
     """Return `request` without the names of the executor's tools, and the executor with these names.
 
-    A name in the request that belongs to no other tool counts as a name of an executor tool. If the request has no
-    executor, return None for it. Raises ConfigError if an executor object does not list a requested tool.
+    A requested name that belongs to no other tool is the name of an executor tool. If the request has no executor, the
+    second value is None. Raises ConfigError if an executor object does not list a requested tool.
     """
     executor = request.executor
     if executor is None:

@@ -227,8 +227,7 @@ def _agents_in(journal: Path, _inode: int, _modified: int, _size: int) -> tuple[
 
 
 def _not_running(row: AgentRow) -> AgentRow:
-    """Return `row` as the row of an agent without a process. Callers use this function for a run whose program has
-    ended.
+    """Return `row` as the row of an agent without a process, for a run whose program has ended.
 
     The journal of such a run still lists the processes that ended together with the program.
     """

@@ -154,7 +154,7 @@ async def _remove(root: Supervisor, specs: Iterable[AgentSpec]) -> None:
 
 
 async def in_restored_worktree(root: Supervisor, node: AgentRecord, resume: Callable[[], None]) -> None:
-    """Call `resume`, which makes the agent usable. If the worktree of the agent was removed, create it before.
+    """Call `resume`, which makes the agent usable. If the worktree of the agent was removed, create it again first.
 
     If the caller stops waiting, the agent is resumed nevertheless. Raises WorktreeError, StoreError.
     """

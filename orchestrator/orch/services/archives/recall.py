@@ -174,7 +174,7 @@ async def update_holder_source(root: Supervisor, node: AgentRecord, *, eras: boo
     """Update the recorded position of a holder's archive in the owner's session file.
 
     The position changes when other archives are deleted. A root that was killed during the deletion did not record the
-    new position. The holder of an era is updated only with `eras`. In this case the records that this holder sees are
+    new position. The holder of an era is updated only if `eras` is True. The records that this holder sees are then
     updated too. Raises ArchiveDeletedError, StoreError.
     """
     if node.deleted:
@@ -187,10 +187,7 @@ async def update_holder_source(root: Supervisor, node: AgentRecord, *, eras: boo
 
 
 async def with_passages(root: Supervisor, node: AgentRecord, prompt: str) -> str:
-    """Return `prompt` for the holder `node`. If `node` holds an era, add passages from its archive.
-
-    If the archive is an era, search the archive for `prompt` and add the passages that were found to the prompt.
-    """
+    """Return `prompt` for the holder `node`. If `node` holds an era, add passages of the era that match `prompt`."""
     source = node.spec.source
     if source is None or source.kind != "era" or not isinstance(prompt, str) or not prompt.strip():
         return prompt

@@ -23,9 +23,9 @@ __all__ = ["HideErrorDetails", "keep_local", "local_model", "restrict"]
 
 
 class HideErrorDetails:
-    """Context manager that hides error messages of `node` from a caller that may not see the content of `node`.
+    """Context manager that hides error messages of the agent `node` from callers that may not see its conversation.
 
-    Error messages can quote the content.
+    Error messages can quote the conversation.
     """
 
     __slots__ = ("_caller", "_node", "_root")

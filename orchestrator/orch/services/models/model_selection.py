@@ -58,7 +58,8 @@ async def resolve_model(root: Supervisor, caller: Caller, _: Empty) -> RecordMod
 async def restrict_to_local(root: Supervisor, caller: Caller, params: RestrictToLocal) -> BackendSpec:
     """Permanently restrict the calling agent to a local model, and return this model.
 
-    With `look`, only return the model. Raises ConfigError if there is no local model.
+    If `params.look` is True, return the model without restricting the agent. Raises ConfigError if there is no local
+    model.
     """
     node = caller.require_agent(root.tree.agents)
     backend = await local_model(root, node.spec.backend, node.spec.id)
@@ -70,7 +71,7 @@ async def restrict_to_local(root: Supervisor, caller: Caller, params: RestrictTo
 async def resolve_recorded_model(
     root: Supervisor, spec: AgentSpec, model: str, thinking: str, *, chosen_by_user: bool = False
 ) -> RecordModel:
-    """Return the model that the agent `spec` uses where its session records `model` and `thinking`.
+    """Return the model that the agent `spec` uses if its session records `model` and `thinking`.
 
     An empty `model` or `thinking` selects the initial value of the agent. A local-only conversation always gets a local
     model. `chosen_by_user` means that the user has just named the model. Raises ConfigError for a model that cannot be
@@ -140,7 +141,7 @@ async def stop_for_model_change(root: Supervisor, node: AgentRecord, found: Reco
     """Stop the agent's process if the process cannot switch to the new model. Raises AgentBusyError.
 
     A process can switch between models of providers. The scripted backend and the extractive backend need a separate
-    process. A provider also needs a separate process if only its own agents get its credentials.
+    process. A separate process is also necessary if only agents of the new provider get its credentials.
     """
     before, after = node.spec.backend, found.backend
     if not node.running or model_of(before) == model_of(after):
@@ -156,7 +157,7 @@ async def stop_for_model_change(root: Supervisor, node: AgentRecord, found: Reco
 
 
 def apply_model(root: Supervisor, node: AgentRecord, found: RecordModel) -> None:
-    """Make `found` the current model of the agent. `found` is the model that its session records."""
+    """Make `found`, the model that the agent's session records, the current model of the agent."""
     spec = node.spec
     if found != RecordModel(spec.backend, spec.chosen):
         root.handle(events.ChangeModel(spec.id, found))

@@ -62,7 +62,7 @@ async def settle(root: Supervisor, caller: Caller, params: SettleBudget) -> Budg
     """Settle a reservation, and return the budgets that are nearly used up."""
     agent = caller.require_agent(root.tree.agents).spec.id
     if (entry := root.budgets.settle(agent, params.id, params.amounts)) is not None:
-        with contextlib.suppress(StoreError):  # if the root dies in that turn, the amount is then counted twice
+        with contextlib.suppress(StoreError):  # if this fails and the root dies in that turn, the amount counts twice
             root.record(entry)
     root.waiters.notify(BudgetTopic())
     return BudgetSettled(root.budgets.low_budget_warning(agent))

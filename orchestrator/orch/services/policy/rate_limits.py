@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["admit_request", "release_request", "report_rate_limit"]
 
 RANDOM: Final = random.SystemRandom()
-"""A separate random generator. A program that seeds `random` still gets its whole sequence."""
+"""A separate random generator, so that orch does not change the sequence of a program that seeds `random`."""
 
 
 @handles(REPORT_RATE_LIMIT)

@@ -85,7 +85,7 @@ def _describe_workspace(spec: AgentSpec, topic: str | None, running: bool) -> Wo
 
 
 def _plan_changes(spec: AgentSpec, params: ChangeWorkspace) -> tuple[tuple[Step, ...], WorkspaceChanged]:
-    """Return the requested steps, and the full names of the artifacts that they change."""
+    """Return the requested steps, and the full names of the objects that they change."""
     from orch_worker.workspace.state import artifacts_to_prune
 
     if not (params.pin or params.unpin or params.drop or params.prune):
@@ -106,7 +106,7 @@ def _plan_changes(spec: AgentSpec, params: ChangeWorkspace) -> tuple[tuple[Step,
 
 
 def _resolve_all(artifacts: Workspace, names: Iterable[str]) -> tuple[str, ...]:
-    """Return the full names of the artifacts given by `names`. Raises EntryNotFoundError, AmbiguousRefError."""
+    """Return the full names of the objects that `names` refers to. Raises EntryNotFoundError, AmbiguousRefError."""
     from orch_worker.workspace.state import resolve_names
 
     found = []

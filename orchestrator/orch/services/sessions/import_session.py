@@ -105,11 +105,10 @@ async def _create_agent(
 
 
 def _continue_with_model(found: ImportedSession, spec: AgentSpec, thinking: str | None, now: str) -> ImportedSession:
-    """Return the conversation.
+    """Return the conversation, with added entries for the agent's model and reasoning effort where they differ.
 
-    The agent may have another model or reasoning effort than the conversation. In this case, add entries for the
-    change. The recorded model may belong to another machine with other API keys. The reasoning effort is changed only
-    if `thinking` was requested.
+    The recorded model may belong to another machine with other API keys. The reasoning effort is changed only if
+    `thinking` was requested.
     """
     added: list[ImportedEntry] = []
     backend, used_ids = spec.backend, {entry.id for entry in found.entries}

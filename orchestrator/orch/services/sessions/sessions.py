@@ -65,7 +65,7 @@ __all__ = ["change_session", "check_idle", "list_metadata", "record_edit", "sess
 
 SUMMARY_TIMEOUT_SECONDS: Final = 100.0
 EDIT_SECONDS: Final = 30.0
-"""After a move, a process reads its whole file again. For a large file this takes seconds."""
+"""Time limit of a change. After going back, a process reads its whole file again, which can take seconds."""
 RESERVED_TYPES: Final = frozenset({WORKSPACE, SKILL_READ, ACTED})
 """Types of the metadata that orch itself writes to sessions."""
 
@@ -119,7 +119,7 @@ async def change_session(root: Supervisor, caller: Caller, params: ChangeSession
         except ConfigError:
             if changes_model:
                 raise
-            # The move is allowed. The next query reports why the recorded model is not available.
+            # Going back is allowed. The next query reports why the recorded model is not available.
         else:
             notice = model_selection.effective_thinking(new_model, required=isinstance(edit.change, SetThinking))
             await model_selection.stop_for_model_change(root, node, new_model)
@@ -163,7 +163,7 @@ async def _apply(root: Supervisor, node: AgentRecord, edit: SessionEdit, old_spe
     if node.spec == old_spec:
         model_selection.apply_model(root, node, edit.answers)
         return
-    # The agent was changed during the move, for example to local models only.
+    # The agent was changed while the edit was recorded, for example to local models only.
     with contextlib.suppress(ConfigError, StoreError):  # the next query reports the error
         await model_selection.resolve_model(root, AgentCaller(node.spec.id), Empty())
 
@@ -249,8 +249,8 @@ def _session_tree(spec: AgentSpec, model: str, limit: int | None) -> SessionTree
 def _resolve_change(spec: AgentSpec, params: ChangeSession) -> tuple[SessionEdit, str | None, tuple[str, str]]:
     """Return the change to record, the text of a prompt, and the model and reasoning effort after the change.
 
-    A change can go back to the entry before a prompt. Then the returned text is the text of this prompt. For all other
-    changes, the text is None.
+    If the change goes back to the entry before a prompt, the text is the text of this prompt. For all other changes,
+    the text is None.
     """
     folder = Path(spec.folder)
     outline = read_session_index(folder)

@@ -35,7 +35,7 @@ TOKEN_FILE = "token"
 TOKEN_BYTES = 16
 
 PASSES = 10
-"""Number of scans. If a process forks during a scan, that scan may miss the child."""
+"""Maximum number of scans. If a process forks during a scan, that scan may miss the child."""
 
 
 def run_token(folder: PathLike) -> str:

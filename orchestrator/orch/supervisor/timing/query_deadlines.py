@@ -43,7 +43,7 @@ class QueryDeadlines:
     def send(
         self, query_id: str, agent_id: str, incarnation: int, limit: float
     ) -> tuple[str, tuple[Image, ...], float | None]:
-        """Return the prompt of the query, its images, and the seconds until its deadline (None without a deadline).
+        """Return the prompt of the query, its images, and the seconds until its deadline (None if it has no deadline).
 
         The turn in the process number `incarnation` may take at most `limit` seconds.
         """
@@ -66,7 +66,7 @@ class QueryDeadlines:
             }
 
     def end_now(self, query_id: str) -> None:
-        """Set the deadline of a turn to the current time, because the turn's worker received the request to end the
+        """Set the deadline of a turn to the current time, because the turn's worker is about to be asked to end the
         turn.
         """
         if query_id in self._sent:

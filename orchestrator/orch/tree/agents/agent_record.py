@@ -109,7 +109,7 @@ class BusyTime:
 
 @dataclass(slots=True)
 class QueryResult:
-    """The result of one query, kept until the run is deleted."""
+    """The result of one query."""
 
     query_id: str
     reply: Reply | None
@@ -216,9 +216,9 @@ class AgentRecord:
 
     @property
     def resting(self) -> bool:
-        """Whether the record does not change until the agent is queried.
+        """Whether the record cannot change until the agent is queried.
 
-        The record of a killed agent, or of a holder without a process, does not change unless a descendant is working.
+        This is true for a killed agent, and for a holder without a process, unless a descendant is working.
         """
         at_work = self.running or self.pending is not None or self.worked.turns > 0
         return not at_work and (self.status == "killed" or self.is_holder)

@@ -69,7 +69,7 @@ class AgentTable(Mapping[str, AgentRecord]):
         """Resting agents and resting holders that may be packed, least recently changed first."""
         self._order: list[str | None] = []
         self._misplaced: dict[int, str] = {}
-        """Ids of agents, by sequence number. Agents whose position in the table equals their number are left out.
+        """Ids, by sequence number, of agents whose position in the table differs from their number.
 
         A damaged journal can cause such a difference.
         """

@@ -344,7 +344,7 @@ class TreeState:
         if spawner is not None and spawner.pending is not None:
             record.payers = spawner.payers
         if record.is_holder or entry.cold:
-            record.status = "cold"  # until the first query of the holder
+            record.status = "cold"  # until the first query
         if entry.cold and entry.spec.archival is not None:
             self.unsearched.add(entry.id)
         self.by_id.add(record)
@@ -636,7 +636,7 @@ class TreeState:
 
 
 def with_model(spec: AgentSpec, answers: RecordModel) -> AgentSpec:
-    """Return `spec` with the model in `answers`. The agent's conversation records this model."""
+    """Return `spec` with the model in `answers`, which the agent's conversation records."""
     backend, born = answers.backend, spec.born or spec.backend
     return msgspec.structs.replace(
         spec, backend=backend, born=born, chosen=answers.chosen, template=template_for(backend)

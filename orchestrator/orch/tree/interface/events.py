@@ -190,7 +190,7 @@ class TurnTimeout(Struct, frozen=True, gc=False):
 
 
 class RetireIdleAgents(Struct, frozen=True, gc=False):
-    """The time to stop agents that have been idle for too long."""
+    """Request to stop the processes of agents that have been idle for too long."""
 
 
 class RecordArchives(Struct, frozen=True, gc=False):
@@ -470,6 +470,6 @@ REQUESTS = (
     RevokeTools,
 )
 """Events that the tree may reject. The tree never rejects other events: they are facts, or requests that must not fail.
-KillRequested must not fail because processes would go on, and RetractionRequested because the process has already
-removed the messages.
+KillRequested must not fail, because the processes would continue. RetractionRequested must not fail, because the
+process has already removed the messages.
 """

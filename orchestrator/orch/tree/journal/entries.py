@@ -131,7 +131,7 @@ class WorkerLaunched(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="work
 class WorkerReady(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="worker_ready"):
     """The process opened the agent's transcript and is ready. `repaired` describes problems of the transcript.
 
-    `executor_tools` are the tools that the agent's executor lists. None: the root knows the tools.
+    `executor_tools` are the tools that the agent's executor lists. None means that the root already knows the tools.
     """
 
     pid: int

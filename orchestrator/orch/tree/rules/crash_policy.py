@@ -77,8 +77,9 @@ def relaunch(agents: TreeState, event: RestartWorker, now: float) -> Decision:
 def _can_retry(agent: AgentRecord, event: ProcessExited) -> bool:
     """Return whether a new process can repeat the query.
 
-    A busy process must not have begun the query. A process that was still starting must have been ended by a signal. No
-    query is repeated after a process exceeded a limit of time or memory.
+    If the agent was busy, the process must not have begun the query. If the process was still starting, it must have
+    been ended by a signal or for an unknown reason. No query is repeated after a process exceeded a limit of time or
+    memory.
     """
     if event.timed_out or event.oom:
         return False

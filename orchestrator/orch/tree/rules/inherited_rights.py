@@ -1,8 +1,8 @@
 """Tool rights of agents.
 
-An agent may use at most the tools that its parent may use, and at most the tools that were granted at the spawn. Later
-changes only revoke tools. There is one exception: the tools for an agent's own archive, and the tool that leaves plan
-mode, belong to the agent. An ancestor neither grants nor revokes these tools.
+An agent may use only tools that its parent may use and that were granted to the agent at the spawn. Later changes only
+revoke tools. There is one exception: the tools for an agent's own archive, and the tool that leaves plan mode, belong
+to the agent. An ancestor neither grants nor revokes these tools.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ def available_result(
 ) -> QueryResult | None:
     """Return the result that `asker` gets now. Return None if `asker` must wait.
 
-    If `again` is True, return the result that was collected last. If `query` is set, return the result of that query.
-    If `again` is True, also return an already collected result.
+    If `query` is set, return the result of that query. If it was already collected, `again` must be True. If `query` is
+    "" and `again` is True, return the result that was collected last, if there is one.
     """
     results = _results(agent)
     if query:

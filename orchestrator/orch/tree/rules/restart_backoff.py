@@ -1,8 +1,8 @@
 """Restart delays and limits for processes that crash at startup or during a turn. Pure functions.
 
 The delay doubles with each crash of an agent. If an agent crashes too often within a minute without a finished turn,
-the agent fails. If too many processes in a row fail to start, no process is started for a while. These processes may
-belong to different agents. Therefore, the agents are probably not the cause.
+the agent fails. If too many processes in a row fail to start, no process of any agent is started for a while, because
+the agents are probably not the cause.
 """
 
 from __future__ import annotations
