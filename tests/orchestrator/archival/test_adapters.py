@@ -186,6 +186,8 @@ def test_invalid_message_is_refused(name: str, raw: Any) -> None:
 def test_message_format_is_detected() -> None:
     """Item types and block types identify the format. The default is `openai`."""
     assert detect(ANTHROPIC).name == "anthropic"
+    for kind in ("server_tool_use", "web_search_tool_result", "redacted_thinking"):
+        assert detect([{"role": "assistant", "content": [{"type": kind}]}]).name == "anthropic"
     assert detect(OPENAI).name == "openai"
     assert detect(RESPONSES).name == "responses"
     assert detect([]).name == "openai"

@@ -46,7 +46,8 @@ These transcripts have one or more rows for each message.
 """
 
 
-ANTHROPIC_BLOCKS: Final = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking"})
+ANTHROPIC_BLOCKS: Final = ("tool_use", "tool_result", "thinking")
+"""Endings of block types, also of tools that run on the server, such as `web_search_tool_result`."""
 
 
 def format_named(name: str) -> Format:
@@ -69,7 +70,7 @@ def detect(messages: Sequence[Any]) -> Format:
             return format_named("responses")
         content = message.get("content") if isinstance(message, dict) else None
         for block in content if isinstance(content, list) else ():
-            if isinstance(block, dict) and (block.get("type") in ANTHROPIC_BLOCKS or "source" in block):
+            if isinstance(block, dict) and (str(block.get("type")).endswith(ANTHROPIC_BLOCKS) or "source" in block):
                 return format_named("anthropic")
     return format_named("openai")
 
