@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 from typing import Any
 
@@ -9,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch.archival.adapters import convert_message, decode_message, detect, encode_message, format_named
+from orch.archival.adapters import convert_message, decode_message, detect, encode_message, format_named, read_messages
 from orch.archival.adapters.base import apply_difference, difference
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Image, Message, Opaque, Text, Thinking, ToolResult, ToolUse
+from pictures import JPEG, png
 
 ANTHROPIC: list[dict[str, Any]] = [
     {"role": "user", "content": "hi"},
@@ -101,6 +103,13 @@ CASES = (
     + [("anthropic", raw) for raw in ANTHROPIC]
     + [("openai", raw) for raw in OPENAI]
 )
+
+
+def data_url(media_type: str, data: bytes) -> str:
+    """Return an image as a data URL."""
+    return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
+
+
 json_values = st.recursive(
     st.one_of(
         st.none(),
@@ -181,6 +190,32 @@ def test_invalid_message_is_refused(name: str, raw: Any) -> None:
         return  # valid in these formats: a message without content
     with pytest.raises(ConfigError):
         format_named(name).read(raw)
+
+
+@pytest.mark.parametrize(
+    ("url", "error"),
+    [
+        ("data:image/png;base64,!!!", "is not base64"),
+        ("data:image/png;base64,AAAA", "is not an image"),
+        ("data:image/tiff;base64,SUkqAAAA", "is not an image"),
+        (data_url("image/png", png(2, 1)[:20]), "is truncated"),
+        (data_url("image/gif", png(2, 1)), "has the media type 'image/gif', but its data is image/png"),
+    ],
+)
+def test_invalid_image_in_history_is_refused(url: str, error: str) -> None:
+    """The error names the message. The check is the same as for images in prompts."""
+    part = {"type": "image_url", "image_url": {"url": url}}
+    source = {"type": "base64", "media_type": url[5:].partition(";")[0], "data": url.partition(",")[2]}
+    for block in (part, {"type": "image", "source": source}):
+        with pytest.raises(ConfigError, match=rf"history\[1\]: .*{error}"):
+            read_messages([{"role": "user", "content": "hi"}, {"role": "user", "content": [block]}], "history")
+
+
+def test_image_jpg_is_read_as_image_jpeg() -> None:
+    """OpenAI accepts both names of the media type, and other providers only the standard name."""
+    part = {"type": "image_url", "image_url": {"url": data_url("image/jpg", JPEG)}}
+    [message] = read_messages([{"role": "user", "content": [part]}])
+    assert message.content == (Image.from_bytes(JPEG),)
 
 
 def test_message_format_is_detected() -> None:

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from orch_protocol.core.errors import ConfigError
-from orch_protocol.core.messages import Message
+from orch_protocol.core.messages import Message, check_images, images_in
 
 from .base import Format, convert_message, decode_message, encode_message, to_json_data, with_note
 
@@ -79,7 +79,7 @@ def read_messages(messages: Sequence[Any], what: str = "messages") -> tuple[Mess
     """Convert a list of messages of any format to orch messages.
 
     The list may contain orch messages. The format of the other messages is detected. `what` is the name of the list in
-    errors. Raises ConfigError with the position of an invalid message.
+    errors. Raises ConfigError with the position of an invalid message or of a message with an invalid image.
     """
     raws = [
         raw if isinstance(raw, Message) else to_json_data(raw, f"{what}[{index}]") for index, raw in enumerate(messages)
@@ -88,7 +88,10 @@ def read_messages(messages: Sequence[Any], what: str = "messages") -> tuple[Mess
     converted: list[Message] = []
     for index, raw in enumerate(raws):
         try:
-            converted.append(raw if isinstance(raw, Message) else format.read(raw))
+            message = raw if isinstance(raw, Message) else format.read(raw)
+            for image in images_in(message.content):  # one by one: requests contain only as many as fit
+                check_images([image])
+            converted.append(message)
         except ConfigError as error:
             raise ConfigError(f"{what}[{index}]: {error}") from None
     return tuple(converted)

@@ -147,7 +147,7 @@ def _decode_part(raw: Any) -> Block:
             url.startswith("data:image/") and ";base64," in url
         ):
             kind, _, data = url.removeprefix("data:").partition(";base64,")
-            return Image(kind, data)
+            return Image("image/jpeg" if kind == "image/jpg" else kind, data)
         case {"type": str()}:
             return Opaque(PROVIDER, raw)
     raise ConfigError(f"a part of a message's content must be an object with a type; got {raw!r:.60}")
