@@ -23,7 +23,7 @@ COMMITS = 20
 STEPS, STEP_WORDS = 19, 260
 """Together with the prompt and the answer, these are 40 entries of 30 KB in total."""
 HELD_STEPS, HELD_WORDS = 42, 3800
-"""The size of an archive of 1 MB, in files that are read whole."""
+"""The number of files, and the words in each file, that the agent reads whole to fill an archive of 1 MB."""
 ARCHIVES, PART, ASK_EVERY = 1000, 100, 50
 WARM = 4
 TURNS, TURN_STEPS, TURN_WORDS = 10_000, 5, 1_000

@@ -10,7 +10,8 @@ __all__ = ["new_entry_id", "new_id", "new_token"]
 
 TOKEN_BYTES = 32
 
-# A separate generator: a program that seeds `random` neither gets repeated ids nor loses numbers from its own sequence.
+# This is a separate generator, so that ids do not repeat if a program seeds `random`, and ids do not use up the
+# program's random numbers.
 _random = random.Random()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_random.seed)

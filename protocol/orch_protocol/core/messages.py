@@ -2,8 +2,8 @@
 
 `orch_worker.backends` converts messages to the formats of providers.
 
-A message is a role and a tuple of blocks. Some content of a provider fits no other block type. Such content becomes an
-`Opaque` block. orch sends an `Opaque` block unchanged to the same provider.
+A message is a role and a tuple of blocks. An `Opaque` block contains a provider's content that fits no other block
+type. orch sends an `Opaque` block unchanged to the same provider.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def bits_in(labels: Iterable[TaintLabel]) -> frozenset[Bit]:
 
 
 def join_labels(known: tuple[TaintLabel, ...], labels: Iterable[TaintLabel]) -> tuple[TaintLabel, ...]:
-    """Return `known` and the new labels of `labels`, at most MOST labels for each bit."""
+    """Return `known` and the new labels of `labels`, at most MAX_LABELS_PER_BIT labels for each bit."""
     if not (new := [each for each in labels if each not in known]):
         return known
     counts = {bit: sum(each.bit == bit for each in known) for bit in BITS}

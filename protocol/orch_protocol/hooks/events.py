@@ -352,9 +352,9 @@ class PartArchived(Event, frozen=True, tag="archived"):
 class BeforeCompaction(Event, frozen=True, tag="before_compaction"):
     """A summary is about to replace `messages`, the older part of a conversation of about `tokens` tokens.
 
-    `reason` is "size", "asked" (a user requested compaction), or "refused" (the provider refused a request as too
-    long). `summary` is the summary that a hook supplied, or "" if no hook supplied a summary. `instructions` are
-    additional instructions for the model that writes the summary.
+    `reason` is "size", "asked" (a user requested compaction), "hook" (a hook requested it), or "refused" (the provider
+    refused a request as too long). `summary` is the summary that a hook supplied, or "" if no hook supplied a summary.
+    `instructions` are additional instructions for the model that writes the summary.
     """
 
     patch_type = CompactionPatch

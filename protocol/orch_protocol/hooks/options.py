@@ -108,7 +108,7 @@ class ModelRouter(Struct, frozen=True, forbid_unknown_fields=True):
     models: tuple[str, ...] = ()
     """The models to choose from: two or more, as `provider:name` or `local`."""
     thrift: Annotated[float, Meta(ge=0, le=10)] = 0.3
-    """How much higher a model's success rate must be to justify the most expensive model."""
+    """Weight of the cost: the amount by which the score of the most expensive model is reduced."""
 
 
 class CostTracker(Struct, frozen=True, forbid_unknown_fields=True):

@@ -47,7 +47,7 @@ class WidgetSpec(Struct, frozen=True, forbid_unknown_fields=True):
 class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """The content of `extension.toml`. `name` is the name of the folder.
 
-    `keys` maps keys to lines. A front end may bind the line to the key. `widgets` are widgets that front ends may show.
+    `keys` maps keys to the lines that front ends may bind to them. `widgets` are widgets that front ends may show.
     """
 
     name: Name

@@ -64,7 +64,7 @@ class ModelSelection:
 
     @property
     def uses_other_model(self) -> bool:
-        """Whether a model other than the agent's own answers now, or gave the last answer in the transcript."""
+        """Whether the current model, or the model of the last recorded answer, is not the agent's own model."""
         answerer = self._transcript.session.answerer
         return self._current_spec is not self._own_spec or (bool(answerer) and answerer != self.own_name)
 

@@ -200,7 +200,7 @@ class Phases(TurnExtension):
                 self._record("reflect", settings.kind, answer, "", ())
             return None
         if answer is None and reflection.again and not can_continue:
-            return None  # The note of a rule is for the agent, which has already received the note.
+            return None  # The note of this rule is for the agent and not for the reply, but the agent cannot continue.
         reflection = Reflection(scrub(reflection.note), again=reflection.again and can_continue)
         if self._hooks is not None:
             note, again = await self._hooks.after_reflect(

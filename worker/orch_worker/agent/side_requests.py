@@ -54,7 +54,10 @@ class SideReply(Struct, frozen=True):
 
 
 class SideRequests:
-    """Sends requests of one agent to its current model, or to another model if `locality` allows this."""
+    """Sends requests of one agent to its current model or to another model.
+
+    If the conversation is restricted to local models, requests to remote models fail.
+    """
 
     def __init__(
         self,

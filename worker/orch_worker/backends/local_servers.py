@@ -76,9 +76,7 @@ def _url(about: ProviderConfig, env: Mapping[str, str]) -> str:
 
 
 def _first_available(candidates: Sequence[str], listed: Sequence[str]) -> str | None:
-    """Return the first item of `candidates` available on the server. The returned name is the server's name for it.
-
-    Otherwise return None.
+    """Return the server's name of the first item of `candidates` that the server has, or None if it has none of them.
 
     A candidate without a tag matches any tag.
     """

@@ -97,8 +97,8 @@ class ProviderConfig(Struct, frozen=True, forbid_unknown_fields=True):
     - `settings`: further values for the API's client, with variables like those in `headers`.
     - `needs`: variables that must be set.
     - `restricted`: if True, only workers of agents that use this provider receive its variables.
-    - `like`: another provider. A model takes the limits and flags of the model of that provider whose name its own name
-      contains.
+    - `like`: another provider. If the name of a model contains the name of a model of that provider, the model gets the
+      limits and some flags of that model.
     """
 
     api: ApiName
@@ -344,9 +344,9 @@ class ModelCatalog(Struct, frozen=True, forbid_unknown_fields=True):
         return None
 
     def _similar_model_entry(self, about: ProviderConfig, name: str) -> ModelEntry:
-        """Return the limits and flags for the model `name`, taken from a listed model of the provider `about.like`.
+        """Return an entry with the limits and PORTABLE_FLAGS of a listed model of the provider `about.like`.
 
-        `name` contains the name of the listed model. The prices of the listed model are a lower bound.
+        The listed model is the model with the longest name that `name` contains. Its prices are a lower bound.
         """
         listed = self.models.get(about.like, {})
         found = [known for known in listed if re.search(rf"(?<![a-z0-9]){re.escape(known)}", name)]

@@ -39,9 +39,9 @@ OLD_IMAGE: Final = "; not shown: the request contains newer images up to its lim
 MAX_IMAGES: Final = 100
 """Maximum number of images in a request."""
 MAX_LARGE_IMAGES: Final = 20
-"""The same if an image is larger than LARGE."""
+"""Maximum number of images in a request if the width or height of an image exceeds LARGE."""
 LARGE: Final = 2000
-"""In pixels, width or height."""
+"""Width or height in pixels."""
 NO_OUTPUT: Final = "(no output)"
 SYSTEM_NOTE: Final = "[A note of the system:]"
 """Prefix of a system message that is sent as a user message.

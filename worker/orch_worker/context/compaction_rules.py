@@ -29,7 +29,10 @@ __all__ = [
 ]
 
 CRITICAL: Final = 95
-"""Percentage of the context window. Above this percentage, orch may also cut a running turn."""
+"""Percentage of the context window. Above this percentage, orch may also cut a running turn.
+
+If a limit in tokens applies, the percentage is scaled by the ratio of this limit to `pct` of the window.
+"""
 MIN_SHARE: Final = 5
 """A cut must free at least one fifth of the request. Otherwise the next compaction would soon be necessary."""
 KEPT_SHARE: Final = 4

@@ -19,7 +19,7 @@ LOST_START = "[The beginning of this conversation is not on record.]"
 
 
 def without_lost(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return `messages` of a turn whose calls are still running. The generated error results at the end are removed."""
+    """Return `messages` without the error results at the end that stand for calls that are still running."""
     if not messages or messages[-1].role != "user":
         return tuple(messages)
     blocks = tuple(block for block in messages[-1].content if not _is_lost(block))

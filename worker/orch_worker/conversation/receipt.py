@@ -59,7 +59,7 @@ _GIT: Final = re.compile(r"\bgit\s+(?:commit|push|merge|rebase|checkout|switch|r
 
 
 class CommandOutcome(Struct, frozen=True, omit_defaults=True):
-    """A command that ran, and its result: the exit code if known. Otherwise `failed` is True if the command failed."""
+    """A command that ran. `exit_code` is None if unknown; `failed` then shows whether the command failed."""
 
     line: str
     exit_code: int | None = None

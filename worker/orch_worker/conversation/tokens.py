@@ -115,8 +115,8 @@ class TokenEstimator:
     def max_request_tokens(self, raw: float) -> int:
         """Return an approximate upper bound for the tokens of a request. `raw` is the uncorrected estimate.
 
-        The growth since the last report is multiplied by 1.5. Before the first report, the estimate includes an
-        allowance for text that the provider adds.
+        Growth since the last report is multiplied by 1.5, and a decrease is divided by 1.5. Before the first report,
+        the estimate includes an allowance for text that the provider adds.
         """
         if self._last is None:
             return math.ceil(raw * self.factor * DOUBT) + PROVIDER_OVERHEAD_TOKENS

@@ -28,9 +28,8 @@ MAX_WAKES: Final = 1 << 16
 class ObserverReport(NamedTuple):
     """The result of calling the hook `name` with `event`.
 
-    There is a report only if the hook returned a value or failed.
-
-    `seconds` is the duration to count for this call, or None if the group has already counted the call.
+    `seconds` is the duration of the call, or None if the group has already counted the call. In that case, there is a
+    report only if the hook returned a value or failed.
     """
 
     name: str

@@ -80,7 +80,7 @@ class ArchivalHooks:
     ) -> CompactionDecision | None:
         """Return the hooks' changes to a compaction of `messages`, or None if a hook prevents the compaction.
 
-        `tokens` is the size of the conversation. `reason` is "size", "asked" or "refused".
+        `tokens` is the size of the conversation. `reason` is a CompactionReason.
         """
         if "before_compaction" not in self._calls.active_stages:
             return CompactionDecision(instructions)

@@ -129,8 +129,7 @@ def judge_taint(
 ) -> Verdict:
     """Return the verdict on a call in a conversation with the labels `labels`.
 
-    The call needs approval if it completes the three bits. A call that acts also needs approval while the other two
-    bits are present.
+    The verdict is `config.mode` if the call completes the three bits, or if the call acts while all three are present.
     """
     if config.mode == "off":
         return Verdict()

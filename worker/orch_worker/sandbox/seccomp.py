@@ -97,8 +97,8 @@ def unavailable_reason(machine: str | None = None) -> str:
 def build_filter(machine: str | None = None, *, sockets: bool, network: bool) -> bytes:
     """Return the filter in the kernel's format.
 
-    If `sockets` is True, the filter denies sockets. With `network`, internet sockets are allowed nevertheless. If
-    `sockets` is False, all sockets are allowed, for a process in its own network namespace.
+    If `sockets` is True, the filter denies sockets, except internet sockets if `network` is True. If `sockets` is
+    False, all sockets are allowed, for a process in its own network namespace.
     """
     architecture = MACHINES[machine or platform.machine()]
     code = [

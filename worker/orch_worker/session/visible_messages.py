@@ -1,7 +1,7 @@
 """The messages that a conversation still shows: messages that are not archived, and records of archives.
 
-The session and the archives apply the same rules to the same entries. The session and the archives attach their own
-notes to the messages.
+The session and the archives apply the same rules to the same entries. Each of the two attaches other data (`note`) to
+the messages.
 """
 
 from __future__ import annotations

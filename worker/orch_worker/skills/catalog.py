@@ -55,9 +55,9 @@ class SkillCatalog:
         self._allowed_tools.clear()
 
     def disallowed_reason(self, tool: str) -> str:
-        """Return why the skills of this turn do not allow `tool`: they do not name the tool.
+        """Return why the skills of this turn do not allow `tool`, or "" if `tool` is allowed.
 
-        Return "" if the skills name `tool`.
+        `tool` is allowed if one of the skills names it, if no skill names any tools, or if it is in ALWAYS_ALLOWED.
         """
         if (
             not self._allowed_tools

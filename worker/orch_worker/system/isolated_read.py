@@ -13,7 +13,7 @@ __all__ = ["LIMIT_CODE", "NEEDED", "FatalBytesError", "check_reads_safely", "res
 SECONDS: Final = 60
 BASE_MEMORY_BYTES: Final = 1 << 30
 MEMORY_FACTOR: Final = 16
-"""Factor of the memory limit. The process may use ROOM bytes plus this factor times the size of the data."""
+"""Factor of the memory limit: the process may use BASE_MEMORY_BYTES plus this factor times the size of the data."""
 
 NEEDED: Final = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 """Environment variables that Python may need to start."""

@@ -267,14 +267,10 @@ def kill(pidfd: int, number: int = SIGKILL) -> None:
 
 
 def reap(pidfd: int) -> int | None:
-    """Reap the ended child process of the descriptor `pidfd`.
+    """Reap the ended child process of the descriptor `pidfd`. Linux only.
 
-    Return the exit code of the child, or the negative number of the signal.
-
-    Linux only.
-
-    Return None if the child was reaped elsewhere, for example because SIGCHLD is ignored, and the kernel does not keep
-    the status.
+    Return the exit code of the child, or the negative number of the signal. Return None if the child was reaped
+    elsewhere, for example because SIGCHLD is ignored, and the kernel does not keep the status.
     """
     try:
         dead = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
@@ -311,9 +307,7 @@ def close_from(first: int) -> None:
 def exit_status(pidfd: int) -> int | None:
     """Return the exit code of the reaped process of `pidfd`, or the negative number of the signal.
 
-    Return None if the status is unknown.
-
-    Since Linux 6.15, the kernel keeps the status for holders of a pidfd.
+    Return None if the status is unknown. Since Linux 6.15, the kernel keeps the status for holders of a pidfd.
     """
     if not LINUX:
         return None

@@ -63,7 +63,7 @@ WITHHELD: Final = "ORCH_WITHHELD"
 
 HIDDEN: Final = "[a key]"
 SHORTEST: Final = 8
-"""Minimum length of a secret. ShorteningReason values may occur in ordinary words."""
+"""Minimum length of a secret. Shorter values may occur in ordinary words."""
 
 
 def is_secret(name: str) -> bool:

@@ -293,8 +293,9 @@ def steps_of(
 ) -> list[Step]:
     """Return the changes of `workspace` caused by `cells`.
 
-    `before` and `after` are the bound names before and after the cells. A name counts as bound if a completed cell
-    binds the name. It also counts as bound if its object has changed. Summaries have at most `limit` characters.
+    `before` and `after` are the bound names before and after the cells. A value is recorded if a completed cell binds
+    its name, if its object has changed, or if `workspace` does not contain it. Summaries have at most `limit`
+    characters.
     """
     read, sources, called = _sources(cells)
     steps: list[Step] = []

@@ -137,8 +137,8 @@ def artifacts_to_prune(
 
     First, artifacts that were not used for `turns` turns are dropped. Then the largest artifacts are dropped until the
     total size is at most `bytes` bytes. Then the least recently used artifacts are dropped until at most `count`
-    remain. Pinned artifacts are never dropped. Artifacts used in this turn or the previous turn are dropped only
-    because of the count.
+    remain. Pinned artifacts are never dropped. The size limit never drops artifacts used in this turn or the previous
+    turn.
     """
     unused = [each.name for each in workspace if not each.pinned and turn - each.used >= turns]
     remaining = [each for each in workspace if each.name not in set(unused)]

@@ -14,7 +14,10 @@ __all__ = ["CANCEL_TURN", "KILL", "RESUME", "CancelTurn", "Kill", "Killed", "Res
 
 
 class Kill(Struct, frozen=True, forbid_unknown_fields=True):
-    """End agents and all their subagents. If `all` is True and `refs` is empty, every agent ends."""
+    """End agents and all their subagents.
+
+    If `all` is True, `refs` must be empty. A user then ends every agent, and an agent ends all agents below it.
+    """
 
     refs: tuple[str, ...] = ()
     all: bool = False

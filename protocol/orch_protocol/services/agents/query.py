@@ -87,7 +87,7 @@ class Wait(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Waited(Struct, frozen=True):
-    """Ids of the agents that finished their turn, and ids of the agents that are still busy."""
+    """Ids of the agents that are not busy, and ids of the agents that are still busy."""
 
     done: tuple[str, ...]
     pending: tuple[str, ...]

@@ -32,7 +32,7 @@ class RunEvent(Struct, frozen=True):
     in seconds. `kind` is `agent_spawned`, `worker_launched`, `worker_ready`, `query_started`, `query_finished`,
     `turns_archived`, `steering_queued`, `steering_delivered`, `agent_killed` or another type of a journal entry.
     `turn` is the id of the query, or "" if the event belongs to no query. `data` contains numbers and names, but no
-    text of prompts or replies. The `data` of a `custom_event` has its name, and the data that the program passed.
+    text of prompts or replies. The `data` of a `custom_event` contains the event's name and the program's own data.
     """
 
     n: int

@@ -53,8 +53,8 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     - `peers`: agents outside the agent's subtree that the agent may query, wait for and list. Set by users only.
     - `archives`: archives that the agent may search, read and query. A parent can pass on only archives that the parent
       itself may query.
-    - `executor`: lists tools of the agent and runs their calls. Set by users only. If `wanted` of the executor is not
-      None, `wanted` contains the names in `tools`. Names of no other tool are those of the executor.
+    - `executor`: lists tools of the agent and runs their calls. Set by users only. If `executor.wanted` is not None, it
+      contains the same names as `tools`. A name that belongs to no other tool is the name of an executor tool.
     """
 
     task: str

@@ -85,7 +85,7 @@ class AgentRow(Struct, frozen=True):
 
 
 class ListAgents(Struct, frozen=True, forbid_unknown_fields=True):
-    """List agents, ordered by sequence number. If `all` is True, include killed agents.
+    """List agents, ordered by sequence number. If `all` is True, include killed agents and holders.
 
     `runs` adds the agents of other runs in the same home, such as agents of programs. Only a user may set `runs`.
     """

@@ -56,7 +56,10 @@ class Queued(Struct, frozen=True, gc=False):
 
 
 class QueueShown(Struct, frozen=True):
-    """The queued messages of the agent `id`, in order, and how many messages of each kind the agent takes at once."""
+    """The queued messages of the agent `id`, and how many messages of each kind the agent takes at once.
+
+    The result of ClearQueue contains the removed messages instead.
+    """
 
     id: str
     waiting: tuple[Queued, ...]

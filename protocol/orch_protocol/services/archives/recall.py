@@ -28,7 +28,8 @@ __all__ = [
 class ListArchives(Struct, frozen=True, forbid_unknown_fields=True):
     """List the archives of `ref` and its subagents.
 
-    If `ref` is None, a user gets all archives, and an agent gets its own archives.
+    If `ref` is None, a user gets all archives. An agent gets the archives of itself and of its subagents, and the
+    archives that its parent passed on.
     """
 
     ref: str | None = None
@@ -62,7 +63,7 @@ class ArchiveRow(Struct, frozen=True):
 class SearchArchive(Struct, frozen=True, forbid_unknown_fields=True):
     """Search for `query` in the archives of `ref` and its subagents.
 
-    If `ref` is None, a user searches all archives, and an agent searches its own archives.
+    If `ref` is None, the archives are the same as in ListArchives.
     """
 
     query: str

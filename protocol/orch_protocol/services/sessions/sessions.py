@@ -136,7 +136,7 @@ class SessionChanged(Struct, frozen=True):
 
 
 class ListMetadata(Struct, frozen=True, forbid_unknown_fields=True):
-    """List the metadata of type `custom_type` in the session of `ref`. None means metadata of all types."""
+    """List the metadata of type `custom_type` in the session of `ref`. None means all types but `orch.hooks`."""
 
     ref: str
     custom_type: str | None = None

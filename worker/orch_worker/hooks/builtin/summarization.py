@@ -19,8 +19,8 @@ __all__ = ["make"]
 NAME: Final = "summarization"
 REQUESTED: Final = "asked"
 TOKENS_AFTER: Final = "left"
-"""Keys of the hook's state: whether the hook made a request in the last step, and the number of tokens after the
-request.
+"""Keys of the hook's state: whether the hook made a request in the last step, and the size of the conversation after
+the request, in tokens.
 """
 GROWTH_DIVISOR: Final = 4
 """The hook repeats its request after the conversation has grown by one fourth."""

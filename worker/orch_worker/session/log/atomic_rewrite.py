@@ -108,4 +108,4 @@ def discard_unfinished(path: Path) -> None:
     try:
         os.unlink(f"{path}{SUFFIX}")
     except OSError:
-        pass  # The file does not exist, or cannot be removed. A later write reports the latter.
+        pass  # The file does not exist, or cannot be removed. In the second case, a later write reports the error.

@@ -55,7 +55,7 @@ Judge: TypeAlias = Callable[[PolicyCall], Awaitable[Verdict]]
 
 
 class GuardDecision(Struct, frozen=True):
-    """The decision on a call. If `start` is False, the call does not start, and `text_for_model` is the reason.
+    """The decision on a call. The call starts only if `outcome` is "start"; otherwise the model sees `text_for_model`.
 
     `approved` is True if a person or a program approved this individual call.
     """

@@ -29,7 +29,7 @@ def chars_to_show(texts: Sequence[str], bounds: Sequence[int], labels: Sequence[
     """Return how many characters of each text to show. `texts` are the results of one step.
 
     `bounds` contains the limit of each text. If the total exceeds MAX_SHOWN_A_STEP, the longest texts are cut first. In
-    a text with untrusted `marks`, space is reserved for the label.
+    a text with an "untrusted" label in `labels`, space is reserved for the label.
     """
     sizes = [min(len(text), bound) for text, bound in zip(texts, bounds, strict=True)]
     limit = shared_limit(sizes, MAX_SHOWN_A_STEP, MAX_SHOWN)

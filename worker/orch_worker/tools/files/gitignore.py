@@ -127,7 +127,7 @@ MAX_GITIGNORE: Final = 1 << 16
 MAX_RULES: Final = 1000
 """Maximum number of rules for a folder. The number is limited because each rule is tried on each name.
 
-Rules nearer to the root take precedence.
+If there are more rules, the rules of folders nearer to the root are used.
 """
 MAX_DEPTH: Final = 64
 

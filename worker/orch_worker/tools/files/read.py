@@ -262,9 +262,7 @@ def _find_files(
 ) -> Iterator[tuple[str, Path]]:
     """Yield the files below the folder `path`, or the file `path`, in order.
 
-    Each file comes with its shown name and its real path.
-
-    The search ends at `stop_at`.
+    Each file comes with its shown name and its real path. The search ends at `stop_at`.
     """
     root, start = context.cwd.resolve(), path_inside(context, path)
     if not _is_folder(start, path, root):

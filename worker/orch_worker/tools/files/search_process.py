@@ -66,9 +66,8 @@ class SearchProcess:
     def search(self, lines: Sequence[tuple[int, str]], deadline: float) -> dict[int, tuple[int, int]] | None:
         """Return the matches in the numbered lines `lines`. Keys are numbers.
 
-        Return None if the search does not end in time.
-
-        `deadline` is a time of time.monotonic. After None, the process cannot be used again.
+        `deadline` is a time of time.monotonic. Return None if the search does not end in time. After that, the process
+        cannot be used again.
         """
         deadline = min(deadline, time.monotonic() + SEARCH_SECONDS)
         try:
