@@ -55,6 +55,7 @@ def grounds(channel: Channel = "api", **rules: object) -> ResolvedRules:
     return ResolvedRules(
         PolicySpec(channel, config),
         whole(CREDENTIALS),
+        whole(config.usable_credentials),
         whole(config.denied_paths),
         None if config.allowed_paths is None else whole(config.allowed_paths),
         whole(config.personal_paths),
@@ -281,6 +282,34 @@ def test_reason_names_path_and_rule() -> None:
     """The reason of a denial contains the path, the setting and the rule, so that the user can find the rule."""
     verdict = judge(call("bash", "/w/no/x"), grounds("cli", denied_paths=("/w/no",)))
     assert verdict.reason == "/w/no/x is denied by denied_paths (/w/no)"
+
+
+@pytest.mark.parametrize(
+    ("usable", "path", "approval"),
+    [
+        ("~/.ssh", "/h/.ssh", "allow"),
+        ("~/.ssh", "/h/.ssh/id", "allow"),
+        ("~/.ssh", "/h/.ssh/id*", "allow"),
+        ("~", "/h/.ssh/id", "allow"),
+        ("~/.ssh/id", "/h/.ssh/id", "allow"),
+        ("~/.ssh/id", "/h/.ssh/identity", "ask"),
+        ("~/.ssh/id", "/h/.ssh", "ask"),
+        ("~/.ssh/id", "/h/.ssh/*", "ask"),
+        ("~/.ssh", "/h/.*/id", "ask"),
+        ("~/.ssh", "/h/.kube/config", "ask"),
+    ],
+)
+def test_commands_that_name_usable_credentials_need_no_approval(usable: str, path: str, approval: Approval) -> None:
+    """A tool that runs no command needs approval for the same path."""
+    rules = grounds(usable_credentials=(usable,))
+    assert judge(call("bash", path), rules).approval == approval
+    assert judge(call("read_file", path), rules).approval == "ask"
+
+
+def test_link_from_usable_credentials_to_other_credentials_needs_approval() -> None:
+    """The target of a link decides, because the mounts that hide credentials also follow links."""
+    link = JudgedCall("bash", (NamedPath("/h/.ssh/link", "/h/.gnupg/key"),))
+    assert judge(link, grounds(usable_credentials=("~/.ssh",))).approval == "ask"
 
 
 @given(

@@ -58,6 +58,7 @@ def resolve_rules(spec: PolicySpec, shell: ShellContext) -> ResolvedRules:
     return ResolvedRules(
         spec,
         credentials,
+        absolute_rules(rules.usable_credentials, shell),
         denied,
         None if rules.allowed_paths is None else absolute_rules(rules.allowed_paths, shell),
         absolute_rules(rules.personal_paths, shell),

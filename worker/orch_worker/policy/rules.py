@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from orch_protocol.policy.builtin_tools import BUILTIN_TOOLS, Operation, facts_of
+from orch_protocol.policy.builtin_tools import BUILTIN_TOOLS, CODE_TOOLS, Operation, facts_of
 from orch_protocol.policy.policy import (
     EXIT_PLAN,
     RANK,
@@ -31,6 +31,7 @@ __all__ = [
     "JudgedCall",
     "NamedPath",
     "ResolvedRules",
+    "is_usable_credential",
     "judge",
     "matching_rules",
     "operation_of",
@@ -102,11 +103,12 @@ class JudgedCall(Struct, frozen=True):
 class ResolvedRules(Struct, frozen=True):
     """The rules with absolute paths. Each path occurs as written and with links resolved.
 
-    `present` contains the paths that exist.
+    `usable` contains the credentials that commands can read. `present` contains the paths that exist.
     """
 
     spec: PolicySpec
     credentials: tuple[str, ...] = ()
+    usable: tuple[str, ...] = ()
     denied: tuple[str, ...] = ()
     allowed: tuple[str, ...] | None = None
     personal: tuple[str, ...] = ()
@@ -232,9 +234,16 @@ def rules_below(rules: Iterable[str], start: str) -> tuple[str, ...]:
     )
 
 
+def is_usable_credential(path: str, usable: Iterable[str]) -> bool:
+    """Return whether `path` is one of the paths `usable` or lies below one of them. Wildcards have no meaning."""
+    return any(path == each or path.startswith(f"{each.rstrip('/')}/") for each in usable)
+
+
 def _path_verdicts(call: JudgedCall, resolved_rules: ResolvedRules) -> Iterator[Verdict]:
-    for path, _ in matching_rules(call, resolved_rules.credentials):
-        yield Verdict("ask", "local", f"{path.written} holds credentials")
+    usable = resolved_rules.usable if call.tool in CODE_TOOLS else ()
+    for path, rule in matching_rules(call, resolved_rules.credentials):
+        if not is_usable_credential(rule, usable) and not is_usable_credential(path.real, usable):
+            yield Verdict("ask", "local", f"{path.written} holds credentials")
     for path, rule in reachable_rules(call, resolved_rules.credentials, resolved_rules):
         yield Verdict("ask", "local", f"{path.written} has credentials below it, in {rule}")
     for path, rule in matching_rules(call, resolved_rules.denied):
