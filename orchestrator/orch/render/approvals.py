@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-__all__ = ["WAYS", "approval_choices", "denied_note", "permission_lines", "scopes_of"]
+__all__ = ["DETACHED_WAYS", "WAYS", "approval_choices", "denied_note", "permission_lines", "scopes_of"]
 
 SCOPES = {"y": "once", "s": "session", "p": "project"}
 """The scope of the approval for each answer that approves a call."""
@@ -58,9 +58,14 @@ def _time(at: float) -> str:
 
 
 WAYS = "--approve auto or ORCH_APPROVE=auto allows them, [policy.permissions] allows single tools"
+DETACHED_WAYS = "`orch query --approve auto` without --no-wait allows them, [policy.permissions] allows single tools"
+"""The ways for a query that no command waits for."""
 
 
-def denied_note(denied: int) -> str:
-    """Return the message about calls that were denied because no approver was available."""
+def denied_note(denied: int, ways: str = WAYS) -> str:
+    """Return the message about calls that were denied because no approver was available.
+
+    `ways` describes how the user can allow them.
+    """
     calls = "1 call that needed approval was" if denied == 1 else f"{denied} calls that needed approval were"
-    return f"{calls} denied because no user could be asked. {WAYS}"
+    return f"{calls} denied because no user could be asked. {ways}"

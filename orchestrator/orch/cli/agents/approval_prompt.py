@@ -7,7 +7,7 @@ import sys
 
 from ...client.failure import CommandError
 from ...render import terminal as render
-from ...render.approvals import WAYS, approval_choices, scopes_of
+from ...render.approvals import DETACHED_WAYS, WAYS, approval_choices, scopes_of
 from . import controlling_terminal
 from .controlling_terminal import NoTerminalError
 
@@ -26,6 +26,7 @@ __all__ = [
     "approval_of",
     "approve_argument",
     "choose_approval",
+    "detached_approval_of",
     "print_notice",
     "scope_of",
 ]
@@ -94,6 +95,20 @@ def approval_of(arguments: Namespace) -> Approval:
     """Return how this command answers calls that need approval. Raises CommandError."""
     json = bool(getattr(arguments, "json", False))
     return choose_approval(arguments.approve, os.environ.get(VARIABLE), json=json, reach=controlling_terminal.reach())
+
+
+def detached_approval_of(arguments: Namespace) -> Approval:
+    """Return how calls of a query that no command waits for are answered. Raises CommandError for `--approve`."""
+    if arguments.approve is not None:
+        raise CommandError(
+            "UsageError",
+            f"--no-wait and --approve {arguments.approve} cannot be combined, because no command is left to answer; "
+            "leave one out, or allow single tools in [policy.permissions]",
+            2,
+        )
+    if choose_approval(None, os.environ.get(VARIABLE), json=False, reach="none").chose_deny:
+        return Approval("deny")
+    return Approval("deny", f"--no-wait cannot ask: calls that need approval will be denied. {DETACHED_WAYS}")
 
 
 def print_notice(approval: Approval, *, json: bool) -> None:

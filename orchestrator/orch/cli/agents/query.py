@@ -10,12 +10,12 @@ from ...client.connection import Connection
 from ...client.failure import CommandError
 from ...config.interrupts import InterruptLimit
 from ...render import terminal as render
-from ...render.approvals import denied_note
+from ...render.approvals import DETACHED_WAYS, WAYS, denied_note
 from ...render.worktrees import worktree_note
 from .. import command
 from ..command import CliCommand
 from .agents import ROW
-from .approval_prompt import Approval, Approver, approval_of, approve_argument, print_notice
+from .approval_prompt import Approval, Approver, approval_of, approve_argument, detached_approval_of, print_notice
 
 TYPE_CHECKING = False
 
@@ -296,6 +296,7 @@ def query(arguments: Namespace) -> int:
             raise CommandError(
                 "UsageError", "--return-name and --no-wait cannot be combined; pass --return-name to `orch collect`", 2
             )
+        print_notice(detached_approval_of(arguments), json=arguments.json)
         submitted = connection.call("submit", params)
         command.print_result(arguments, submitted, submitted["id"])
         if (earlier := submitted["uncollected"]) and not arguments.json:
@@ -359,13 +360,13 @@ def ask(
     return exit_code_of(reply) or denied
 
 
-def _report_denied(arguments: Namespace, reply: dict[str, Any]) -> int:
-    """Report on stderr how many calls were denied because no user could be asked.
+def _report_denied(arguments: Namespace, reply: dict[str, Any], ways: str = WAYS) -> int:
+    """Report on stderr how many calls were denied because no user could be asked, and the `ways` to allow them.
 
     Return 1 if there are such calls, else 0.
     """
     if reply["denied"] and not arguments.json:
-        print(f"orch: {denied_note(reply['denied'])}", file=sys.stderr)
+        print(f"orch: {denied_note(reply['denied'], ways)}", file=sys.stderr)
     return 1 if reply["denied"] else 0
 
 
@@ -472,7 +473,7 @@ def _collect(arguments: Namespace) -> int:
     reply = wait(connection, "collect", params, quiet=arguments.json)
     arguments.stream = False
     _print_reply(arguments, reply, stable_fields(reply) | _returned_value(arguments, connection, reply))
-    denied = _report_denied(arguments, reply)
+    denied = _report_denied(arguments, reply, DETACHED_WAYS)
     return exit_code_of(reply) or denied
 
 

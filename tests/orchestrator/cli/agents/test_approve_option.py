@@ -274,6 +274,33 @@ def test_denied_calls_are_reported_by_collect(desk: Desk, capsys: Captured) -> N
     out, err = capsys.readouterr()
     assert out == "42\n"
     assert err.startswith("orch: 1 call that needed approval was denied")
+    assert "`orch query --approve auto` without --no-wait allows them" in err
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_wait_refuses_approve(desk: Desk, capsys: Captured, mode: str) -> None:
+    """No command waits for the questions of the query. The error names the setting that allows calls."""
+    assert run(["query", "n", "go", "--no-wait", "--approve", mode]) == 2
+    assert desk.asked == []
+    err = capsys.readouterr().err
+    assert err.startswith(f"orch: --no-wait and --approve {mode} cannot be combined")
+    assert "[policy.permissions]" in err
+
+
+@pytest.mark.parametrize(("variable", "announced"), [("", True), ("ask", True), ("auto", True), ("deny", False)])
+def test_no_wait_announces_that_calls_will_be_denied(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: Captured, variable: str, announced: bool
+) -> None:
+    """The notice also appears at a terminal and with ORCH_APPROVE=auto, which has no effect on the query."""
+    terminal(monkeypatch, "")
+    monkeypatch.setenv("ORCH_APPROVE", variable)
+    assert run(["query", "n", "go", "--no-wait"]) == 0
+    assert [method for method, _ in desk.asked] == ["submit"]
+    err = capsys.readouterr().err
+    assert ("--no-wait cannot ask: calls that need approval will be denied." in err) is announced
+    assert run(["query", "n", "go", "--no-wait", "--json"]) == 0
+    notices = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert bool(notices) is announced
 
 
 @pytest.mark.parametrize("denied", [0, 1])
