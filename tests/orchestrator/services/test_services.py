@@ -28,7 +28,7 @@ from orch_protocol.core.messages import Usage, assistant, user
 from orch_protocol.policy.builtin_tools import BUILTIN_TOOLS
 from orch_protocol.policy.policy import PolicyCall
 from orch_protocol.services.agents.lifecycle import Kill
-from orch_protocol.services.agents.query import QUERY, Collect, QueryAgent, Wait
+from orch_protocol.services.agents.query import QUERY, Collect, QueryAgent, Wait, Waited
 from orch_protocol.services.agents.run_events import LIST_EVENTS, EventsSince, RunEvent
 from orch_protocol.services.agents.spawn import SPAWN, Spawn
 from orch_protocol.services.agents.status import LIST_AGENTS, ListAgents, ShowAgent
@@ -288,6 +288,21 @@ async def test_invalid_waits_are_refused(tmp_path: Path) -> None:
             with pytest.raises(ConfigError, match=r"invalid mode|`\$.mode`"):
                 await world.wait(agent, mode=mode)  # type: ignore[arg-type]
         assert (await world.wait(agent, mode="any")).done == (agent.id,)
+
+
+@virtual
+async def test_wait_ends_with_the_query_that_ran_at_its_start(tmp_path: Path) -> None:
+    """An agent whose query ended is done, although its next queued query already runs."""
+    async with opened(tmp_path) as world:
+        agents = [
+            await world.scripted({"text": "first", "sleep": seconds}, {"text": "second", "sleep": 60})
+            for seconds in (0.01, 0.02)
+        ]
+        replies = [agent.submit(prompt, queue=True) for agent in agents for prompt in ("1", "2")]
+        waited = await world.wait(*agents, timeout=10)
+        assert waited == Waited(tuple(agent.id for agent in agents), ())
+        assert [reply.done() for reply in replies] == [True, False, True, False]
+        await asyncio.gather(*replies)
 
 
 @virtual

@@ -160,7 +160,10 @@ async def collect(root: Supervisor, caller: Caller, params: Collect) -> Reply:
 
 @handles(WAIT)
 async def wait(root: Supervisor, caller: Caller, params: Wait) -> Waited:
-    """Wait until any agent, all agents, or a number of agents have finished their turn. A timeout is not an error."""
+    """Wait until any agent, all agents, or a number of agents have finished the query that they run now.
+
+    Later queries of these agents are not waited for. A timeout is not an error.
+    """
     requested = [find_agent(root, caller, ref, "wait for", "ask") for ref in params.refs]
     nodes = list({node.spec.id: node for node in requested}.values())
     if not nodes:
@@ -191,10 +194,7 @@ async def wait(root: Supervisor, caller: Caller, params: Wait) -> Waited:
     finally:
         for watcher in watchers.values():
             watcher.cancel()
-    return Waited(
-        tuple(node.spec.id for node in nodes if node.pending is None),
-        tuple(node.spec.id for node in nodes if node.pending is not None),
-    )
+    return Waited(tuple(node.spec.id for node in nodes if node.spec.id not in pending), tuple(pending))
 
 
 async def answer(

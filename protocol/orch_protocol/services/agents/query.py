@@ -87,7 +87,7 @@ class Wait(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Waited(Struct, frozen=True):
-    """Ids of the agents that are not busy, and ids of the agents that are still busy."""
+    """Ids of the agents that finished the query that ran at the call, and ids of the agents that still run it."""
 
     done: tuple[str, ...]
     pending: tuple[str, ...]
@@ -124,7 +124,7 @@ COLLECT: Final = Service(
     "collect", Collect, Reply, agents_with("collect_subagent"), "Take the reply to a submitted query."
 )
 WAIT: Final = Service(
-    "wait", Wait, Waited, agents_with("wait_subagents"), "Wait until agents have finished their turn."
+    "wait", Wait, Waited, agents_with("wait_subagents"), "Wait until agents have finished the query that they run."
 )
 ASK_ALL: Final = Service(
     "ask_all", AskAll, list[AskAllResult], agents_with("map_subagents"), "Ask several agents the same question."
