@@ -230,8 +230,10 @@ class AsyncSubagent:
         if queue and (previous is not None or self._node.pending is not None):
             check_prompt(self._node, prompt, images)
             reply = asyncio.ensure_future(self._run_queued_query(request, previous))
-            self._orchestrator.queued[self.id] = reply
-            reply.add_done_callback(self._leave_queue)
+            # A cancelled query keeps its place until the queries before it are done, so that the order stays.
+            place = asyncio.ensure_future(asyncio.wait([reply] if previous is None else [previous, reply]))
+            self._orchestrator.queued[self.id] = place
+            place.add_done_callback(self._leave_queue)
         else:
             query_id = ask(root, self._node, USER, request)
             reply = asyncio.ensure_future(self._wait_for_reply(query_id))
@@ -242,8 +244,8 @@ class AsyncSubagent:
         root = self._orchestrator.supervisor
         return await with_report(root, self._node, await answer(root, self._node, query_id))
 
-    async def _run_queued_query(self, request: QueryAgent, previous: asyncio.Future[Reply] | None) -> Reply:
-        """Wait until the queued query `previous` and any running query have ended, then query the agent."""
+    async def _run_queued_query(self, request: QueryAgent, previous: asyncio.Future[Any] | None) -> Reply:
+        """Wait until the queries up to `previous` in the queue and any running query have ended, then query the agent."""
         if previous is not None:
             await asyncio.wait([previous])
         root = self._orchestrator.supervisor
@@ -255,8 +257,8 @@ class AsyncSubagent:
                 watcher.cancel()
         return await self._wait_for_reply(ask(root, self._node, USER, request))
 
-    def _leave_queue(self, reply: asyncio.Future[Reply]) -> None:
-        if self._orchestrator.queued.get(self.id) is reply:
+    def _leave_queue(self, place: asyncio.Future[Any]) -> None:
+        if self._orchestrator.queued.get(self.id) is place:
             del self._orchestrator.queued[self.id]
 
     async def collect(self, *, timeout: float | None = None, again: bool = False, query: str = "") -> Reply | None:

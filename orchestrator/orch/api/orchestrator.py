@@ -203,8 +203,8 @@ class AsyncOrchestrator(Registration):
         self._supervisor: Supervisor | None = None
         self._resources = AsyncExitStack()
         self._closing: asyncio.Future[None] | None = None
-        self.queued: dict[str, asyncio.Future[Reply]] = {}
-        """The query that was queued last for each agent, by agent id. An item is removed when its query is done."""
+        self.queued: dict[str, asyncio.Future[Any]] = {}
+        """Futures that are done when all queued queries of an agent are done, by agent id. Then the item is removed."""
 
     # Lifecycle.
 
@@ -503,9 +503,10 @@ class AsyncOrchestrator(Registration):
         mode: Literal["any", "all"] | int = "all",
         timeout: float | None = None,
     ) -> Waited:
-        """Wait until agents are not busy, for at most `timeout` seconds.
+        """Wait until agents have finished the query that they run now, for at most `timeout` seconds.
 
-        `mode` is "all", "any", or the number of agents to wait for.
+        `mode` is "all", "any", or the number of agents to wait for. Queries that start later, such as queued ones, are
+        not waited for: wait for their futures.
         """
         return await self._call(WAIT, Wait(_agent_refs(agents), mode, timeout))
 

@@ -220,6 +220,21 @@ async def test_queued_queries_run_one_after_the_other(tmp_path: Path) -> None:
         assert o.queued == {}
 
 
+@virtual
+@pytest.mark.parametrize("cancelled", [2, 3])
+async def test_cancelled_query_does_not_change_the_order_of_the_queue(tmp_path: Path, cancelled: int) -> None:
+    """A query that is submitted after the last queued query was cancelled still runs last."""
+    async with opened(tmp_path) as o:
+        agent = await o.scripted(*({"text": str(n), "sleep": 0.01} for n in range(4)))
+        replies = [agent.submit(str(n), queue=True) for n in range(4)]
+        replies[cancelled].cancel()
+        await asyncio.gather(replies.pop(cancelled), return_exceptions=True)
+        replies.append(agent.submit("4", queue=True))
+        await asyncio.gather(*replies)
+        prompts = [text_of(each)[-1:] for each in (await agent.show()).messages if each.role == "user"]
+        assert prompts == [str(n) for n in range(5) if n != cancelled]
+
+
 async def test_queued_query_fails_with_the_agent(tmp_path: Path) -> None:
     """After a kill, the queued query raises AgentGoneError; an empty prompt raises an error at the call."""
     async with opened(tmp_path) as o:
