@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
 
-from orch_protocol.core.errors import BadReplyError, ConfigError, OrchError, QueryTimeoutError
+from orch_protocol.core.errors import AgentDiedError, BadReplyError, ConfigError, OrchError, QueryTimeoutError
 from orch_protocol.core.messages import Image, Prompt, Reply, prompt_of
 from orch_protocol.core.prompts import PromptShown
 from orch_protocol.policy.budget import Budget
@@ -49,6 +49,7 @@ from .resources.agent_workspace import AsyncAgentWorkspace
 from .return_types import JsonSchema, ReturnType, return_type
 
 if TYPE_CHECKING:
+    from ..supervisor.supervisor import Supervisor
     from ..tree.agents.state import AgentRecord
     from .orchestrator import AsyncOrchestrator
     from .structured_output import Returned
@@ -229,7 +230,7 @@ class AsyncSubagent:
         request = QueryAgent(self.id, prompt, images=images)
         if queue and (previous is not None or self._node.pending is not None):
             check_prompt(self._node, prompt, images)
-            reply = asyncio.ensure_future(self._run_queued_query(request, previous))
+            reply = asyncio.ensure_future(self._run_queued_query(root, request, previous))
             # A cancelled query keeps its place until the queries before it are done, so that the order stays.
             place = asyncio.ensure_future(asyncio.wait([reply] if previous is None else [previous, reply]))
             self._orchestrator.queued[self.id] = place
@@ -244,18 +245,28 @@ class AsyncSubagent:
         root = self._orchestrator.supervisor
         return await with_report(root, self._node, await answer(root, self._node, query_id))
 
-    async def _run_queued_query(self, request: QueryAgent, previous: asyncio.Future[Any] | None) -> Reply:
-        """Wait until the queries up to `previous` in the queue and any running query have ended, then query the agent."""
+    async def _run_queued_query(
+        self, root: Supervisor, request: QueryAgent, previous: asyncio.Future[Any] | None
+    ) -> Reply:
+        """Wait until the queries up to `previous` in the queue and any running query have ended, then query the agent.
+
+        Raises AgentDiedError if the orchestrator was closed meanwhile.
+        """
+        node = root.tree.agents[self.id]
         if previous is not None:
             await asyncio.wait([previous])
-        root = self._orchestrator.supervisor
-        while (running := self._node.pending) is not None:
+        while (running := node.pending) is not None:
             watcher = root.waiters.watch(QueryTopic(running.query_id))
             try:
                 await asyncio.wait([watcher])
             finally:
                 watcher.cancel()
-        return await self._wait_for_reply(ask(root, self._node, USER, request))
+        if self._orchestrator._supervisor is not root:
+            raise AgentDiedError(
+                f"the queued query was not sent to agent {node.spec.name!r} ({node.spec.id}), because the orchestrator "
+                "was closed"
+            )
+        return await self._wait_for_reply(ask(root, node, USER, request))
 
     def _leave_queue(self, place: asyncio.Future[Any]) -> None:
         if self._orchestrator.queued.get(self.id) is place:

@@ -235,6 +235,16 @@ async def test_cancelled_query_does_not_change_the_order_of_the_queue(tmp_path: 
         assert prompts == [str(n) for n in range(5) if n != cancelled]
 
 
+async def test_queued_query_fails_when_the_orchestrator_is_closed(tmp_path: Path) -> None:
+    """The error says that the query was not sent."""
+    async with opened(tmp_path) as o:
+        agent = await o.scripted({"text": "late", "sleep": 60})
+        _, *queued = [agent.submit(str(n), queue=True) for n in range(3)]
+    for reply in queued:
+        with pytest.raises(AgentDiedError, match=f"not sent to agent .*{agent.id}.*the orchestrator was closed"):
+            await reply
+
+
 async def test_queued_query_fails_with_the_agent(tmp_path: Path) -> None:
     """After a kill, the queued query raises AgentGoneError; an empty prompt raises an error at the call."""
     async with opened(tmp_path) as o:
