@@ -119,9 +119,9 @@ class LentBackends:
         """Return the request fields for the arguments `model` and `backend`. Raises ConfigError."""
         if backend is None:
             return BackendArguments(model)
+        if model is not None:
+            raise ConfigError(f"pass model={model!r} or backend=, not both")
         if isinstance(backend, CustomBackend):
-            if model is not None:
-                raise ConfigError(f"pass either model={model!r} or backend=, not both")
             return BackendArguments(self._lend(backend))
         if not callable(getattr(backend, "spec", None)):
             raise ConfigError(
@@ -133,7 +133,7 @@ class LentBackends:
             raise ConfigError(
                 f"pass model={spec.provider}:...; only scripted and custom backends are passed as objects"
             )
-        return BackendArguments(model, tuple(spec.options["items"]), tuple(spec.options.get("summaries", ())))
+        return BackendArguments(None, tuple(spec.options["items"]), tuple(spec.options.get("summaries", ())))
 
     def _lend(self, backend: CustomBackend) -> str:
         class_ = type(backend)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from custom_backends import Caller, Coroutine, Echo, Words
-from orch import AsyncOrchestrator, BackendInfo, Config, SubagentsConfig
+from orch import AsyncOrchestrator, BackendInfo, Config, ScriptedBackend, SubagentsConfig
 from orch.policy.caller import AgentCaller
 from orch.services import call
 from orch_protocol.core.errors import ConfigError, LaunchError, ToolNotGrantedError
@@ -85,8 +85,9 @@ async def test_objects_are_checked(tmp_path: Path) -> None:
     async with opened(tmp_path) as o:
         with pytest.raises(ConfigError, match="Coroutine has a `respond` without `yield`"):
             await o.spawn("work", backend=Coroutine())
-        with pytest.raises(ConfigError, match="pass either model='local' or backend="):
-            await o.spawn("work", model="local", backend=Echo())
+        for backend in (Echo(), ScriptedBackend(["done"])):
+            with pytest.raises(ConfigError, match="pass model='local' or backend=, not both"):
+                await o.spawn("work", model="local", backend=backend)
         with pytest.raises(ConfigError, match="must be an object such as ScriptedBackend"):
             await o.spawn("work", backend=Echo)  # type: ignore[arg-type]
         assert not o.supervisor.tree.agents
