@@ -588,7 +588,7 @@ class AsyncOrchestrator(Registration):
     # Registration; see also `Registration`.
 
     async def emit_event(
-        self, agent: AgentHandle | str | int, name: str, *, data: Mapping[str, Any] | None = None
+        self, agent: AgentHandle | str | int, name: str, data: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         """Emit an event of this program about `agent`. Return the event's data as changed by hooks at `custom_event`.
 

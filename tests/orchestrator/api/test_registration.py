@@ -360,7 +360,7 @@ async def test_hooks_change_the_data_of_an_emitted_event(tmp_path: Path) -> None
             found.set()
 
         agent = await o.scripted("done", tools=[])
-        changed = await o.emit_event(agent, "deploy", data={"n": 2})
+        changed = await o.emit_event(agent, "deploy", {"n": 2})
         assert changed == {"n": 4, "name": "deploy"}
         await found.wait()
         assert seen == [("deploy", changed, agent.id, agent.id)]

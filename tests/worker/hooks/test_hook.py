@@ -146,8 +146,9 @@ class TestRefused:
             made(*stages, **options)
 
     def test_hook_must_be_callable(self) -> None:
-        with pytest.raises(ConfigError, match="a hook must be a function; got 3"):
-            make_hook(3, "tool_call", name="three")  # type: ignore[arg-type]
+        """The error states the order of the arguments."""
+        with pytest.raises(ConfigError, match=r"a hook must be a function; got 'tool_call'\. Pass the function first"):
+            make_hook("tool_call", print, name="print")  # type: ignore[arg-type]
 
 
 class TestRegistry:

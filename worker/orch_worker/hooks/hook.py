@@ -269,7 +269,7 @@ def _make_row(
     source: str,
 ) -> HookRow:
     if not callable(handler):
-        raise ConfigError(f"a hook must be a function; got {handler!r}")
+        raise ConfigError(f"a hook must be a function; got {handler!r}. Pass the function first, then the stages")
     if isinstance(does, str):
         raise ConfigError(f"`does` must be a list of actions, not the string {does!r}: write [{does!r}]")
     if not stages:
