@@ -80,7 +80,7 @@ def _check_message(item: dict[str, Any], where: str, issued: dict[str, Any]) -> 
     is_reply = item["role"] == "assistant"
     content = parts(item["content"], "output_text" if is_reply else "input_text")
     need(content, f"{where}.content: must not be empty")
-    kinds = {"output_text", "refusal"} if is_reply else {"input_text", "input_image"}
+    kinds = {"output_text", "refusal"} if is_reply else {"input_text", "input_image", "input_file"}
     for part in content:
         need(part["type"] in kinds, f"{where}.content[0].type: invalid value {part['type']!r}")
         need(part.get("text") != "", f"{where}.content[0].text: must not be empty")

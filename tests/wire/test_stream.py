@@ -416,6 +416,29 @@ class TestRequests:
             assert body["messages"][-2]["content"] == "seen\n\n[image: dot.png, 2x1]"
             assert body["messages"][-1]["content"] == [{"type": "text", "text": "[image: dot.png, 2x1]"}, image]
 
+    @pytest.mark.parametrize("to", [CHAT, RESPONSES], ids=["chat", "responses"])
+    async def test_linked_images_and_files_are_sent_to_openai(
+        self, server: ModelServer, begin: Begin, to: Peer
+    ) -> None:
+        """A part in the format of one of OpenAI's APIs is converted for the other API."""
+        url = "https://example.org/a.png"
+        chat = [
+            {"type": "image_url", "image_url": {"url": url, "detail": "low"}},
+            {"type": "file", "file": {"file_id": "f1"}},
+        ]
+        responses = [
+            {"type": "input_image", "image_url": url, "detail": "low"},
+            {"type": "input_file", "file_id": "f1"},
+        ]
+        talk = begin(to)
+        talk.backend.append_user(tuple(Opaque("openai", part) for part in chat + responses))
+        await talk.turn()
+        assert server.refused == []
+        if to == CHAT:
+            assert server.requests[0].body["messages"][1]["content"] == chat * 2
+        else:
+            assert server.requests[0].body["input"][0]["content"] == responses * 2
+
     async def test_models_without_vision_get_a_note_for_images(self, server: ModelServer, begin: Begin) -> None:
         """A model that does not accept images gets a note in place of the image."""
         talk = begin(Peer("moonshot", "moonshot-v1-8k", "/v1/chat/completions", "/v1"))

@@ -166,6 +166,14 @@ def test_common_messages_need_no_stored_difference() -> None:
     assert encode_message(format_named("anthropic"), ANTHROPIC[0])[1] == {"k": {"content": {"t": 1}}}
 
 
+@pytest.mark.parametrize(
+    "raw", [{"content": None, "refusal": "no"}, {"content": [{"type": "refusal", "refusal": "no"}]}]
+)
+def test_refusal_is_read_as_text(raw: dict[str, Any]) -> None:
+    """Chat completions return a refusal as a field or as a part."""
+    assert format_named("openai").read({"role": "assistant"} | raw).content == (Text("no"),)
+
+
 def test_calls_and_results_are_converted() -> None:
     """Arguments are parsed, or stay text if they are invalid JSON."""
     read = format_named("openai").read

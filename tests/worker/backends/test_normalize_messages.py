@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -157,6 +158,25 @@ def test_reasoning_blocks_of_other_providers_are_dropped() -> None:
     content = (OWN, FOREIGN, Opaque("ours", {"a": 1}), Opaque("theirs", {"a": 2}), Text("t"))
     arranged = normalize_messages([user("x"), Message("assistant", content), user("y")], WANTS)
     assert arranged[1].content == (OWN, Opaque("ours", {"a": 1}), Text("t"))
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        ({"type": "image_url", "image_url": {"url": "https://x/y.png"}}, "image_url: https://x/y.png"),
+        ({"type": "input_image", "image_url": "https://x/y.png"}, "input_image: https://x/y.png"),
+        ({"type": "file", "file": {"filename": "a.pdf", "file_data": "AAAA"}}, "file: a.pdf"),
+        ({"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}, "image: https://x/y.png"),
+        ({"type": "document", "source": {"type": "base64", "data": "AAAA"}}, "document"),
+    ],
+)
+def test_texts_replace_user_content_in_the_format_of_other_providers(raw: dict[str, Any], text: str) -> None:
+    """The same holds for the provider's own format if the model does not accept images."""
+    note = Message("user", (Text(f"[{text}; not shown: this model does not accept this content]"),))
+    own = Message("user", (Opaque("ours", raw),))
+    assert normalize_messages([Message("user", (Opaque("theirs", raw),))], WANTS) == [note]
+    assert normalize_messages([own], WANTS) == [own]
+    assert normalize_messages([own], ProviderRequirements("ours", WANTS.ids, images=False)) == [note]
 
 
 def test_messages_without_supported_content_are_dropped() -> None:

@@ -36,6 +36,10 @@ NO_START: Final = "[The beginning of this conversation is not on record.]"
 NO_IMAGE: Final = "; not shown: this model does not accept images]"
 """End of the text that replaces an image."""
 OLD_IMAGE: Final = "; not shown: the request contains newer images up to its limit]"
+NO_PART: Final = "; not shown: this model does not accept this content]"
+"""End of the text that replaces a part of a user message in the format of another provider."""
+PART_NAMES: Final = ("url", "image_url", "file_url", "filename", "title", "file_id")
+"""Fields that identify such a part for a reader."""
 MAX_IMAGES: Final = 100
 """Maximum number of images in a request."""
 MAX_LARGE_IMAGES: Final = 20
@@ -74,8 +78,8 @@ def normalize_messages(messages: Sequence[Message], requirements: ProviderRequir
 
     The result starts with a user message, and the roles alternate. No message or text is empty. Each call has one
     result, in call order, at the beginning of the next message. Call ids are unique and match the format. Reasoning
-    blocks and opaque blocks of other providers are removed. Texts replace images that exceed the limits of a request,
-    beginning with the oldest image. The result may be empty.
+    blocks and opaque blocks of other providers are removed; in user messages, texts replace opaque blocks. Texts also
+    replace images that exceed the limits of a request, beginning with the oldest image. The result may be empty.
     """
     if requirements.images:
         messages = _without_old_images(messages)
@@ -150,7 +154,10 @@ def _text_for(image: Image, why: str) -> Text:
 def _acceptable_groups(messages: Sequence[Message], requirements: ProviderRequirements) -> Iterator[_MessageGroup]:
     """Yield the messages with the blocks that the provider accepts. Empty messages are left out."""
     for message in messages:
-        blocks = [fit for block in message.content if (fit := _acceptable_block(block, requirements)) is not None]
+        content = message.content
+        if message.role == "user":
+            content = tuple(_shown_part(block, requirements) for block in content)
+        blocks = [fit for block in content if (fit := _acceptable_block(block, requirements)) is not None]
         if message.role == "system":
             blocks = [block for block in blocks if isinstance(block, Text)]
         if not blocks:
@@ -178,6 +185,16 @@ def _acceptable_block(block: Block, requirements: ProviderRequirements) -> Block
             )
         case _:
             return block
+
+
+def _shown_part(block: Block, requirements: ProviderRequirements) -> Block:
+    """Return `block`, or a text for a part of a user message that the provider does not accept, such as a file."""
+    if not isinstance(block, Opaque) or (block.provider == requirements.provider and requirements.images):
+        return block
+    part = block.raw if isinstance(block.raw, dict) else {}
+    fields = [part, *(inner for inner in part.values() if isinstance(inner, dict))]
+    names = [inner[name] for name in PART_NAMES for inner in fields if isinstance(inner.get(name), str)]
+    return Text(f"[{': '.join([str(part.get('type', 'block')), *names[:1]]):.300}{NO_PART}")
 
 
 def _alternate_roles(groups: Iterator[_MessageGroup]) -> list[_MessageGroup]:

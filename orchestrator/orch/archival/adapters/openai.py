@@ -50,6 +50,8 @@ class _OpenAI:
             raise ConfigError(f"the content of a message must be text or a list of parts; got {content!r:.60}")
         blocks = [Text(content)] if isinstance(content, str) else [_decode_part(part) for part in content or []]
         if role == "assistant":
+            refusal = raw.get("refusal")
+            blocks += [Text(refusal)] if refusal and isinstance(refusal, str) else []
             blocks += _decode_calls(raw)
         return Message(ROLES[role], tuple(blocks))
 
@@ -142,6 +144,8 @@ def tool_result_parts(content: Any) -> list[Text | Image]:
 def _decode_part(raw: Any) -> Block:
     match raw:
         case {"type": "text" | "input_text" | "output_text", "text": str(text)}:
+            return Text(text)
+        case {"type": "refusal", "refusal": str(text)}:
             return Text(text)
         case {"type": "image_url", "image_url": {"url": str(url)}} | {"type": "input_image", "image_url": str(url)} if (
             url.startswith("data:image/") and ";base64," in url

@@ -11,6 +11,7 @@ from orch_protocol.core.messages import (
     Block,
     Image,
     Message,
+    Opaque,
     StopReason,
     Text,
     Thinking,
@@ -90,7 +91,7 @@ def _wire_messages(message: Message, reasoning_field: str) -> Iterator[dict[str,
             else:
                 parts += _parts([block])
         if parts:
-            plain = all(part["type"] == "text" for part in parts)
+            plain = all(part.get("type") == "text" for part in parts)
             yield {"role": "user", "content": "\n\n".join(part["text"] for part in parts) if plain else parts}
 
 
@@ -115,6 +116,18 @@ def _parts(blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
             yield {"type": "text", "text": block.text}
         elif isinstance(block, Image):
             yield {"type": "image_url", "image_url": {"url": data_url(block)}}
+        elif isinstance(block, Opaque):
+            yield _own_part(block.raw)
+
+
+def _own_part(raw: Any) -> dict[str, Any]:
+    """Return a part of a user message. A part of the Responses API is converted."""
+    match raw:
+        case {"type": "input_image", "image_url": str(url)}:
+            return {"type": "image_url", "image_url": {"url": url, "detail": raw.get("detail", "auto")}}
+        case {"type": "input_file"}:
+            return {"type": "file", "file": {name: value for name, value in raw.items() if name != "type"}}
+    return dict(raw)
 
 
 class _ChunkReader:

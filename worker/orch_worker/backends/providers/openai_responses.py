@@ -104,6 +104,18 @@ def _input_parts(blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
             yield {"type": "input_text", "text": block.text}
         elif isinstance(block, Image):
             yield {"type": "input_image", "image_url": data_url(block), "detail": "auto"}
+        elif isinstance(block, Opaque):
+            yield _own_part(block.raw)
+
+
+def _own_part(raw: Any) -> dict[str, Any]:
+    """Return a part of a user message. A part of Chat Completions is converted."""
+    match raw:
+        case {"type": "image_url", "image_url": dict(image)}:
+            return {"type": "input_image", "image_url": image.get("url"), "detail": image.get("detail", "auto")}
+        case {"type": "file", "file": dict(file)}:
+            return {"type": "input_file", **file}
+    return dict(raw)
 
 
 class _ResponsesReader:
