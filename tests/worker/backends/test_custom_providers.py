@@ -46,12 +46,26 @@ class TestClasses:
         assert (spec.provider, spec.model) == ("orch_worker.missing", "Class:large")
         assert "orch_worker.missing" not in sys.modules
 
-    @pytest.mark.parametrize("model", ["oracle:Large", "custom_backends", "custom_backends:a-b", "a b:C", "..:C"])
+    @pytest.mark.parametrize(
+        "model", ["oracle:large", "antropic:claude", "gpt:5", "custom_backends", "custom_backends:a-b", "a b:C", "..:C"]
+    )
     def test_other_names(self, model: str) -> None:
         """A module without a class, or a class with an invalid name, is an unknown provider."""
         provider, _, name = model.partition(":")
         with pytest.raises(ConfigError, match=r"unknown provider .*package\.module:Class"):
             complete(BackendSpec(provider, name), NONE, {}, ())
+
+    @pytest.mark.parametrize("model", ["no_such_house:Echo", "no_such_house:Echo:large", "no_such_house.models:echo"])
+    def test_class_of_a_missing_package_is_an_import_error(self, model: str) -> None:
+        """The error is that of other classes, with the provider, PYTHONPATH and the daemon."""
+        provider, _, name = model.partition(":")
+        with pytest.raises(ConfigError) as raised:
+            complete(BackendSpec(provider, name), NONE, {}, ())
+        assert str(raised.value) == (
+            f"cannot import the backend {model.removesuffix(':large')} ({provider!r} is not a provider): "
+            "ModuleNotFoundError: No module named 'no_such_house'. Install its package beside orch, or put its folder "
+            "on PYTHONPATH; the daemon has the PYTHONPATH of its start (`orch daemon stop` ends it)"
+        )
 
     def test_providers_of_models_json_come_first(self) -> None:
         """A provider in models.json can name a class, and has priority over a module with the same name."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from orch_protocol.agent.spec import BackendSpec
 
-__all__ = ["GROUP", "class_path", "find_class", "installed"]
+__all__ = ["GROUP", "class_path", "find_class", "installed", "names_class"]
 
 GROUP: Final = "orch.backends"
 MODULE: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -24,6 +24,17 @@ def installed() -> dict[str, str]:
     import importlib.metadata  # This import takes milliseconds, and most users have no custom backend.
 
     return {each.name: each.value.replace(" ", "") for each in importlib.metadata.entry_points(group=GROUP)}
+
+
+def names_class(spec: BackendSpec) -> bool:
+    """Return whether `spec` looks like an import path: its module has a dot, or its class begins with a capital.
+
+    A provider with a typing error, such as `antropic:claude`, does not look like an import path.
+    """
+    name = spec.model.partition(":")[0]
+    return bool(MODULE.fullmatch(spec.provider) and CLASS.fullmatch(name)) and (
+        "." in spec.provider or name[0].isupper()
+    )
 
 
 def class_path(spec: BackendSpec) -> tuple[str, str] | None:

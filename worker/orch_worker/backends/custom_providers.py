@@ -12,7 +12,7 @@ from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.ids import new_id
 
 from .base import BackendInfo
-from .custom_classes import GROUP, find_class, installed
+from .custom_classes import GROUP, find_class, installed, names_class
 from .models import UNKNOWN_CONTEXT, Model, ModelCatalog, ProviderConfig
 
 __all__ = [
@@ -38,9 +38,18 @@ _registered_objects: dict[str, tuple[Any, BackendInfo]] = {}
 
 
 def custom_provider(spec: BackendSpec) -> ProviderConfig | None:
-    """Return the provider of a custom backend that models.json does not list. Return None for any other model."""
+    """Return the provider of a custom backend that models.json does not list. Return None for any other model.
+
+    Raise ConfigError if `spec` looks like the import path of a class, but its package does not exist.
+    """
     found = find_class(spec)
     if found is None:
+        if names_class(spec):
+            from ..system.importing import import_error  # Only this error needs the module.
+
+            missing = ModuleNotFoundError(f"No module named {spec.provider.partition('.')[0]!r}")
+            path = f"{spec.provider}:{spec.model.partition(':')[0]}"
+            raise import_error(f"the backend {path} ({spec.provider!r} is not a provider)", missing)
         return None
     try:
         return msgspec.convert({"api": found}, ProviderConfig)

@@ -16,7 +16,7 @@ from orch_protocol.core.errors import ConfigError
 
 from .threads import describe_exception
 
-__all__ = ["Entry", "Sources", "create_object", "load", "load_subclass", "module_at"]
+__all__ = ["Entry", "Sources", "create_object", "import_error", "load", "load_subclass", "module_at"]
 
 T = TypeVar("T")
 
@@ -111,13 +111,18 @@ def load_subclass(path: str, base: type[Any], what: str) -> type[Any]:
     try:
         kind = load(path)
     except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"cannot import {what}: {describe_exception(error)}. Install its package beside orch, or put its folder on "
-            "PYTHONPATH"
-        ) from error
+        raise import_error(what, error) from error
     if not isinstance(kind, type) or not issubclass(kind, base):
         raise ConfigError(f"{what} must be a subclass of orch.{base.__name__}; it is {kind!r:.80}")
     return kind
+
+
+def import_error(what: str, error: BaseException) -> ConfigError:
+    """Return the error for `what`, a class of the user whose import raised `error`."""
+    return ConfigError(
+        f"cannot import {what}: {describe_exception(error)}. Install its package beside orch, or put its folder on "
+        "PYTHONPATH; the daemon has the PYTHONPATH of its start (`orch daemon stop` ends it)"
+    )
 
 
 def create_object(make: Callable[[], T], what: str) -> T:
