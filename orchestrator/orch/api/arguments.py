@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypedDict, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypedDict, TypeVar, get_args
 
 import msgspec
 
@@ -66,6 +66,14 @@ ARGUMENTS: Final[dict[str, tuple[Any, str]]] = {
     "connect": (Callable, "a function"),
 }
 """The arguments of AsyncOrchestrator in order. Each item has the required type and its description."""
+
+CHOICES: Final[dict[str, Any]] = {
+    "context": ProjectContext,
+    "queue_mode": QueueMode,
+    "follow_up_mode": QueueMode,
+    "isolation": Isolation,
+}
+"""The options of an agent that accept only certain strings."""
 
 ToolLike = str | Tool | Callable[..., Any]
 """The name of a built-in tool, or a function that runs in this program."""
@@ -225,8 +233,12 @@ def validate_request(request: Request) -> Request:
     Other processes and files receive the decoded form. The check finds values that JSON cannot represent.
     """
     fields = request.agent if isinstance(request, ImportSession) else msgspec.structs.asdict(request)
-    for budget in (fields.get("budget"), fields.get("limits")):
-        check_budget(budget or Budget())  # JSON would change a NaN to null, which means "no limit"
+    for name, type_ in CHOICES.items():
+        value, choices = fields.get(name), get_args(type_)
+        if value is not None and value not in choices:
+            raise ConfigError(f"{name} must be {' or '.join(map(repr, choices))}; got {value!r}")
+    for name in ("budget", "limits"):
+        check_budget(fields.get(name) or Budget(), name)  # JSON would change a NaN to null, which means "no limit"
     try:
         try:
             data = msgspec.json.encode(request)

@@ -83,10 +83,10 @@ def reservation_amount(
     return None if left_without_reservations > left and left_without_reservations >= minimum else amount
 
 
-def check_budget(budget: Budget) -> Budget:
-    """Return `budget` unchanged. Raises ConfigError for a wrong type or a limit that is not valid."""
+def check_budget(budget: Budget, argument: str = "budget") -> Budget:
+    """Return `budget`, the value of `argument`. Raises ConfigError for a wrong type or a limit that is not valid."""
     if not isinstance(budget, Budget):
-        raise ConfigError(f"budget must be an orch.Budget or orch.Limits; got {budget!r}")
+        raise ConfigError(f"{argument} must be an orch.Budget or orch.Limits; got {budget!r}")
     for name in Budget.__struct_fields__:
         _checked(name, getattr(budget, name))
     return budget

@@ -294,7 +294,9 @@ def user(content: Prompt) -> Message:
 
 
 def assistant(text: str) -> Message:
-    """Return an assistant message that contains `text`."""
+    """Return an assistant message that contains `text`. Raises ConfigError for another type."""
+    if not isinstance(text, str):
+        raise ConfigError(f"the text of an assistant message must be a string; got {type(text).__name__}")
     return Message("assistant", (Text(text),))
 
 

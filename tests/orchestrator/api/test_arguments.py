@@ -76,8 +76,11 @@ def test_deleted_working_directory_is_an_error(tmp_path: Path, monkeypatch: pyte
         ({"prompt_template": 5}, "prompt_template must be a template, its name or its file; got 5"),
         (
             {"limits": {"max_turns": 3}},
-            r"budget must be an orch.Budget or orch.Limits; got {'max_turns': 3}",
+            r"limits must be an orch.Budget or orch.Limits; got {'max_turns': 3}",
         ),
+        ({"context": "all"}, r"context must be 'none' or 'brief' or 'full'; got 'all'"),
+        ({"queue_mode": "some"}, r"queue_mode must be 'one-at-a-time' or 'all'; got 'some'"),
+        ({"isolation": "docker"}, r"isolation must be 'worktree'; got 'docker'"),
         ({"budget": 5}, r"budget must be an orch.Budget or orch.Limits; got 5"),
         ({"cwd": "/nope"}, "the working folder /nope does not exist"),
         ({"cwd": "/n\udcff"}, "has a name that is not UTF-8: rename it"),

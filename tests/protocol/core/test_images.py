@@ -136,6 +136,12 @@ class TestErrors:
         with pytest.raises(ConfigError, match=r"must be text, or a list of texts and orch\.Image; got "):
             prompt_of(prompt)
 
+    @pytest.mark.parametrize("text", [5, None, ["a"]])
+    def test_assistant_message_of_other_types_is_refused(self, text: Any) -> None:
+        """Only user messages can be made from a list."""
+        with pytest.raises(ConfigError, match="text of an assistant message must be a string; got "):
+            assistant(text)
+
 
 class TestText:
     """The text that represents an image."""
