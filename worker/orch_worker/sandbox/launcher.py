@@ -149,7 +149,7 @@ def _pin_parents(paths: Iterable[str]) -> None:
     """
     with open("/proc/self/mountinfo", "rb") as file:
         mounted = {_plain_path(line.split()[4]) for line in file} | {"/"}
-    parents = set()
+    parents: set[str] = set()
     for path in paths:
         while (path := os.path.dirname(path)) not in mounted | parents:
             parents.add(path)
