@@ -175,6 +175,7 @@ class Router:
             socket.setsockopt(option, value)
         path.unlink(missing_ok=True)
         socket.bind(self.address)
+        path.chmod(0o600)  # until here, the private folder keeps other users out
         self.peers = ConnectionTable(spool, self._send, deliver)
         self._uid = os.getuid()
         self._drain = SocketReader(socket, self._receive, keep=False)

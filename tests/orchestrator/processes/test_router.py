@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,20 @@ async def test_pending_acknowledgements_are_sent_on_close(table: Table) -> None:
     assert table.worker.decode(table.sent[-1][1]) is None
     assert table.worker.unacked == 0
     table.peer.channel.close()
+
+
+async def test_socket_is_private_to_the_user(tmp_path: Path) -> None:
+    """The mode of the socket does not depend on the umask of the program."""
+    path = tmp_path / "r.sock"
+    before = os.umask(0o022)
+    try:
+        router = Router(path, tmp_path, lambda *_: None)
+    finally:
+        os.umask(before)
+    try:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    finally:
+        router.close()
 
 
 async def test_router_reads_the_sender_pid_from_the_kernel(tmp_path: Path) -> None:
