@@ -104,6 +104,8 @@ T = TypeVar("T")
 # --- Sessions ---
 
 SESSION_TASK: Final = "Talk with the user, and do what they ask."
+RESUME_OPTIONS: Final = ("approve", "tool_executor")
+"""The arguments of `session` that apply to a resumed agent."""
 
 
 class AsyncSession(AsyncSubagent):
@@ -454,7 +456,7 @@ class AsyncOrchestrator(Registration):
         self,
         *,
         task: str = SESSION_TASK,
-        resume: bool | str | int = False,
+        resume: bool | str | int | None = False,
         system: str | None = None,
         **options: Unpack[AgentOptions],
     ) -> AsyncSession:
@@ -463,10 +465,13 @@ class AsyncOrchestrator(Registration):
         `resume=True` returns the most recently active session of this run, even if it was killed. If the run has no
         session, a new session is started. If `resume` is a reference, the call returns this agent, which must exist. A
         resumed session keeps its settings. Only the argument `approve`, and an object as `tool_executor`, apply to a
-        resumed session. `system` replaces the prompt template. The system prompt then begins with this text. `options`
-        are the arguments of `spawn`. Raises SpawnError, ConfigError, AgentNotFoundError, AmbiguousRefError.
+        resumed session. With a reference, other arguments are a ConfigError. `system` replaces the prompt template. The
+        system prompt then begins with this text. `options` are the arguments of `spawn`. Raises SpawnError,
+        ConfigError, AgentNotFoundError, AmbiguousRefError.
         """
         _check_session_options(system, options)
+        if not isinstance(resume, bool | None):
+            _check_resume_options(resume, task, system, options)
         if (found := await _find_session_to_resume(self, resume)) is None:
             if system is not None:
                 options = {**options, "prompt_template": PromptTemplate.literal("session", system, "system=")}
@@ -672,14 +677,25 @@ def _check_session_options(system: str | None, options: AgentOptions) -> None:
     _check_approver(options.get("approve"))
 
 
+def _check_resume_options(resume: str | int, task: str, system: str | None, options: AgentOptions) -> None:
+    """Raise ConfigError for arguments that do not apply to the resumed agent `resume`."""
+    arguments = {"task": task if task != SESSION_TASK else None, "system": system, **options}
+    ignored = [name for name, value in arguments.items() if value is not None and name not in RESUME_OPTIONS]
+    if ignored:
+        raise ConfigError(
+            f"{', '.join(ignored)} cannot be changed when the agent {resume!r} is resumed: leave the arguments out, or "
+            "start a new session without resume="
+        )
+
+
 def _check_approver(approve: Approver | None) -> None:
     if approve is not None and not callable(approve):
         raise ConfigError(f"approve must be a function that takes a Question; got {approve!r}")
 
 
-async def _find_session_to_resume(orchestrator: AsyncOrchestrator, resume: bool | str | int) -> str | None:
+async def _find_session_to_resume(orchestrator: AsyncOrchestrator, resume: bool | str | int | None) -> str | None:
     """Return the id of the session to resume. Return None if a new session is needed."""
-    if resume is False:
+    if resume is False or resume is None:
         return None
     if resume is True:
         sessions = [row for row in await orchestrator.agents(all=True) if row.depth == 0]

@@ -58,6 +58,23 @@ async def test_session_resumes_the_latest_conversation(tmp_path: Path) -> None:
             await o.session(resume="nobody")
 
 
+async def test_arguments_that_a_resumed_agent_cannot_use_are_an_error(tmp_path: Path) -> None:
+    """The error names the arguments, and a killed agent stays killed. `approve` applies to a resumed agent."""
+    async with opened(tmp_path) as o:
+        chat = await o.session(backend=ScriptedBackend(["one"]), name="first")
+        await chat.kill()
+        with pytest.raises(ConfigError, match=r"^task, system, history, tools cannot be changed .* 'first' is resumed"):
+            await o.session(task="Sum up", resume="first", system="Be brief.", history=[user("Hello")], tools=[])
+        assert (await chat.state()).status == "killed"
+        assert (await o.session(resume="first", approve=lambda _: False, tools=None)).id == chat.id
+
+
+async def test_resume_none_starts_a_session(tmp_path: Path) -> None:
+    async with opened(tmp_path) as o:
+        chat = await o.session(backend=ScriptedBackend(["one"]))
+        assert (await o.session(resume=None, backend=ScriptedBackend(["two"]))).id != chat.id
+
+
 async def test_session_has_its_own_approver(tmp_path: Path) -> None:
     """The approver of a session answers for this session only; the orchestrator's approver answers for others."""
     asked: list[str] = []
