@@ -287,7 +287,8 @@ def returned_type(arguments: Namespace) -> ReturnType[Any] | None:
 def query(arguments: Namespace) -> int:
     """Query an agent."""
     _check_timeout(arguments)
-    returned_type(arguments)  # reports an error before the query is sent
+    if returned_type(arguments) is not None and getattr(arguments, "return_name", None):
+        raise CommandError("UsageError", "--returns and --return-name cannot be combined; leave one out", 2)
     prompt_fields = prompt_params(command.text(arguments.prompt), read_images(arguments))
     params = {"ref": arguments.ref, **prompt_fields, "request_id": os.urandom(8).hex()}
     connection = Connection()

@@ -36,6 +36,8 @@ def _demo(arguments: Namespace) -> int:
     start = time.monotonic()
     screen = DemoScreen(open(os.devnull, "w")) if arguments.json else make_screen()  # noqa: SIM115
     folder = Path(arguments.folder).absolute()
+    if not folder.is_dir():
+        raise CommandError("ConfigError", f"{folder} does not exist or is not a folder; pass an existing folder", 2)
     model = _live_model(arguments) if arguments.live else None
     run = f"demo-{new_id()}"
     with scratch() as home:

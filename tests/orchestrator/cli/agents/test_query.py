@@ -44,6 +44,14 @@ def reply(whole: str, steps: int, **changes: Any) -> dict[str, Any]:
     return REPLY | {"text": whole, "steps": steps} | changes
 
 
+def test_returns_and_return_name_cannot_be_combined(desk: Desk, capsys: Captured) -> None:
+    """No query is sent."""
+    Path("schema.json").write_text('{"type": "integer"}')
+    assert run(["query", "n", "How many?", "--returns", "schema.json", "--return-name", "count"]) == 2
+    assert "--returns and --return-name cannot be combined" in capsys.readouterr().err
+    assert desk.asked == []
+
+
 class TestSteer:
     """Messages to an agent during its turn."""
 
