@@ -39,7 +39,7 @@ VERBS = {
     "session": ("orch.cli.sessions.session", "show, branch, fork, import and export sessions"),
     "forget": ("orch.cli.sessions.forget", "delete a session permanently"),
     "memory": ("orch.cli.resources.memory", "show and edit what agents remember about a project"),
-    "workspace": ("orch.cli.resources.workspace", "show and pin the artifacts of an agent"),
+    "workspace": ("orch.cli.resources.workspace", "show and pin the workspace objects of an agent"),
     "prompts": ("orch.cli.prompts", "list and fill in prompt templates"),
     "hooks": ("orch.cli.resources.hooks", "list, enable, disable and create hooks"),
     "skills": ("orch.cli.resources.skills", "list, install, create and test skills"),

@@ -172,7 +172,7 @@ async def prompt(ctx: SessionContext) -> CommandResult:
 
 @command(
     "workspace",
-    "list the artifacts in the workspace; pin, unpin or drop NAME; TEXT sorts by relevance",
+    "list the objects in the workspace; pin, unpin or drop NAME; TEXT sorts by relevance",
     positional("what", "choice", "pin", "unpin", "drop", "about"),
     remainder("name"),
     group=INFO_GROUP,

@@ -129,11 +129,11 @@ KEY: Final = VerbArgument(
 )
 SUMMARY: Final = option("change.summary", "what to tell the model about the branch that it leaves; - is stdin", "text")
 SUMMARIZE: Final = flag("change.summarize", "let the model write that summary")
-ARTIFACTS: Final = "name of an artifact, or the part behind its colon"
+OBJECTS: Final = "name of an object, or the part behind its colon"
 
 
 def _entry(field: str, help: str) -> VerbArgument:
-    return VerbArgument(field, f"{help}: id, unique prefix of an id, label, or root", "entry", name="entry")
+    return VerbArgument(field, f"{help}: id, unique prefix of an id, label, turn:N, or root", "entry", name="entry")
 
 
 VERBS: Final[dict[str, tuple[Verb, ...]]] = {
@@ -294,7 +294,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
             "copy a session to a new agent",
             "orch session fork reader 1f22a6cc --name second",
             KEY,
-            VerbArgument("at", "last entry of the copy (the end)", "entry", name="entry", required=False),
+            VerbArgument("at", "last entry or turn:N of the copy (the end)", "entry", name="entry", required=False),
             option("name", "name of the new agent"),
             option("model", "model of the new agent", "model"),
             description="Copy one path of a session, with its archives, to a new agent. Prints the agent's id.",
@@ -304,10 +304,10 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
     "change_workspace": (
         Verb(
             "workspace pin",
-            "list artifacts first, and never drop them",
+            "list objects first, and never drop them",
             "orch workspace pin latest value:frame",
             KEY,
-            VerbArgument("pin", ARTIFACTS, name="name", many=True),
+            VerbArgument("pin", OBJECTS, name="name", many=True),
             prints=("pinned",),
         ),
         Verb(
@@ -315,7 +315,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
             "undo pin",
             "orch workspace unpin latest value:frame",
             KEY,
-            VerbArgument("unpin", ARTIFACTS, name="name", many=True),
+            VerbArgument("unpin", OBJECTS, name="name", many=True),
             prints=("unpinned",),
         ),
     ),

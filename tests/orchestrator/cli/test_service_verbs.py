@@ -34,6 +34,19 @@ def test_every_service_verb_has_help(capsys: Captured, verb: Verb) -> None:
         assert (f"--{argument.name.replace('_', '-')}" if argument.option else argument.name.upper()) in out
 
 
+@pytest.mark.parametrize("verb", ["checkout", "branch", "label", "fork"])
+def test_help_of_entries_describes_turn_numbers(capsys: Captured, verb: str) -> None:
+    assert run(["session", verb, "--help"]) == 0
+    assert "turn:N" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", ["list", "show", "pin", "unpin", "prune"])
+def test_workspace_help_uses_the_term_of_the_docs(capsys: Captured, verb: str) -> None:
+    """The term for an item of a workspace is "object"."""
+    assert run(["workspace", verb, "--help"]) == 0
+    assert "artifact" not in capsys.readouterr().out
+
+
 def test_service_definition_becomes_a_verb(monkeypatch: pytest.MonkeyPatch, desk: Desk, capsys: Captured) -> None:
     """Arguments become parameters, options that were not given are left out, and the result is printed."""
     sample = Verb(

@@ -40,7 +40,7 @@ def _list(arguments: Namespace) -> int:
 
 def _names(parser: ArgumentParser) -> None:
     key_argument(parser)
-    parser.add_argument("names", metavar="NAME", nargs="+", help="name of the artifact, or its part after the colon")
+    parser.add_argument("names", metavar="NAME", nargs="+", help="name of the object, or its part after the colon")
 
 
 def _show(arguments: Namespace) -> int:
@@ -66,10 +66,10 @@ def _find_artifact(artifacts: list[dict[str, Any]], name: str) -> dict[str, Any]
 def _prune_arguments(parser: ArgumentParser) -> None:
     key_argument(parser)
     parser.add_argument(
-        "names", metavar="NAME", nargs="*", help="artifacts to remove (default: unused ones and those above the limit)"
+        "names", metavar="NAME", nargs="*", help="objects to remove (default: unused ones and those above the limit)"
     )
     parser.add_argument(
-        "--turns", type=command.positive_int, metavar="N", help="remove artifacts that were not used for N turns"
+        "--turns", type=command.positive_int, metavar="N", help="remove objects that were not used for N turns"
     )
     parser.add_argument("--bytes", type=command.count, metavar="N", help="remove the largest until N bytes remain")
 
@@ -89,19 +89,17 @@ def _prune(arguments: Namespace) -> int:
 
 ACTIONS = {
     "list": (
-        "list the artifacts of an agent",
-        CliCommand(
-            "List the artifacts in an agent's workspace.", "orch workspace list latest", _about_arguments, _list
-        ),
+        "list the objects of an agent",
+        CliCommand("List the objects in an agent's workspace.", "orch workspace list latest", _about_arguments, _list),
     ),
     "show": (
-        "show one artifact",
+        "show objects",
         CliCommand("Show objects.", "orch workspace show latest src/pump.py", _names, _show),
     ),
     "prune": (
-        "remove unused or named artifacts from the list",
+        "remove unused or named objects from the list",
         CliCommand(
-            "Remove artifacts from the list and print their names. Files and values themselves stay.",
+            "Remove objects from the list and print their names. Files and values themselves stay.",
             "orch workspace prune latest --turns 10",
             _prune_arguments,
             _prune,
