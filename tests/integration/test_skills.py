@@ -21,7 +21,7 @@ from orch.resources.skill_install import install, installed_from, remove
 from orch.resources.skill_package import write_zip
 from orch.resources.skill_test import trials
 from orch.sessions.findings import check_home
-from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.errors import ConfigError, EntryNotFoundError
 from orch_protocol.resources.skills import SkillSpec
 
 GIT = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
@@ -240,9 +240,9 @@ class TestInstall:
         (into / "fold" / "more.md").unlink()
         assert remove("fold", into, home) == into / "fold"
         assert installed_from(into / "fold", home) is None
-        with pytest.raises(ConfigError, match="is not installed in"):
+        with pytest.raises(EntryNotFoundError, match="is not installed in"):
             remove("../skills/mine", into, home, force=True)
-        with pytest.raises(ConfigError, match="is not installed in"):
+        with pytest.raises(EntryNotFoundError, match="is not installed in"):
             remove("", into, home, force=True)  # for example from a variable that is not set
         remove("mine", into, home, force=True)
         assert list(into.iterdir()) == []

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.errors import EntryNotFoundError
 from orch_protocol.core.text import scrub
 from orch_protocol.policy.approval import Consent, Permission, Question
 from orch_protocol.policy.policy import EXIT_PLAN
@@ -194,12 +194,12 @@ class ApprovalBroker:
         """Revoke the permissions with the ids `ids`, and return them.
 
         If `ids` is None, revoke all permissions for `folder`. If an id is unknown, nothing is revoked. Raises
-        ConfigError or StoreError.
+        ConfigError, EntryNotFoundError or StoreError.
         """
         known = self._all(folder if ids is None else None)
         wanted = {grant.id for grant, _ in known} if ids is None else set(ids)
         if missing := wanted - {grant.id for grant, _ in known}:
-            raise ConfigError(
+            raise EntryNotFoundError(
                 f"no permission with id {', '.join(sorted(missing))}; list them with `orch config permissions`"
             )
         revoked = [(grant, session) for grant, session in known if grant.id in wanted]

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
-from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.errors import ConfigError, EntryNotFoundError
 from orch_protocol.core.prompts import PromptConfig, PromptSpec
 from orch_protocol.core.text import scrub
 
@@ -197,15 +197,15 @@ class TemplateCatalog:
         return [found[name] for name in sorted(found)]
 
     def find(self, name: str) -> PromptTemplate:
-        """Return the template with the name or file path `name`. Raises ConfigError."""
+        """Return the template with the name or file path `name`. Raises ConfigError, EntryNotFoundError."""
         if name.endswith(SUFFIX) or "/" in name:
             path = Path(name).expanduser()
             if found := list(Files(path).templates()) if not path.is_dir() else []:
                 return found[0]
-            raise ConfigError(f"template file {name} does not exist")
+            raise EntryNotFoundError(f"template file {name} does not exist")
         known = {template.name: template for template in self.all()}
         if name not in known:
-            raise ConfigError(
+            raise EntryNotFoundError(
                 f"unknown template {name!r}; available: {', '.join(known) or 'none'}. To use a template file, pass "
                 f"its path, such as {name}{SUFFIX}"
             )

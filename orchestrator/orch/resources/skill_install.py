@@ -22,7 +22,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.errors import ConfigError, EntryNotFoundError
 from orch_protocol.resources.skills import SkillSpec
 from orch_worker.session.entry_codec import timestamp
 from orch_worker.skills.skill_file import FILES, file_of, name_in
@@ -145,13 +145,13 @@ def install(
 
 
 def remove(name: str, into: Path, home: Path, *, force: bool = False) -> Path:
-    """Remove the skill `name` from the folder `into`. Raises ConfigError.
+    """Remove the skill `name` from the folder `into`. Raises ConfigError, EntryNotFoundError.
 
     Without `force`, the skill must have been installed and must be unchanged.
     """
     target = into / name
     if not _is_valid_name(name) or not os.path.lexists(target):
-        raise ConfigError(f"skill {name!r} is not installed in {into}")
+        raise EntryNotFoundError(f"skill {name!r} is not installed in {into}")
     row = installed_from(target, home)
     if not force and row is None:
         raise ConfigError(f"skill {name!r} in {into} was not installed by orch: use --force to remove it")

@@ -169,7 +169,7 @@ class AgentNotFoundError(AgentError):
 
 
 class EntryNotFoundError(AgentError):
-    """The session has no entry with that id, label or id prefix."""
+    """A session has no such entry, or no note, permission, run, skill or template has that name or id."""
 
     exit_code = 3
 

@@ -135,7 +135,8 @@ def test_spawn_with_an_agent_type_omits_replaced_defaults(
     assert sent("--agent", "big") == ["big", "investigate", None, None]
     assert sent("--agent", "big", "--model", "c:d")[3] == "c:d"
     assert sent("--agent", "plain") == ["plain", "investigate", None, "openai:m"]
-    assert run(["spawn", "t", "--agent", "own", "--prompt-template", "x"]) == 2
+    Path("x.md").write_text("You help.")
+    assert run(["spawn", "t", "--agent", "own", "--prompt-template", "./x.md"]) == 2
 
 
 def test_spawn_reports_tools_that_a_projects_agent_type_does_not_get(
@@ -204,7 +205,7 @@ def test_templates_are_listed_and_printed(capsys: Captured, monkeypatch: pytest.
     run(["prompts", "--json"])
     [row] = json.loads(capsys.readouterr().out)
     assert row == {"name": "pirate", "variables": ["who"], "source": str(tmp_path / "pirate.md")}
-    assert run(["prompts", "nobody"]) == 2
+    assert run(["prompts", "nobody"]) == 3
 
 
 def test_budget_comes_from_flags_or_configuration(

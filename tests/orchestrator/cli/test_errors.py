@@ -178,6 +178,26 @@ def test_unwritable_output_is_one_line_on_stderr(capsys: Captured, monkeypatch: 
     assert run(["frob"]) == 2
 
 
+@pytest.mark.usefixtures("desk")
+@pytest.mark.parametrize(
+    "argv",
+    [["extensions", "enable"], ["extensions", "disable"], ["skills", "remove"], ["skills", "show"], ["prompts"]],
+    ids=" ".join,
+)
+def test_unknown_names_exit_with_3(capsys: Captured, argv: list[str]) -> None:
+    assert run([*argv, "nope"]) == 3
+    assert "'nope'" in capsys.readouterr().err
+
+
+def test_demo_checks_its_folder_first(capsys: Captured) -> None:
+    """The demo starts no agent."""
+    assert run(["demo", "/no/where"]) == 2
+    assert capsys.readouterr() == (
+        "",
+        "orch: /no/where does not exist or is not a folder; pass an existing folder\n",
+    )
+
+
 @pytest.mark.parametrize(
     "argv", [["spawn", "x"], ["run", "x"], ["config", "show"], ["config", "trust"], ["demo"]], ids=" ".join
 )

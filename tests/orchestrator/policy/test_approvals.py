@@ -17,7 +17,7 @@ from orch.policy.approvals import NO_APPROVER, ApprovalBroker
 from orch.policy.caller import USER, AgentCaller
 from orch.policy.grants import GrantStore, covers, grant_of
 from orch.services import call
-from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.errors import ConfigError, EntryNotFoundError
 from orch_protocol.core.text import plain_line
 from orch_protocol.services.agents.query import QUERY, QueryAgent
 from orch_protocol.services.agents.spawn import SPAWN, Spawn
@@ -220,7 +220,7 @@ class TestLater:
         (taken,) = another.revoke(None, "/w")
         assert (taken.tool, taken.subject, taken.scope) == ("bash", "rm x", "project")
         assert await another.ask(question(), "b", None, 5) != ""
-        with pytest.raises(ConfigError, match="no permission"):
+        with pytest.raises(EntryNotFoundError, match="no permission"):
             another.revoke([taken.id])
 
     @virtual
@@ -243,7 +243,7 @@ class TestLater:
         now[0] += 50
         git, second = approvals.permissions()
         assert await approvals.ask(question("4", digest="d2"), "b", None, 5) == ""
-        with pytest.raises(ConfigError, match="no permission with id x"):
+        with pytest.raises(EntryNotFoundError, match="no permission with id x"):
             approvals.revoke([second.id, "x"])
         assert approvals.revoke([second.id]) == [second]
         says.append(Consent(False))

@@ -15,7 +15,7 @@ from orch.cli import run
 from orch.config.trust import revoke
 from orch.resources.extensions import disable, enable, extension_specs, find, templates_for, trust
 from orch_protocol.agent.config import Config
-from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.errors import ConfigError, EntryNotFoundError
 from orch_worker.extensions.loader import load
 
 CODE = """
@@ -205,7 +205,7 @@ class TestTemplates:
         assert run(["prompts", "own:review", "--var", "language=Rust"]) == 0
         assert capsys.readouterr().out == "You review Rust.\n"
         disable("own", home)
-        with pytest.raises(ConfigError, match="unknown template 'own:review'"):
+        with pytest.raises(EntryNotFoundError, match="unknown template 'own:review'"):
             found.prompt_spec("own:review", {"language": "Rust"})
 
 

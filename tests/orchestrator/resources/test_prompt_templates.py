@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orch import Config, ConfigError, PromptConfig
+from orch import Config, ConfigError, EntryNotFoundError, PromptConfig
 from orch.resources.prompt_templates import Files, InMemory, Package, PromptTemplate, TemplateCatalog
 from orchestrator.root_double import opened
 from virtual_clock import virtual
@@ -132,13 +132,13 @@ class TestAsked:
     def test_unknown_templates_and_variables_are_errors(self, tmp_path: Path) -> None:
         """Values without a template are an error, too."""
         there = self.there(tmp_path)
-        for name, given, why in (
-            ("grater", {}, "unknown template 'grater'; available: greeter"),
-            ("greeter", {"who": "x"}, "no variable 'who'; it has whom, language"),
-            (None, {"whom": "x"}, "no template is selected"),
-            ("./none.md", {}, "template file ./none.md"),
+        for name, given, error, why in (
+            ("grater", {}, EntryNotFoundError, "unknown template 'grater'; available: greeter"),
+            ("greeter", {"who": "x"}, ConfigError, "no variable 'who'; it has whom, language"),
+            (None, {"whom": "x"}, ConfigError, "no template is selected"),
+            ("./none.md", {}, EntryNotFoundError, "template file ./none.md"),
         ):
-            with pytest.raises(ConfigError, match=why):
+            with pytest.raises(error, match=why):
                 there.prompt_spec(name, given)
 
     def test_no_template_is_used_by_default(self, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from orch_protocol.core.errors import (
     AgentError,
     AgentNotFoundError,
     ConfigError,
+    EntryNotFoundError,
     LaunchError,
     ProtocolError,
     ToolNotGrantedError,
@@ -475,7 +476,7 @@ class TestAgentsOfOtherRuns:
             await other.emit_event(one, "deploy", data={"n": 1})
             assert [event.data["name"] for event in await waiting] == ["deploy"]
             for wrong in ("none", "..", "../runs/other", "/"):
-                with pytest.raises(ConfigError, match="no run named"):
+                with pytest.raises(EntryNotFoundError, match="no run named"):
                     await events(run=wrong)
             with pytest.raises(AgentNotFoundError):
                 await events(ref="three")

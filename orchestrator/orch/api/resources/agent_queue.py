@@ -28,8 +28,8 @@ class AsyncAgentQueue:
     async def clear(self, *ids: str) -> builtins.list[Queued]:
         """Remove the messages `ids` from the queue and return them. Without ids, remove all messages.
 
-        If a message is missing in the result, the agent has just received this message. Raises ConfigError for an id
-        that is not in the queue.
+        If a message is missing in the result, the agent has just received this message. Raises EntryNotFoundError for
+        an id that is not in the queue.
         """
         cleared = await self._call(CLEAR_QUEUE, ClearQueue(self._id, ids or None))
         return list(cleared.waiting)

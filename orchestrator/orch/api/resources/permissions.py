@@ -28,6 +28,6 @@ class AsyncPermissions:
     async def revoke(self, *ids: str) -> builtins.list[Permission]:
         """Revoke permissions and return them. After a permission is revoked, its tool calls need approval again.
 
-        Raises ConfigError.
+        Raises ConfigError, EntryNotFoundError.
         """
         return await self._call(REVOKE_PERMISSIONS, Revoke(ids))

@@ -125,7 +125,7 @@ def _enable(arguments: Namespace) -> int:
 def _switch(arguments: Namespace, *, on: bool) -> int:
     name, home = replace_invalid_utf8(arguments.name), paths.home(os.environ)
     known = [each.name for each in _find_extensions(Path.cwd())]
-    if not on and name not in known:
+    if name not in known:
         names_text = ", ".join(known) or "none"
         raise CommandError("ExtensionNotFoundError", f"no extension named {name!r}; known: {names_text}", NOT_FOUND)
     changed = (enable if on else disable)(name, home)

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.errors import EntryNotFoundError
 from orch_protocol.services.agents.run_events import LIST_EVENTS, EventsSince, RunEvent
 
 from ...policy.caller import Caller
@@ -33,7 +33,7 @@ async def events(root: Supervisor, caller: Caller, params: EventsSince) -> list[
     """Return the events after `params.since` from the journal of the run. If there are none, wait for new events.
 
     If an agent calls this service without a `ref`, it gets the events about itself. Raises AgentNotFoundError,
-    AmbiguousRefError, ConfigError, StoreError.
+    AmbiguousRefError, EntryNotFoundError, StoreError.
     """
     if params.run not in ("", root.run_events.path.parent.name):
         return await _events_of_run(root, params)
@@ -59,7 +59,7 @@ async def _events_of_run(root: Supervisor, params: EventsSince) -> list[RunEvent
     """Return events of another run. Another process may be writing these events."""
     journal = root.run_events.path.parent.parent / params.run / JOURNAL
     if Path(params.run).name != params.run or not journal.is_file():
-        raise ConfigError(f"no run named {params.run!r}: `orch list` shows the runs of programs")
+        raise EntryNotFoundError(f"no run named {params.run!r}: `orch list` shows the runs of programs")
     agent = None
     if params.ref is not None:
         agent = (await root.disk.do(lambda ref: resolve(TreeState(read_entries(journal)), ref), params.ref)).spec.id

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.errors import AmbiguousRefError, ConfigError, EntryNotFoundError
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.text import scrub
 from orch_protocol.services.agents.steering import (
@@ -74,8 +74,8 @@ async def set_queue(root: Supervisor, caller: Caller, params: SetQueue) -> Queue
 async def clear_queue(root: Supervisor, caller: Caller, params: ClearQueue) -> QueueShown:
     """Remove messages that an agent has not received, and return the removed messages.
 
-    Requested messages that are not in the result were already delivered. Raises ConfigError for an unknown id. Raises
-    QueryTimeoutError if the process does not reply.
+    Requested messages that are not in the result were already delivered. Raises EntryNotFoundError for an unknown id.
+    Raises QueryTimeoutError if the process does not reply.
     """
     node = find_agent(root, caller, params.ref, "steer")
     waiting = _waiting_messages(node)
@@ -100,7 +100,7 @@ def _find_message(node: AgentRecord, waiting: Sequence[Queued], id: str) -> Queu
     if len(found) != 1:
         names = ", ".join(message.id for message in waiting) or "nothing"
         problem = f"{len(found)} things wait" if found else "nothing waits"
-        raise ConfigError(
+        raise (AmbiguousRefError if found else EntryNotFoundError)(
             f"{problem} for agent {node.spec.name!r} under the id {id[:40]!r}: it was delivered or removed, or never "
             f"existed. Waiting: {names}"
         )

@@ -130,7 +130,8 @@ async def permissions(root: Supervisor, _: Caller, params: ListPermissions) -> l
 async def revoke(root: Supervisor, _: Caller, params: Revoke) -> list[Permission]:
     """Revoke permissions and return them.
 
-    Tool calls that a revoked permission covered need approval again. Raises ConfigError, StoreError.
+    Tool calls that a revoked permission covered need approval again. Raises ConfigError, EntryNotFoundError,
+    StoreError.
     """
     return root.approvals.revoke(None if params.all else params.ids, params.folder)
 

@@ -386,5 +386,5 @@ def test_project_permissions_are_listed_and_revoked_without_a_daemon(
     assert grants.of(here) == [second]
     assert run(["config", "permissions", "--revoke", "all"]) == 0
     assert [each.folder for each in grants.of()] == [there]
-    assert run(["config", "permissions", "--revoke", first.id]) == 2
+    assert run(["config", "permissions", "--revoke", first.id]) == 3
     assert run(["config", "show", "--revoke", "all"]) == 2

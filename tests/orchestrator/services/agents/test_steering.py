@@ -10,7 +10,7 @@ import pytest
 
 from orch import AsyncSubagent
 from orch.tree.interface.topics import ExitTopic
-from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.errors import EntryNotFoundError
 from orch_protocol.core.messages import text_of
 from orch_worker.session.session_reader import read_session
 from orch_worker.transport.worker_endpoint import WorkerEndpoint
@@ -54,7 +54,7 @@ async def test_queued_messages_are_listed_and_retracted_by_id(tmp_path: Path) ->
             (late, "then sum up", True),
         ]
         assert [each.text for each in await agent.queue.clear(two[:6])] == ["in French"]
-        with pytest.raises(ConfigError, match="nothing waits for agent 'agent-1'"):
+        with pytest.raises(EntryNotFoundError, match="nothing waits for agent 'agent-1'"):
             await agent.queue.clear(two)
         gate.open.set()
         await asked
