@@ -7,14 +7,15 @@ import select
 import shlex
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from orch_protocol.policy.policy import PolicyConfig
+from orch_protocol.policy.policy import PolicyCall, PolicyConfig
 from orch_protocol.policy.sandbox import Level, SandboxSpec, ToolLimits
+from orch_worker.policy.evaluate import policy
 from orch_worker.sandbox import launcher_client, probe
 from orch_worker.tools.api.base import ToolContext, ToolError, ToolOutput
 from orch_worker.tools.python.python import run_python_script
@@ -170,6 +171,39 @@ async def test_each_file_is_readable_without_the_mounts(context: ToolContext) ->
     bare = replace(context, sandbox=SandboxSpec(covers_paths=False))
     text = (await sh(bare, "cat token.key link/inner named.key ~/.ssh/* ~/.kube/* ../orch/config.toml")).text
     assert text.count(SECRET) == 6
+
+
+FILES = ("prod.key", "conf/prod.key", "conf/deep/prod.key", "secret/x", "secret/deep/y", "conf/secret/z")
+
+
+@pytest.mark.parametrize(
+    ("rule", "denied"),
+    [
+        ("*.key", FILES[:3]),
+        ("**/*.key", FILES[:3]),
+        ("conf/*.key", ["conf/prod.key"]),
+        ("conf/**", ["conf/prod.key", "conf/deep/prod.key", "conf/secret/z"]),
+        ("conf/**/prod.key", ["conf/prod.key", "conf/deep/prod.key"]),
+        ("**/secret", ["secret/x", "secret/deep/y", "conf/secret/z"]),
+        ("**/secret/**", ["secret/x", "secret/deep/y", "conf/secret/z"]),
+    ],
+)
+async def test_rules_and_mounts_deny_the_same_files(context: ToolContext, rule: str, denied: Sequence[str]) -> None:
+    """The rules judge a call that names the file, and the mounts hide the file from a command that does not."""
+    config = PolicyConfig(denied_paths=(rule,))
+    folder = context.cwd / "rules"
+    for name in FILES:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"{SECRET} {name}\n")
+    by_rule = {
+        name
+        for name in FILES
+        if policy(PolicyCall("read_file", {"path": name}, folder=str(folder)), config).approval == "deny"
+    }
+    context = replace(context, cwd=folder, policy=config)
+    text = (await sh(context, "find . -type f -exec cat {} +")).text
+    hidden = {name for name in FILES if f"{SECRET} {name}\n" not in text}
+    assert by_rule == hidden == set(denied)
 
 
 @pytest.mark.parametrize("level", LEVELS)

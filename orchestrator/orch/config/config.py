@@ -178,8 +178,10 @@ def check_combination(config: Config, sources: Mapping[str, str] | None = None) 
 
     `sources` contains the sources of the settings.
     """
+    from orch_worker.policy.rules import check_path_rules
     from orch_worker.tools.dispatch.presets import PRESETS
 
+    check_path_rules(config.policy, sources)
     if config.archival.enabled and not config.subagents.enabled:
         where = f"{sources['archival.enabled']}: " if sources else ""
         raise ConfigError(

@@ -74,9 +74,9 @@ class PolicyCall(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PolicyConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which calls need approval. Paths may begin with `~` and contain `*`.
+    """Which calls need approval. Paths may begin with `~` and contain `*`, and `**` for any number of folders.
 
-    A name without a folder matches in any folder.
+    A name without a folder matches in any folder. Variables are not expanded.
     """
 
     approval_mode: Approval | None = None

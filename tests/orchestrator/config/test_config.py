@@ -17,6 +17,7 @@ from orch.processes.environment import RUN_VARIABLE
 from orch_protocol.agent.config import Config, HooksConfig
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.hooks.options import LoopDetection
+from orch_protocol.policy.policy import PolicyConfig
 from orch_protocol.policy.sandbox import SandboxConfig
 from orch_worker.tools.shell.process_group import MARK
 
@@ -483,3 +484,11 @@ def test_renamed_key_names_the_new_key(tmp_path: Path, old: str, new: str) -> No
     (tmp_path / "config.toml").write_text(f"{old} = 1\n")
     with pytest.raises(ConfigError, match=f"line 1: {old} was renamed: use {new}"):
         load(None, {}, home=tmp_path)
+
+
+@pytest.mark.parametrize("rule", ["$HOME/hs", "${KEYS}", "/srv/$USER/key"])
+def test_variable_in_a_path_rule_is_refused(rule: str) -> None:
+    """Such a rule would deny nothing. The error names the setting and the rule."""
+    with pytest.raises(ConfigError, match=rf"^policy\.denied_paths contains {re.escape(repr(rule))}, but variables"):
+        config.check_config(Config(policy=PolicyConfig(denied_paths=("*.pem", rule))))
+    config.check_config(Config(policy=PolicyConfig(denied_paths=("a$", "[$]HOME", "~/x"))))

@@ -29,6 +29,11 @@ def made(folder: Path, *names: str) -> list[str]:
         ("k[ae]y.*", ["sub/deep/key.pem"]),
         ("{cwd}/sub/deep", ["sub/deep"]),
         ("{cwd}/sub/*/key.pem", ["sub/deep/key.pem"]),
+        ("{cwd}/**/key.pem", ["sub/deep/key.pem"]),
+        ("{cwd}/**/*.pem", ["in.pem", "sub/deep/key.pem"]),
+        ("{cwd}/sub/**/.env", ["sub/.env"]),
+        ("{cwd}/**/secrets/**", ["sub/secrets/a", "sub/secrets/secrets"]),
+        ("{cwd}/sub/deep/**", ["sub/deep/key.pem"]),
         ("{cwd}/nothing", []),
         ("nothing", []),
     ],
@@ -40,6 +45,15 @@ def test_denied_rules_match_existing_files(tmp_path: Path, rule: str, found: lis
         tuple(str(tmp_path / name) for name in found),
         "",
     )
+
+
+def test_two_stars_search_no_installed_packages_and_at_most_the_limit(tmp_path: Path) -> None:
+    """The limits are those of names. Each folder counts once."""
+    made(tmp_path, "node_modules/a/x.pem", *(f"{folder}/{number}.pem" for folder in "ab" for number in range(3)))
+    rule = f"{tmp_path}/**/*.pem"
+    found = DeniedFiles([rule, f"{tmp_path}/**/x", "x"], [str(tmp_path)], max_names=40).find()
+    assert (len(found.paths), found.incomplete) == (6, "")
+    assert DeniedFiles([rule], [], max_names=5).find().incomplete == "more than 5 names to look through"
 
 
 def test_absolute_denied_paths_match_outside_the_agents_folder(tmp_path: Path) -> None:

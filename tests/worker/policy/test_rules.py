@@ -34,6 +34,7 @@ from orch_worker.policy.rules import (
     judge,
     path_matcher,
     path_matches,
+    rules_below,
     skipped_rules,
     strictest,
 )
@@ -285,6 +286,34 @@ def test_reason_names_path_and_rule() -> None:
 
 
 @pytest.mark.parametrize(
+    ("rule", "matching", "others"),
+    [
+        ("/w/**/*.key", ["/w/a.key", "/w/b/a.key", "/w/b/c/a.key", "/w/b/a.key/d"], ["/w/b/a", "/a.key"]),
+        ("/w/**/b", ["/w/b", "/w/b/x", "/w/c/b/x", "/w/c/d/b"], ["/w/c", "/w/bb"]),
+        ("/w/**/b/**", ["/w/b/x", "/w/b/c/x", "/w/c/b/x"], ["/w/b", "/w/c/x"]),
+        ("/w/b/**", ["/w/b/x", "/w/b/c/x"], ["/w/b", "/w/c/x"]),
+        ("/w/b/**/x", ["/w/b/x", "/w/b/c/x", "/w/b/c/d/x/y"], ["/w/x", "/w/c/x", "/w/b/c"]),
+        ("/w/**/**/x", ["/w/x", "/w/b/x"], ["/x"]),
+        ("/**/b/**/x", ["/b/x", "/w/b/c/x", "/w/b/b/c/x"], ["/w/x/b", "/w/c/x"]),
+    ],
+)
+def test_two_stars_match_any_number_of_folders(rule: str, matching: list[str], others: list[str]) -> None:
+    """As in `.gitignore`, "**" also matches no folder, and a rule that ends with "**" matches everything inside."""
+    matches = path_matcher([rule])
+    for path in (*matching, *others):
+        assert path_matches(path, rule) is matches(path) is (path in matching), path
+
+
+@pytest.mark.parametrize(
+    ("start", "reachable"),
+    [("/", True), ("/w", True), ("/w/b", True), ("/w/b/c", True), ("/w/b/c/x", False), ("/v", False)],
+)
+def test_rule_with_two_stars_can_match_below_each_folder(start: str, reachable: bool) -> None:
+    """A recursive tool that starts below the fixed part of the rule skips the files, too."""
+    assert rules_below(["/w/b/**/x"], start) == (("/w/b/**/x",) if reachable else ())
+
+
+@pytest.mark.parametrize(
     ("usable", "path", "approval"),
     [
         ("~/.ssh", "/h/.ssh", "allow"),
@@ -314,7 +343,10 @@ def test_link_from_usable_credentials_to_other_credentials_needs_approval() -> N
 
 @given(
     st.lists(
-        st.sampled_from(["*.k", "[ab]?", "a", "/", "/a", "/a/b", "/*/b", "/a/*.k", "/*/*/a", "/a/b/a/b"]), max_size=4
+        st.sampled_from(
+            ["*.k", "[ab]?", "a", "/", "/a", "/a/b", "/*/b", "/a/*.k", "/*/*/a", "/a/b/a/b", "/**/a/*.k", "/a/**/b/**"]
+        ),
+        max_size=4,
     ),
     st.lists(st.lists(st.sampled_from(["a", "b", "ab", "x.k"]), min_size=1, max_size=4), max_size=4),
 )

@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import translate
 from typing import Final, NamedTuple
+
+from .rules import ANY_FOLDERS, split_rule
 
 __all__ = ["MAX_MOUNTS", "MAX_NAMES", "DeniedFiles", "DeniedPaths"]
 
@@ -19,6 +21,8 @@ MAX_MOUNTS: Final = 1_000
 SKIPPED_FOLDERS: Final = frozenset({"/usr", "/etc", "/proc", "/sys", "/dev"})
 SKIPPED_NAMES: Final = frozenset({"site-packages", "node_modules"})
 WILDCARDS: Final = frozenset("*?[")
+NO_NAME: Final = r"(?!)"
+"""A regular expression that matches nothing."""
 SETTLED_NS: Final = 1_000_000_000
 """Nanoseconds during which a changed folder is listed again, because a further change may not change its timestamp."""
 
@@ -62,25 +66,27 @@ class DeniedFiles:
         unique_rules = tuple(dict.fromkeys(rules))
         self._paths = [rule for rule in unique_rules if "/" in rule]
         names = [rule for rule in unique_rules if "/" not in rule]
-        self._name_pattern = (
-            re.compile("|".join(f"{translate(name)}|{re.escape(name)}\\Z" for name in names)) if names else None
+        self._has_names = bool(names)
+        self._name_pattern = re.compile(
+            "|".join(f"{translate(name)}|{re.escape(name)}\\Z" for name in names) or NO_NAME
         )
         self._folders = tuple(dict.fromkeys(map(os.path.realpath, folders)))
         self._max_names = MAX_NAMES if max_names is None else max_names
         self._max_paths = MAX_MOUNTS if max_paths is None else max_paths
         self._listings: dict[str, _FolderListing] = {}
+        self._old_listings: dict[str, _FolderListing] = {}
 
     def find(self) -> DeniedPaths:
         """Return the paths that exist now. This method reads folders."""
         found: dict[str, None] = {}
         self._remaining_names, incomplete = self._max_names, ""
-        old_listings, self._listings = self._listings, {}
+        self._old_listings, self._listings = self._listings, {}
         try:
             for rule in self._paths:
                 found |= dict.fromkeys(self._expand_rule(rule))
-            if self._name_pattern is not None:
-                for folder in self._folders:
-                    found |= dict.fromkeys(self._find_named_below(folder, old_listings))
+            for top in self._folders if self._has_names else ():
+                for folder, listing in self._folders_below(top):
+                    found |= dict.fromkeys(os.path.join(folder, name) for name in listing.matches)
         except _TooManyNamesError:
             incomplete = f"more than {self._max_names:,} names to look through"
         existing = sorted({os.path.realpath(path) for path in found if os.path.exists(path)})
@@ -91,9 +97,12 @@ class DeniedFiles:
         return DeniedPaths(tuple(paths), incomplete)
 
     def _expand_rule(self, rule: str) -> Iterator[str]:
-        """Yield the paths that match the absolute path `rule`."""
+        """Yield the paths that match the absolute path `rule`. See `split_rule`."""
         folders = ["/"]
-        for part in filter(None, rule.split("/")):
+        for part in split_rule(rule):
+            if part == ANY_FOLDERS:
+                folders = list(dict.fromkeys(below for folder in folders for below, _ in self._folders_below(folder)))
+                continue
             if WILDCARDS.isdisjoint(part):
                 folders = [os.path.join(folder, part) for folder in folders]
                 continue
@@ -108,25 +117,26 @@ class DeniedFiles:
             names = os.listdir(folder)
         except OSError:
             return ()
-        self._count_names(len(names))
+        if folder not in self._listings:
+            self._count_names(len(names))
         return names
 
-    def _find_named_below(self, top: str, old_listings: Mapping[str, _FolderListing]) -> Iterator[str]:
-        """Yield the paths below `top` whose name is denied. Links are not followed."""
+    def _folders_below(self, top: str) -> Iterator[tuple[str, _FolderListing]]:
+        """Yield `top` and the folders below `top`, except those whose name is denied. Links are not followed."""
         pending = [top]
         while pending:
             folder = pending.pop()
-            listing = self._listings.get(folder) or self._list_folder(folder, old_listings.get(folder))
+            listing = self._listings.get(folder)
             if listing is None:
-                continue
-            self._listings[folder] = listing
-            self._count_names(listing.size + 1)
-            for name in listing.matches:
-                yield os.path.join(folder, name)
+                listing = self._list_folder(folder, self._old_listings.get(folder))
+                if listing is None:
+                    continue
+                self._listings[folder] = listing
+                self._count_names(listing.size + 1)
+            yield folder, listing
             pending += [path for name in listing.folders if (path := os.path.join(folder, name)) not in SKIPPED_FOLDERS]
 
     def _list_folder(self, folder: str, old_listing: _FolderListing | None) -> _FolderListing | None:
-        assert self._name_pattern is not None
         try:
             changed_ns = os.stat(folder).st_ctime_ns
             if old_listing is not None and old_listing.changed_ns == changed_ns:

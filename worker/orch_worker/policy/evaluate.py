@@ -14,7 +14,7 @@ from orch_protocol.policy.policy import Channel, PolicyCall, PolicyConfig, Polic
 from orch_protocol.policy.sandbox import SandboxSpec
 
 from .path_rules import expand_wildcards, paths_in_call, resolve_rules, shell_context, start_folder
-from .rules import JudgedCall, NamedPath, ResolvedRules, judge, strictest
+from .rules import JudgedCall, NamedPath, ResolvedRules, check_path_rules, judge, strictest
 from .shell_words import ShellContext
 from .taint import CallTaint, judge_taint, taint_of_call
 
@@ -89,6 +89,7 @@ def policy(call: PolicyCall, config: PolicyConfig, *, channel: Channel = "api", 
         )
     if channel not in get_args(Channel):
         raise ConfigError(f"unknown channel {channel!r}: choose one of {', '.join(get_args(Channel))}")
+    check_path_rules(config)
     shell = shell_context(Path(call.folder or "."), {})
     paths = paths_in_call(call.tool, call.input, shell)
     if paths is not None:

@@ -6,12 +6,13 @@ Each source of rules returns a verdict, and the most restrictive verdict wins. T
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase, translate
 from typing import Final
 
 from msgspec import Struct
 
+from orch_protocol.core.errors import ConfigError
 from orch_protocol.policy.builtin_tools import BUILTIN_TOOLS, CODE_TOOLS, Operation, facts_of
 from orch_protocol.policy.policy import (
     EXIT_PLAN,
@@ -21,16 +22,19 @@ from orch_protocol.policy.policy import (
     Channel,
     DataClass,
     Model,
+    PolicyConfig,
     PolicySpec,
     Verdict,
 )
 
 __all__ = [
+    "ANY_FOLDERS",
     "CREDENTIALS",
     "RECURSIVE",
     "JudgedCall",
     "NamedPath",
     "ResolvedRules",
+    "check_path_rules",
     "is_usable_credential",
     "judge",
     "matching_rules",
@@ -40,6 +44,7 @@ __all__ = [
     "reachable_rules",
     "rules_below",
     "skipped_rules",
+    "split_rule",
     "strictest",
 ]
 
@@ -60,6 +65,10 @@ PLAN_MODE_DENIAL: Final = "plan mode allows no tool that writes or runs somethin
 
 RECURSIVE: Final = frozenset(name for name, facts in BUILTIN_TOOLS.items() if facts.recursive)
 """Tools that read folders recursively."""
+
+ANY_FOLDERS: Final = "**"
+"""A part of a rule that stands for any number of folders."""
+_VARIABLE: Final = re.compile(r"\$[A-Za-z_{]")
 
 APPROVALS: Final[dict[tuple[Channel, DataClass], dict[Operation, Approval]]] = {
     # A program has granted each tool by name, so the tools are allowed.
@@ -147,13 +156,45 @@ def operation_of(tool: str) -> Operation:
 def path_matches(path: str, rule: str) -> bool:
     """Return whether `path` is equal to `rule` or lies below `rule`.
 
-    `path` and `rule` may contain wildcards. A rule without a slash matches any part of the path.
+    `path` and `rule` may contain wildcards. A rule without a slash matches any part of the path. See `split_rule`.
     """
     parts = path.strip("/").split("/")
     if "/" not in rule:
         return any(_part_matches(part, rule) for part in parts)
-    rule_parts = [part for part in rule.strip("/").split("/") if part]
-    return len(parts) >= len(rule_parts) and all(map(_part_matches, parts, rule_parts))
+    rule_parts = split_rule(rule)
+    if ANY_FOLDERS not in rule_parts:
+        return len(parts) >= len(rule_parts) and all(map(_part_matches, parts, rule_parts))
+    return len(rule_parts) in _positions(rule_parts, parts, _part_matches)
+
+
+def split_rule(rule: str) -> list[str]:
+    """Return the parts of the absolute path `rule`. A part "**" stands for any number of folders, also for none.
+
+    A "**" at the end stands for everything in the folder, as "*" does.
+    """
+    parts: list[str] = []
+    for part in filter(None, rule.split("/")):
+        if part != ANY_FOLDERS or parts[-1:] != [ANY_FOLDERS]:
+            parts.append(part)
+    return [*parts[:-1], "*"] if parts[-1:] == [ANY_FOLDERS] else parts
+
+
+def _positions(rule_parts: list[str], parts: Iterable[str], matches: Callable[[str, str], object]) -> set[int]:
+    """Return how many of `rule_parts` can be matched by `parts`. There are several numbers if a rule contains "**".
+
+    If all parts of the rule are matched, the path is equal to the rule or lies below the rule. `matches` tests a part
+    of the path with a part of the rule.
+    """
+
+    def skip_any_folders(positions: set[int]) -> set[int]:
+        return positions | {each + 1 for each in positions if rule_parts[each : each + 1] == [ANY_FOLDERS]}
+
+    positions = skip_any_folders({0})
+    for part in parts:
+        staying = {each for each in positions if each == len(rule_parts) or rule_parts[each] == ANY_FOLDERS}
+        moving = {each + 1 for each in positions - staying if matches(part, rule_parts[each])}
+        positions = skip_any_folders(staying | moving)
+    return positions
 
 
 def _part_matches(part: str, rule: str) -> bool:
@@ -167,17 +208,21 @@ def path_matcher(rules: Iterable[str]) -> Callable[[str], bool]:
     """
     all_rules = tuple(rules)
     name_tests = [_part_test(rule) for rule in all_rules if "/" not in rule]
-    path_tests = [[_part_test(part) for part in rule.split("/") if part] for rule in all_rules if "/" in rule]
+    path_rules = [split_rule(rule) for rule in all_rules if "/" in rule]
+    tests = {part: _part_test(part) for rule in path_rules for part in rule}
     cache: dict[str, tuple[bool, list[Callable[[str], object]]]] = {}
 
     def match_folder(folder: str) -> tuple[bool, list[Callable[[str], object]]]:
         """Return whether all files in `folder` match. Also return the rules for the names of the files in `folder`."""
         parts = [part for part in folder.split("/") if part]
-        matching = [rule for rule in path_tests if all(test(part) for test, part in zip(rule, parts, strict=False))]
-        all_match = any(test(part) for part in parts for test in name_tests) or any(
-            len(rule) <= len(parts) for rule in matching
-        )
-        return all_match, [*name_tests, *(rule[-1] for rule in matching if len(rule) == len(parts) + 1)]
+        all_match = any(test(part) for part in parts for test in name_tests)
+        file_tests = list(name_tests)
+        for rule in path_rules:
+            positions = _positions(rule, parts, lambda part, rule_part: tests[rule_part](part))
+            all_match = all_match or len(rule) in positions
+            if len(rule) - 1 in positions:
+                file_tests.append(tests[rule[-1]])
+        return all_match, file_tests
 
     def matches(path: str) -> bool:
         folder, _, name = path.rpartition("/")
@@ -230,8 +275,37 @@ def skipped_rules(resolved_rules: ResolvedRules, call: JudgedCall, start: str) -
 def rules_below(rules: Iterable[str], start: str) -> tuple[str, ...]:
     """Return the rules that match paths below the folder `start`, but not the folder itself."""
     return tuple(
-        rule for rule in rules if "/" not in rule or (path_matches(rule, start) and not path_matches(start, rule))
+        rule for rule in rules if "/" not in rule or (_may_lie_below(rule, start) and not path_matches(start, rule))
     )
+
+
+def _may_lie_below(rule: str, start: str) -> bool:
+    above, any_folders, _ = rule.partition(f"/{ANY_FOLDERS}/")
+    return path_matches(rule, start) or (any_folders != "" and path_matches(start, above or "/"))
+
+
+def check_path_rules(config: PolicyConfig, sources: Mapping[str, str] | None = None) -> None:
+    """Raise ConfigError if a path in `config` contains a variable, because such a rule would match no path.
+
+    `sources` contains the sources of the settings by dotted key.
+    """
+    taint = config.taint
+    lists = {
+        "denied_paths": config.denied_paths,
+        "allowed_paths": config.allowed_paths or (),
+        "personal_paths": config.personal_paths,
+        "code_paths": config.code_paths,
+        "usable_credentials": config.usable_credentials,
+        "taint.untrusted_paths": taint.untrusted_paths,
+        "taint.sensitive_paths": taint.sensitive_paths,
+    }
+    for name, rules in lists.items():
+        if found := next(filter(_VARIABLE.search, rules), None):
+            where = f"{sources[f'policy.{name}']}: " if sources else ""
+            raise ConfigError(
+                f"{where}policy.{name} contains {found!r}, but variables are not expanded: write the path, ~ for the "
+                "home folder, or [$] for a dollar sign"
+            )
 
 
 def is_usable_credential(path: str, usable: Iterable[str]) -> bool:
