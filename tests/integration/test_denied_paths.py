@@ -17,6 +17,7 @@ from orch_protocol.policy.policy import PolicyCall, PolicyConfig
 from orch_protocol.policy.sandbox import Level, SandboxSpec, ToolLimits
 from orch_worker.policy.evaluate import policy
 from orch_worker.sandbox import launcher_client, probe
+from orch_worker.sandbox.launcher import Cover
 from orch_worker.tools.api.base import ToolContext, ToolError, ToolOutput
 from orch_worker.tools.python.python import run_python_script
 from orch_worker.tools.shell.sandboxed_exec import CommandSandbox
@@ -273,6 +274,35 @@ async def test_scratch_folder_and_skills_stay_visible(context: ToolContext, leve
     )
     assert output.text == "a skill\n[exit status 0]"
     assert (orch / "sessions/me/scratch/file").read_text() == "kept\n"
+
+
+@pytest.mark.parametrize("level", LEVELS)
+async def test_writable_folder_in_a_readable_folder_is_writable(context: ToolContext, level: Level) -> None:
+    """A command can write the folder that `sandbox.write` lists, and only read the folder that contains it."""
+    top = context.cwd.parent / "orch/data"
+    (top / "out").mkdir(parents=True)
+    sandbox = replace(context.sandbox, read=(str(top),), write=(str(top / "out"),))
+    output = await sh(
+        at(replace(context, sandbox=sandbox), level), f"echo x > {top}/out/file && ls {top} && echo x > {top}/file"
+    )
+    assert output.is_error
+    assert output.text.startswith("out\n")
+    assert [path.name for path in sorted(top.rglob("*"))] == ["out", "file"]
+
+
+def test_link_that_replaces_a_writable_folder_does_not_make_its_target_writable(
+    context: ToolContext, tmp_path: Path
+) -> None:
+    """If a link is at the path of a writable folder, the readable folder to which the link leads stays read-only."""
+    orch, skills = tmp_path / "orch", tmp_path / "orch/skills"
+    (orch / "data").mkdir()
+    (skills / "out").symlink_to(orch / "data")
+    cover = Cover(str(orch), writable=(str(skills / "out"),), readable=(str(orch / "data"), str(skills)))
+    launcher = launcher_client.CommandLauncher([cover], context.cwd)
+    with (tmp_path / "output").open("wb") as output:
+        launcher.start(["sh", "-c", f"ls {skills}; echo x > {orch}/data/x"], tmp_path, {}, output.fileno()).wait()
+    launcher.close()
+    assert ("sql" in (tmp_path / "output").read_text(), list((orch / "data").iterdir())) == (True, [])
 
 
 async def test_file_created_later_is_hidden_from_the_next_command(context: ToolContext) -> None:

@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -138,8 +139,11 @@ def bubblewrap_command(
             continue
         if os.path.isdir(cover.path):
             command += ("--tmpfs", cover.path)
-            command += [part for path in cover.writable for part in ("--bind-try", path, path)]
-            command += [part for path in cover.readable for part in ("--ro-bind-try", path, path)]
+            exceptions = [("--ro-bind-try", path) for path in cover.readable]
+            exceptions += [("--bind-try", path) for path in cover.writable]
+            # A folder comes before paths in it, because its mount would hide theirs.
+            for option, path in sorted(exceptions, key=itemgetter(1)):
+                command += (option, path, path)
             command += ("--remount-ro", cover.path)
         else:
             command += ("--ro-bind", "/dev/null", cover.path)  # Device files cannot be opened in the namespace.

@@ -183,13 +183,16 @@ def _hide_except_visible(cover: Cover) -> None:
 
 
 def _mount_visible(path: str, descriptor: int, *, writable: bool) -> None:
-    if os.path.lexists(path):
-        return  # The path lies below another exception.
-    _make_folders(os.path.dirname(path))
-    if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-        os.mkdir(path, 0o700)
+    if os.path.lexists(path):  # The path lies below another exception, or is one.
+        is_link = os.path.realpath(path) != path  # A link could make another exception writable.
+        if is_link or not writable or not os.statvfs(path).f_flag & os.ST_RDONLY:
+            return
     else:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        _make_folders(os.path.dirname(path))
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            os.mkdir(path, 0o700)
+        else:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     _mount(f"/proc/self/fd/{descriptor}", path, None, MS_BIND | MS_REC)
     if not writable:
         flags = os.statvfs(path).f_flag

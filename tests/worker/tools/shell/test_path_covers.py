@@ -121,6 +121,15 @@ def test_bubblewrap_hides_the_same_paths(context: ToolContext) -> None:
     assert paths[2] not in text
 
 
+def test_bubblewrap_mounts_a_writable_folder_after_the_readable_folder_that_contains_it(context: ToolContext) -> None:
+    """The mount of the containing folder would hide an earlier mount of the writable folder."""
+    top = str(context.cwd)
+    reach = bubblewrap.sandbox_paths(context.cwd, context.cwd.parent / "home")
+    cover = Cover(top, writable=(f"{top}/data/out",), readable=(f"{top}/data",))
+    text = " ".join(bubblewrap.bubblewrap_command(reach, top, 3, ["true"], [cover]))
+    assert f"--ro-bind-try {top}/data {top}/data --bind-try {top}/data/out {top}/data/out" in text
+
+
 async def test_command_is_refused_when_required_hiding_is_impossible(context: ToolContext) -> None:
     """With `require_denied_paths` and without mount namespaces, a command runs only if no path is denied."""
     policy = PolicyConfig(denied_paths=("*.pem",), require_denied_paths=True)
