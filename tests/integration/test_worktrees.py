@@ -20,7 +20,7 @@ from integration.command_shell import Shell
 from orch import AsyncSubagent, Config, ConfigError, PolicyConfig, TaintConfig
 from orch.cli import run as run_cli
 from orch.services import serve_worker
-from orch.sessions.findings import check_home
+from orch.sessions.findings import check_home, repair
 from orch.worktrees import git as git_module
 from orch.worktrees import lifecycle
 from orch.worktrees.lifecycle import FOLDER, create, records, remove_clean_worktrees, remove_if_clean
@@ -70,6 +70,11 @@ def git(folder: Path | str, *arguments: str) -> str:
     """Run git as the user does, and return the output."""
     done = subprocess.run(["git", *arguments], cwd=folder, check=True, capture_output=True, text=True, timeout=30)
     return done.stdout.strip()
+
+
+def carry_out(command: str) -> None:
+    """Run a printed command as the user does."""
+    subprocess.run(command, shell=True, check=True, capture_output=True, timeout=30)
 
 
 def write(path: str, content: str) -> dict[str, Any]:
@@ -551,13 +556,31 @@ class TestLife:
         [run] = (home / "runs").iterdir()
         assert os.listdir(run) == [FOLDER]
         [found] = [each for each in check_home(home) if each.kind == "worktree"]
-        assert (found.path, "changes that are in no other branch" in found.what) == (str(place), True)
-        git(place, "add", ".")
-        git(place, "commit", "-qm", "kept")
+        assert (found.path, "with uncommitted changes" in found.what) == (str(place), True)
+        command, _, merge_step = found.do.removeprefix("commit them: ").partition("; then ")
+        carry_out(command)
+        [found] = [each for each in check_home(home) if each.kind == "worktree"]
+        assert found.what.endswith("with commits that are in no other branch")
+        assert found.do == merge_step == f"merge its branch orch/{dirty.id}; --repair removes it"
         git(repo, "merge", "-q", f"orch/{dirty.id}")
         assert remove_clean_worktrees(run) is False  # an earlier sweep has checked it, so fsck reports it
         [found] = [each for each in check_home(home) if each.kind == "worktree"]
         assert found.do == "--repair removes it"
+        assert repair(found).repaired == "removed"
+        assert ((repo / "new.txt").read_text(), git(repo, "branch")) == ("1\n", "* main")
+
+    async def test_fsck_names_the_merge_of_a_killed_agent_of_the_daemon(self, home: Path, repo: Path) -> None:
+        """The agent's work is merged after a restart of the daemon's run."""
+        async with World(home, run="daemon") as world:
+            agent, _ = await worker(world, write("new.txt", "1\n"), "done")
+            await agent.query("go")
+            await agent.kill()
+        (home / "runs/daemon/lock").unlink()  # it names this process, which has not ended
+        [found] = [each for each in check_home(home) if each.kind == "worktree"]
+        assert found.do == f"orch merge {agent.id}"
+        async with World(home, run="daemon") as world:
+            await (await world.get(agent.id)).merge()
+        assert ((repo / "new.txt").read_text(), left(home)) == ("1\n", [])
 
     async def test_agents_of_a_named_run_keep_their_worktrees(self, home: Path) -> None:
         """The agents continue in their worktrees when the run is opened again, and fsck does not report them."""
@@ -707,7 +730,7 @@ class TestCrash:
         assert run_cli(["fsck", "--repair"]) == 1
         output = capsys.readouterr().out
         assert f"{clean}: the worktree of an agent that has ended, with no changes\n    removed" in output
-        assert f"{dirty}: the worktree of an agent that has ended, with changes that are in no other branch" in output
+        assert f"{dirty}: the worktree of an agent that has ended, with uncommitted changes" in output
         assert (clean.exists(), (dirty / "new.txt").read_text()) == (False, "1")
         assert git(repo, "status", "--porcelain") == ""
         assert git(repo, "branch").split() == ["*", "main", "+", f"orch/{dirty.name}"]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
+    "DAEMON_RUN",
     "SCRATCH_PREFIX",
     "UNNAMED_RUN_PREFIX",
     "checked_path",
@@ -37,6 +38,8 @@ __all__ = [
     "write_gitignore",
 ]
 
+DAEMON_RUN = "daemon"
+"""The name of the run of the per-user daemon."""
 UNNAMED_RUN_PREFIX = "run-"
 """The prefix of the names of unnamed runs. Named runs cannot use this prefix."""
 SCRATCH_PREFIX = "scratch-"

@@ -310,7 +310,7 @@ async def serve(
     from ..api.orchestrator import AsyncOrchestrator
     from ..services import call
 
-    orchestrator = AsyncOrchestrator(config=config, run="daemon", home=home, keys={})
+    orchestrator = AsyncOrchestrator(config=config, run=paths.DAEMON_RUN, home=home, keys={})
     orchestrator.credentials = credentials
     await orchestrator.__aenter__()
     root = orchestrator.supervisor

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,7 +40,7 @@ from ..tree.agents.state import AgentRecord, TreeState
 from ..tree.journal.entries import decode_entry
 from ..tree.journal.journal import HEADER
 from ..worktrees.lifecycle import FOLDER as WORKTREES
-from ..worktrees.lifecycle import lost_work, records, remove_at
+from ..worktrees.lifecycle import UNCOMMITTED, lost_work, records, remove_at
 from .formats.conversation import check_blocks
 
 __all__ = [
@@ -247,17 +248,24 @@ def check_worktrees(run: Path) -> Iterator[FileFinding]:
     if not found or paths.is_in_use(run):
         return
     named = not run.name.startswith(paths.UNNAMED_RUN_PREFIX)
-    live_agents = {node.spec.id for node in _agents(run / JOURNAL) if node.status != "killed"} if named else set()
+    agents = {node.spec.id: node.status for node in _agents(run / JOURNAL)} if named else {}
     for record in found:
         spec = record.spec
-        if Path(spec.path).name in live_agents:
+        id = Path(spec.path).name
+        if agents.get(id, "killed") != "killed":
             continue
         try:
             lost_changes = lost_work(record)
         except OrchError as error:
             lost_changes = str(error)
         what = f"the worktree of an agent that has ended, with {lost_changes or 'no changes'}"
-        remedy = f"merge or delete its branch {spec.branch}, then: git -C {spec.common} worktree remove {spec.path}"
+        if run.name == paths.DAEMON_RUN and id in agents:
+            remedy = f"orch merge {id}"
+        else:
+            git = f"git -C {shlex.quote(spec.path)}"
+            remedy = f"merge its branch {spec.branch}; --repair removes it"
+            if lost_changes == UNCOMMITTED:
+                remedy = f"commit them: {git} add -A && {git} commit -m 'Work of {id}'; then {remedy}"
         yield FileFinding(spec.path, "worktree", what, remedy if lost_changes else "--repair removes it")
 
 

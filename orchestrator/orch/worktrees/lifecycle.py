@@ -26,6 +26,7 @@ from .snapshot import SCRATCH_PREFIX, parent_git, snapshot, temporary_index, wor
 
 __all__ = [
     "FOLDER",
+    "UNCOMMITTED",
     "WorktreeRecord",
     "create",
     "lost_work",
@@ -39,6 +40,7 @@ __all__ = [
 
 FOLDER: Final = "worktrees"
 """The name of the folder in a run folder that contains the worktrees of the run."""
+UNCOMMITTED: Final = "uncommitted changes"
 PREFIX: Final = "orch/"
 SUFFIX: Final = ".json"
 
@@ -115,7 +117,7 @@ def remove_if_clean(spec: WorktreeSpec) -> bool:
     spec = record.spec
     git = open_common(spec.common)
     if os.path.lexists(spec.path) and record.state == "ready":
-        if not _is_clean(git, spec):
+        if _lost_work(git, spec):
             return False
         _write(replace(record, state="removing"))
     if os.path.lexists(spec.path):
@@ -131,13 +133,13 @@ def remove_if_clean(spec: WorktreeSpec) -> bool:
 
 
 def lost_work(record: WorktreeRecord) -> str:
-    """Return what would be lost if the worktree of an ended agent were removed. Return "" if nothing would be lost.
+    """Return what would be lost if the worktree of an ended agent were removed, such as UNCOMMITTED; "" for nothing.
 
     Raises WorktreeError if the worktree cannot be examined.
     """
     if record.state != "ready" or not os.path.lexists(record.spec.path):
         return ""
-    return "" if _is_clean(open_common(record.spec.common), record.spec) else "changes that are in no other branch"
+    return _lost_work(open_common(record.spec.common), record.spec)
 
 
 def remove_at(path: Path) -> bool:
@@ -192,12 +194,14 @@ def _forget(git: Git, spec: WorktreeSpec) -> None:
         git.output("worktree", "remove", "--force", "--force", spec.path)
 
 
-def _is_clean(common: Git, spec: WorktreeSpec) -> bool:
-    """Return whether the removal of the worktree loses no work. Raises WorktreeError."""
+def _lost_work(common: Git, spec: WorktreeSpec) -> str:
+    """Return what the removal of the worktree would lose, "" for nothing. Raises WorktreeError."""
     git = worktree_git(spec)
     with temporary_index(git, os.path.dirname(spec.path), keep_objects=False) as env:
         shot = snapshot(git, env, "orch")
-    return not shot.uncommitted and _is_contained(common, spec, shot.head)
+    if shot.uncommitted:
+        return UNCOMMITTED
+    return "" if _is_contained(common, spec, shot.head) else "commits that are in no other branch"
 
 
 def _is_contained(git: Git, spec: WorktreeSpec, commit: str) -> bool:
