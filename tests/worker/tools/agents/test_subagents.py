@@ -50,6 +50,13 @@ async def test_spawn() -> None:
     assert root.asked == [("spawn", Spawn("look", preset="minimal"))]
 
 
+async def test_spawn_returns_the_note_of_the_root() -> None:
+    """The model learns, for example, that uncommitted changes of its folder are missing in a worktree."""
+    root = Root(msgspec.structs.replace(SPAWNED, note="uncommitted changes in /p are missing"))
+    text, _ = await call(root, "spawn_subagent", task="look", isolation="worktree")
+    assert msgspec.json.decode(text)["note"] == "uncommitted changes in /p are missing"
+
+
 async def test_spawn_with_a_query() -> None:
     """With `query`, `spawn_subagent` also queries the new subagent and returns its answer."""
     root = Root(SPAWNED, REPLY)

@@ -91,7 +91,8 @@ async def spawn_subagent(
         isolation=isolation,
     )
     spawned = await _call_root(context, SPAWN, request)
-    created = _json({"id": spawned.id, "seq": spawned.seq, "name": spawned.name})
+    note = {"note": spawned.note} if spawned.note else {}
+    created = _json({"id": spawned.id, "seq": spawned.seq, "name": spawned.name} | note)
     if query is None:
         return ToolOutput(created)
     answer = await _answer_output(context, QueryAgent(spawned.id, query, marks=context.taint_labels))
