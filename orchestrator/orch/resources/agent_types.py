@@ -29,7 +29,7 @@ from orch_worker.skills.front_matter import (
     split_front_matter,
     tool_names,
 )
-from orch_worker.skills.skill_tools import tools_named
+from orch_worker.skills.skill_tools import implied_tools, tools_named
 from orch_worker.system.files import bytes_of
 from orch_worker.tools.dispatch.presets import granted_tools
 
@@ -59,7 +59,8 @@ class AgentType(Struct, frozen=True):
 
     `why_off` is the reason why the type cannot be used, or "" if the type is on. A `broken` agent type is invalid.
     `tools` contains the tools in its file except those in `excluded`. `tools` is None if the file lists no tools.
-    `ignored` contains the fields of the file that have no effect.
+    `ignored` contains the fields of the file that have no effect. `implied` contains the tools that only the tool names
+    of other programs add, such as describe_data for Read.
     """
 
     name: str
@@ -75,6 +76,7 @@ class AgentType(Struct, frozen=True):
     why_off: str = ""
     broken: bool = False
     ignored: tuple[str, ...] = ()
+    implied: tuple[str, ...] = ()
 
     @property
     def grants_tools(self) -> bool:
@@ -82,8 +84,12 @@ class AgentType(Struct, frozen=True):
         return self.where == "user" and self.tools is not None
 
     def describe_missing_tools(self, default_tools: Collection[str]) -> str:
-        """Return a note about tools that the type names but `default_tools` lacks, or "" if an agent gets all tools."""
-        missing = [] if self.grants_tools else [tool for tool in self.tools or () if tool not in default_tools]
+        """Return a note about tools of the type that `default_tools` lacks, or "" if it lacks none.
+
+        Implied tools are not reported.
+        """
+        expected = () if self.grants_tools else self.tools or ()
+        missing = [tool for tool in expected if tool not in default_tools and tool not in self.implied]
         remedy = "pass a preset or tools to grant more than the default"
         return f"agent type {self.name!r} of the project does not get {', '.join(missing)}: {remedy}" if missing else ""
 
@@ -205,9 +211,12 @@ def _parse_type(found: AgentType, data: bytes, extension_tools: Collection[str])
     if not body:
         problems.append(FrontMatterProblem(0, "", "the prompt is missing: write it below the front matter"))
     tool_fields = {}
+    implied: frozenset[str] = frozenset()
     for name in ("tools", "disallowedTools"):
         tools, invalid = tool_names(name, fields.get(name))
         problems += invalid
+        if name == "tools":
+            implied = implied_tools(tools or ())
         tool_fields[name] = None if tools is None else _tools(name, tools, extension_tools, problems)
     if problems:
         raise ConfigError("; ".join(map(str, problems)))
@@ -223,6 +232,7 @@ def _parse_type(found: AgentType, data: bytes, extension_tools: Collection[str])
         excluded=excluded,
         prompt=body,
         ignored=tuple(sorted(IGNORED & fields.keys())),
+        implied=tuple(sorted(implied)),
     )
 
 

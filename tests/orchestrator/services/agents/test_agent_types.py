@@ -93,7 +93,7 @@ async def test_a_projects_type_only_narrows(tmp_path: Path, project: Path, capsy
         put_trusted(world, project, "fixer", "tools: Read, Bash")
         agent = await world.scripted("x", agent="fixer")
         assert spec_of(world, agent.id).tools == ("read_file",)
-        text = "agent type 'fixer' of the project does not get describe_data, bash"
+        text = "agent type 'fixer' of the project does not get bash: pass a preset"
         assert text in capsys.readouterr().err
         wide = spec_of(world, (await world.scripted("x", agent="fixer", preset="work")).id)
         assert set(wide.tools) == {"read_file", "bash", "bg_kill", "bg_status"}
