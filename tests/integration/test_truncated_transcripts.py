@@ -65,14 +65,22 @@ def test_empty_or_missing_transcript_is_noticed(shell: Shell, gone: str) -> None
 
 
 def test_transcript_of_another_agent_in_its_place_is_noticed(shell: Shell) -> None:
-    """`fsck` reports the wrong owner, and the agent does not answer from the transcript."""
+    """`fsck` reports the wrong owner, and the agent does not answer from the transcript.
+
+    The error names a remedy, which works.
+    """
     path, other = agent_with_turns(shell), agent_with_turns(shell, "b", turns=4)
     shell.run("daemon", "stop")
     path.write_bytes(other.read_bytes())
     found = findings(shell)
     assert {each["path"] for each in found} == {str(path)}
     assert {each["kind"] for each in found} == {"owner", "truncated"}
-    assert b"is the transcript of agent" in shell.run("query", "a", "and now", code=1).stderr
+    error = shell.run("query", "a", "and now", code=1).stderr
+    assert b"is the transcript of agent" in error
+    assert b"move the file away" in error
+    path.rename(path.with_name("moved"))
+    assert "transcript is missing" in shell.data("query", "a", "and now")["warning"]
+    assert findings(shell) == []
 
 
 def test_older_copy_with_other_entries_is_noticed(shell: Shell) -> None:

@@ -21,7 +21,7 @@ from orch_worker.session.entry_codec import encode_json
 from orch_worker.session.log.append_log import AppendLog
 from orch_worker.session.log.atomic_rewrite import discard_unfinished
 from orch_worker.session.log.lock import FolderLock
-from orch_worker.session.session_reader import NAME, read_header
+from orch_worker.session.session_reader import NAME, foreign_transcript, read_header
 from orch_worker.system.atomic_write import SUFFIX
 from orch_worker.system.files import io_error, sync_folder
 
@@ -124,7 +124,7 @@ def _write(source: Path, target: Path, agent: str) -> list[str]:
     found = read_orch_session(text_of_file(data, reading), reading)
     header = _header(source, found)
     if agent and header.agent not in ("", agent):
-        raise ForeignFileError(f"{source} is the transcript of agent {header.agent!r}, not of {agent!r}")
+        raise foreign_transcript(source, header.agent, agent)
     header = msgspec.structs.replace(header, agent=agent or header.agent)
     log, _ = AppendLog.open(target, header=encode_json(header))
     try:

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from orch_protocol.core.errors import ForeignFileError
 from orch_protocol.core.messages import Message, Reply, ToolResult, Usage
 from orch_protocol.session.entries import (
     Entry,
@@ -29,6 +30,7 @@ __all__ = [
     "FileEntries",
     "LastTurn",
     "SessionFold",
+    "foreign_transcript",
     "missing_lines",
     "read_header",
     "read_last_turn",
@@ -72,6 +74,14 @@ def read_header(path: Path) -> SessionHeader | None:
     """
     entry = decode_entry(log_reader.read_header(path, SESSION_HEADER))
     return entry if isinstance(entry, SessionHeader) else None
+
+
+def foreign_transcript(path: Path, owner: str, agent: str) -> ForeignFileError:
+    """Return the error for the transcript of agent `owner` at the path of the transcript of `agent`."""
+    return ForeignFileError(
+        f"{path} is the transcript of agent {owner!r}, not of {agent!r}; replace the file with a backup copy, or move "
+        f"the file away: agent {agent!r} then continues without its earlier turns"
+    )
 
 
 def missing_lines(path: Path, acknowledged: TranscriptPosition) -> str:

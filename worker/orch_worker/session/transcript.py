@@ -14,7 +14,7 @@ import msgspec
 from orch_protocol.agent.plan import Task
 from orch_protocol.agent.spec import BackendSpec, Durability
 from orch_protocol.core.archives import Collapse, RecordUpgrade
-from orch_protocol.core.errors import ForeignFileError, StoreError
+from orch_protocol.core.errors import StoreError
 from orch_protocol.core.ids import new_entry_id, new_id
 from orch_protocol.core.messages import Message, Reply, Text, Usage, tool_uses
 from orch_protocol.core.taint import TaintLabel
@@ -59,7 +59,7 @@ from .entry_codec import encode_entry, timestamp
 from .log.append_log import AppendLog
 from .log.lock import FolderLock
 from .session import LostEntry, SessionState
-from .session_reader import NAME, FileEntries, SessionFold, missing_lines
+from .session_reader import NAME, FileEntries, SessionFold, foreign_transcript, missing_lines
 
 __all__ = ["Transcript"]
 
@@ -101,7 +101,7 @@ class Transcript:
             session = fold.folded(loaded.header if loaded.end else header)
             owner = (session.header.agent if session.header else "") or agent
             if owner != agent:
-                raise ForeignFileError(f"{log.path} is the transcript of agent {owner!r}, not of {agent!r}")
+                raise foreign_transcript(log.path, owner, agent)
         except BaseException:
             if log is not None:
                 log.close()
