@@ -80,15 +80,12 @@ def test_each_agent_uses_the_key_and_server_of_its_shell(shell: Shell, providers
     for each in providers:
         shell.run("spawn", "answer", "--name", each.name, "--model", MODEL, **each.env())
         done = shell.run("query", each.name, "Who?", **each.env())
-        assert (done.stdout.decode().strip(), b"spawned with" in done.stderr) == (f"from {each.name}", False)
+        assert (done.stdout.decode().strip(), b"uses its own" in done.stderr) == (f"from {each.name}", False)
     done = shell.run("query", "one", "Who?", **two.env())
     assert done.stdout.decode().strip() == "from one"
-    notices = [line for line in done.stderr.decode().splitlines() if "spawned with" in line]
+    notices = [line for line in done.stderr.decode().splitlines() if "uses its own" in line]
     assert len(notices) == 1
-    assert (
-        "agent one uses the OPENAI_API_KEY, OPENAI_BASE_URL it was spawned with, not the value in this shell"
-        in notices[0]
-    )
+    assert "agent one uses its own OPENAI_API_KEY, OPENAI_BASE_URL, not the value in this shell" in notices[0]
     assert (one.requests, two.requests) == (2, 1)
     shown = shell.run("show", "one").stdout.decode()
     assert "credentials:   OPENAI_API_KEY OPENAI_BASE_URL (from the shell that ran orch spawn)" in shown
@@ -134,7 +131,7 @@ def test_resume_gives_an_agent_the_credentials_of_this_shell(
     shell.run("resume", "b", "--credentials", "--all", **two.env())
     for name in ("b", "c"):
         done = shell.run("query", name, "Who?", **two.env())
-        assert (done.stdout, b"spawned with" in done.stderr) == (b"from two\n", False)
+        assert (done.stdout, b"uses its own" in done.stderr) == (b"from two\n", False)
     assert "has no OPENAI_API_KEY" in shell.run("resume", "a", "--credentials", code=2).stderr.decode()
     killed(shell)
     assert shell.status("c") == "needs credentials"

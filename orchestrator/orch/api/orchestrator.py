@@ -43,7 +43,7 @@ from orch_worker.tools.api.executor import Executor
 from ..archival.adapters import read_messages
 from ..config import config as configuration
 from ..config import paths
-from ..config.models import Catalog, configured_providers, keys_in
+from ..config.models import Catalog, check_keys, configured_providers, keys_in
 from ..config.notices import Notices
 from ..policy import sandbox
 from ..policy.approvals import ApprovalBroker, Approver
@@ -176,6 +176,7 @@ class AsyncOrchestrator(Registration):
         self.run = run or f"{paths.UNNAMED_RUN_PREFIX}{new_id()}"
         self._hooks = RootHooks(self.home, self.run)
         self._known, self._env = models.load(self.home), environ
+        check_keys(keys or {}, self._known)
         self._keys = dict(keys) if keys is not None else keys_in(environ, self._known)
         self.credentials: Credentials = ProgramCredentials()
         """The keys and servers that agents use. The daemon sets its own credentials before `start`."""

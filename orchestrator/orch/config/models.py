@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from orch_protocol.agent.config import Config, parse_model
 from orch_protocol.agent.spec import BackendSpec
+from orch_protocol.core.errors import ConfigError
 from orch_protocol.services.models.models import ModelRow
 from orch_worker.backends.local_servers import installed, locate
 from orch_worker.backends.models import ModelCatalog
@@ -18,7 +19,16 @@ from orch_worker.system.secrets import SEARCH_KEY, holds_secret, plain_key
 
 from .config import flatten
 
-__all__ = ["ANY", "Catalog", "configured_providers", "keys_in", "list_entries", "matches_any", "model_entry"]
+__all__ = [
+    "ANY",
+    "Catalog",
+    "check_keys",
+    "configured_providers",
+    "keys_in",
+    "list_entries",
+    "matches_any",
+    "model_entry",
+]
 
 ANY = "*"
 MODEL_KEYS = frozenset({"model", "models", "chat_models"})
@@ -140,6 +150,16 @@ def configured_providers(config: Config) -> frozenset[str]:
     values = (value for key, value in flatten(config).items() if key.rpartition(".")[2] in MODEL_KEYS)
     names = (name for value in values if value for name in ((value,) if isinstance(value, str) else value))
     return frozenset(parse_model(name).provider for name in names)
+
+
+def check_keys(keys: Mapping[str, str], known: ModelCatalog) -> None:
+    """Raise ConfigError if `keys` contains the address of a provider's server, which is read from the environment."""
+    addresses = {provider_info.base_url_variable for provider_info in known.providers.values()}
+    if found := next((name for name in keys if name in addresses), None):
+        raise ConfigError(
+            f"keys contains {found}, which is the address of a server and not a key; pass env={{**os.environ, "
+            f"{found!r}: ...}} instead"
+        )
 
 
 def keys_in(env: Mapping[str, str], known: ModelCatalog) -> dict[str, str]:

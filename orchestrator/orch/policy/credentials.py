@@ -312,7 +312,7 @@ class CallerCredentials:
             own, given = self._sets.get(digest, {}), self._sets[offered]
             other = ", ".join(sorted(name for name in own | given if own.get(name) != given.get(name)))
             caller.print_line(
-                f"agent {agent.spec.name} uses the {other} it was spawned with, not the value in this shell; `orch "
+                f"agent {agent.spec.name} uses its own {other}, not the value in this shell; `orch "
                 f"resume {agent.spec.seq} --credentials` changes that"
             )
         return None

@@ -28,6 +28,10 @@ from orch.testing import fake_world
         ({"env": {"PATH": None}}, "got 'PATH': NoneType"),
         ({"keys": "k"}, "keys must be a mapping of variable names to API keys; got a str$"),
         ({"keys": {"OPENAI_API_KEY": b"secret"}}, "got 'OPENAI_API_KEY': bytes"),
+        (
+            {"keys": {"ANTHROPIC_BASE_URL": "http://localhost:1"}},
+            "ANTHROPIC_BASE_URL, which is the address of a server",
+        ),
         ({"home": ""}, "home must not be empty"),
         ({"home": "a\0b"}, r"home must be a path \(string or Path\); got 'a\\x00b'"),
         ({"home": "a\ud800"}, r"home must be a path \(string or Path\); got 'a\\ud800'"),

@@ -105,7 +105,7 @@ def test_query_from_a_shell_with_another_key_uses_the_agents_own() -> None:
         assert desk.credentials.admit(node) is None
     assert len(desk.said) == 1
     assert desk.said[0].startswith(
-        "agent a uses the OPENAI_API_KEY it was spawned with, not the value in this shell; `orch resume 1"
+        "agent a uses its own OPENAI_API_KEY, not the value in this shell; `orch resume 1"
     )
 
 
