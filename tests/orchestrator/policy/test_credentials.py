@@ -104,9 +104,7 @@ def test_query_from_a_shell_with_another_key_uses_the_agents_own() -> None:
     with desk.calling(B):
         assert desk.credentials.admit(node) is None
     assert len(desk.said) == 1
-    assert desk.said[0].startswith(
-        "agent a uses its own OPENAI_API_KEY, not the value in this shell; `orch resume 1"
-    )
+    assert desk.said[0].startswith("agent a uses its own OPENAI_API_KEY, not the value in this shell; `orch resume 1")
 
 
 def test_agent_waits_after_a_restart_until_the_same_credentials_are_offered() -> None:
