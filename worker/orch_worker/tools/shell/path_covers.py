@@ -12,7 +12,7 @@ from orch_protocol.core.text import plain_line
 
 from ...policy.denied_files import DeniedFiles
 from ...policy.path_rules import absolute_rules, shell_context
-from ...policy.rules import CREDENTIALS
+from ...policy.rules import CREDENTIALS, is_usable_credential
 from ...sandbox.bubblewrap import python_folders
 from ...sandbox.launcher import Cover
 from ..api.base import ToolContext
@@ -111,7 +111,7 @@ class PathCovers:
         usable = {os.path.realpath(path) for path in absolute_rules(self._policy.usable_credentials, self._shell)}
         found = {os.path.realpath(path) for path in absolute_rules(CREDENTIALS, self._shell) if os.path.exists(path)}
         for path in sorted(found):
-            if path not in usable and not any(_is_below(path, other) for other in usable):
+            if not is_usable_credential(path, usable):
                 yield Cover(path, tuple(sorted(each for each in usable if _is_below(each, path))))
 
 
