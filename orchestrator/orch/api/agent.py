@@ -264,7 +264,7 @@ class AsyncSubagent:
         if self._orchestrator._supervisor is not root:
             raise AgentDiedError(
                 f"the queued query was not sent to agent {node.spec.name!r} ({node.spec.id}), because the orchestrator "
-                "was closed"
+                "was closed; wait for the future before you close it, or submit the query again"
             )
         return await self._wait_for_reply(ask(root, node, USER, request))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import math
 import os
 import shutil
@@ -105,7 +106,7 @@ T = TypeVar("T")
 
 SESSION_TASK: Final = "Talk with the user, and do what they ask."
 RESUME_OPTIONS: Final = ("approve", "tool_executor")
-"""The arguments of `session` that apply to a resumed agent."""
+"""The arguments of `session` that apply to a resumed agent, as objects."""
 
 
 class AsyncSession(AsyncSubagent):
@@ -207,7 +208,7 @@ class AsyncOrchestrator(Registration):
         self._resources = AsyncExitStack()
         self._closing: asyncio.Future[None] | None = None
         self.queued: dict[str, asyncio.Future[Any]] = {}
-        """Futures that are done when all queued queries of an agent are done, by agent id. Then the item is removed."""
+        """For an agent id, a future that is done when all queued queries of the agent have ended."""
 
     # Lifecycle.
 
@@ -480,7 +481,7 @@ class AsyncOrchestrator(Registration):
         else:
             if (approve := options.get("approve")) is not None:
                 self.supervisor.approvals.set_approver(found, approve)
-            await self._replace_executor(found, options.get("tool_executor"))
+            await self._replace_executor(found, options.get("tool_executor"), required=not isinstance(resume, bool))
         return AsyncSession(self, found)
 
     async def get(self, ref: str | int) -> AsyncSubagent:
@@ -626,12 +627,22 @@ class AsyncOrchestrator(Registration):
 
     # Internals.
 
-    async def _replace_executor(self, id: str, executor: Executor | str | None) -> None:
-        """Let the object `executor` run the tool calls of a resumed agent that was spawned with an executor object."""
-        spec = self.supervisor.tree.agents[id].spec.executor
+    async def _replace_executor(self, id: str, executor: Executor | str | None, *, required: bool) -> None:
+        """Let the object `executor` run the tool calls of a resumed agent that was spawned with an executor object.
+
+        For other agents, raise ConfigError if `required` is True.
+        """
+        spec = self.supervisor.tree.agents[id].spec
         _, found = await executor_spec(executor, None)
-        if found is not None and spec is not None and spec.in_program:
+        if found is None:
+            return
+        if spec.executor is not None and spec.executor.in_program:
             self.supervisor.executors[id] = found
+        elif required:
+            raise ConfigError(
+                f"tool_executor cannot be changed when the agent {spec.name!r} is resumed, because the agent was "
+                "spawned without an executor object: leave the argument out, or start a new session without resume="
+            )
 
     def _handle(self, id: str) -> AsyncSubagent:
         return AsyncSubagent(self, id)
@@ -681,7 +692,14 @@ def _check_session_options(system: str | None, options: AgentOptions) -> None:
 def _check_resume_options(resume: str | int, task: str, system: str | None, options: AgentOptions) -> None:
     """Raise ConfigError for arguments that do not apply to the resumed agent `resume`."""
     arguments = {"task": task if task != SESSION_TASK else None, "system": system, **options}
-    ignored = [name for name, value in arguments.items() if value is not None and name not in RESUME_OPTIONS]
+    defaults = inspect.signature(AsyncOrchestrator.spawn).parameters
+    changed = {name: value for name, value in arguments.items() if value is not None}
+    ignored = [
+        name
+        for name, value in changed.items()
+        if not (name in defaults and value == defaults[name].default)
+        and not (name in RESUME_OPTIONS and not isinstance(value, str))
+    ]
     if ignored:
         raise ConfigError(
             f"{', '.join(ignored)} cannot be changed when the agent {resume!r} is resumed: leave the arguments out, or "

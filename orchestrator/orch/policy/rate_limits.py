@@ -22,9 +22,7 @@ __all__ = ["RateLimiter"]
 FIRST_SECONDS: Final = 1.0
 MAX_BACKOFF_SECONDS: Final = 30.0
 MAX_PAUSE_SECONDS: Final = 60.0
-"""The longest delay that agents wait for. If the model requests a longer delay, requests are not delayed, and the model
-may reject them again.
-"""
+"""The longest delay. If a response requests a longer one, its request fails, and other requests are not delayed."""
 QUIET_SECONDS: Final = 60.0
 """The rate limit ends this number of seconds after the last rejection."""
 JITTER: Final = 0.1

@@ -214,20 +214,26 @@ class TemplateCatalog:
     def prompt_spec(self, name: str | PromptTemplate | None, values: Mapping[str, object] | None) -> PromptSpec:
         """Return the prompt for the template `name`. If `name` is None, use the configured template, if any.
 
-        `values` contains values of variables. Other values come from the configuration. Raises ConfigError.
+        `values` contains values of variables. Other values come from the configuration. Raises ConfigError, and
+        EntryNotFoundError for the argument `name`.
         """
         if not isinstance(values, Mapping | None):
             raise ConfigError(f"vars must be a mapping of names to values; got {values!r}")
         if not isinstance(name, str | PromptTemplate | None):
             raise ConfigError(f"prompt_template must be a template, its name or its file; got {name!r}")
-        name = name or self._config.template
+        is_configured, name = not name, name or self._config.template
         if name is None:
             if values:
                 raise ConfigError(
                     f"vars contains {next(iter(values))!r}, but no template is selected: pass prompt_template"
                 )
             return PromptSpec(rules=self._config.rules)
-        template = name if isinstance(name, PromptTemplate) else self.find(name)
+        try:
+            template = name if isinstance(name, PromptTemplate) else self.find(name)
+        except EntryNotFoundError as error:
+            if is_configured:
+                raise ConfigError(f"prompt.template: {error}") from None
+            raise
         template.check_names(values or {})
         text = scrub(template.render({**self._config.vars, **(values or {})})).strip()
         if not text:

@@ -257,7 +257,9 @@ def check_worktrees(run: Path) -> Iterator[FileFinding]:
         try:
             lost_changes = lost_work(record)
         except OrchError as error:
-            lost_changes = str(error)
+            what = f"the worktree of an agent that has ended, which cannot be examined: {error}"
+            yield FileFinding(spec.path, "worktree", what, "correct this, then run the check again")
+            continue
         what = f"the worktree of an agent that has ended, with {lost_changes or 'no changes'}"
         if run.name == paths.DAEMON_RUN and id in agents:
             remedy = f"orch merge {id}"

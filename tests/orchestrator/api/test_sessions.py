@@ -3,16 +3,38 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orch import AgentOptions, AsyncOrchestrator, AsyncSession, Limits, ScriptedBackend, assistant, user
+from orch import (
+    AgentOptions,
+    AsyncOrchestrator,
+    AsyncSession,
+    Executor,
+    Limits,
+    ScriptedBackend,
+    ToolContext,
+    ToolSpec,
+    assistant,
+    user,
+)
 from orch_protocol.core.errors import AgentNotFoundError, ConfigError
 from orch_protocol.core.messages import ToolResult, ToolUse, text_of
 from orch_protocol.policy.approval import Question
 from orchestrator.root_double import opened
+
+
+class NoTools(Executor):
+    """An executor without tools."""
+
+    def list(self) -> Sequence[ToolSpec]:
+        return []
+
+    async def call(self, name: str, arguments: dict[str, Any], context: ToolContext) -> Any:
+        raise AssertionError(name, arguments, context)
 
 
 async def test_session_is_an_agent_that_executes_commands(tmp_path: Path) -> None:
@@ -66,7 +88,18 @@ async def test_arguments_that_a_resumed_agent_cannot_use_are_an_error(tmp_path: 
         with pytest.raises(ConfigError, match=r"^task, system, history, tools cannot be changed .* 'first' is resumed"):
             await o.session(task="Sum up", resume="first", system="Be brief.", history=[user("Hello")], tools=[])
         assert (await chat.state()).status == "killed"
+        with pytest.raises(ConfigError, match="tool_executor cannot be changed"):
+            await o.session(resume="first", tool_executor="package.module:Remote")
+        with pytest.raises(ConfigError, match="'first' is resumed, because the agent was spawned without an executor"):
+            await o.session(resume="first", tool_executor=NoTools())
         assert (await o.session(resume="first", approve=lambda _: False, tools=None)).id == chat.id
+
+
+async def test_default_values_are_accepted_when_a_session_is_resumed(tmp_path: Path) -> None:
+    """They change nothing."""
+    async with opened(tmp_path) as o:
+        chat = await o.session(backend=ScriptedBackend(["one"]), name="first")
+        assert (await o.session(resume="first", plan=False, persist=True, history=())).id == chat.id
 
 
 async def test_resume_none_starts_a_session(tmp_path: Path) -> None:

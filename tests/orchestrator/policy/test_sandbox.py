@@ -22,6 +22,7 @@ from orch.services import call
 from orch.services.agents import spawn
 from orch.tree.agents.state import AgentRecord
 from orch_protocol.agent.config import Config
+from orch_protocol.core.errors import ConfigError
 from orch_protocol.policy.policy import PolicyConfig
 from orch_protocol.policy.sandbox import SandboxConfig, SandboxSpec, ToolLimits
 from orch_protocol.services.agents.spawn import SPAWN, Spawn
@@ -261,6 +262,8 @@ async def test_only_programs_and_users_name_usable_credentials(tmp_path: Path) -
     """A request of an agent has no effect. Its children have the paths of the first agent."""
     async with opened(tmp_path, config=nesting()) as world:
         node, _ = await spawned(world, None, tools=NEST, usable_credentials=("~/.ssh",))
+        with pytest.raises(ConfigError, match=r"usable_credentials contains '\$HOME/.ssh', but variables"):
+            await spawned(world, None, usable_credentials=("$HOME/.ssh",))
         asked = Spawn("t", tools=NEST, usable_credentials=("~/.kube",))
         child = world.supervisor.tree.agents[(await call(world.supervisor, AgentCaller(node.spec.id), SPAWN, asked)).id]
         assert node.spec.policy.rules.usable_credentials == ("~/.ssh",)

@@ -141,6 +141,10 @@ class TestAsked:
             with pytest.raises(error, match=why):
                 there.prompt_spec(name, given)
 
+    def test_unknown_template_of_the_configuration_is_a_configuration_error(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=r"^prompt.template: unknown template 'grater'"):
+            self.there(tmp_path, template="grater").prompt_spec(None, None)
+
     def test_no_template_is_used_by_default(self, tmp_path: Path) -> None:
         """A template of the configuration is used."""
         assert self.there(tmp_path).prompt_spec(None, None).identity is None

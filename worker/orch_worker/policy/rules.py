@@ -302,9 +302,10 @@ def check_path_rules(config: PolicyConfig, sources: Mapping[str, str] | None = N
     for name, rules in lists.items():
         if found := next(filter(_VARIABLE.search, rules), None):
             where = f"{sources[f'policy.{name}']}: " if sources else ""
+            literal = "" if name == "usable_credentials" else ", or [$] for a dollar sign"
             raise ConfigError(
-                f"{where}policy.{name} contains {found!r}, but variables are not expanded: write the path, ~ for the "
-                "home folder, or [$] for a dollar sign"
+                f"{where}policy.{name} contains {found!r}, but variables are not expanded: write the path, with ~ for "
+                f"the home folder{literal}"
             )
 
 

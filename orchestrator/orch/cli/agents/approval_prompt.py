@@ -108,7 +108,11 @@ def detached_approval_of(arguments: Namespace) -> Approval:
         )
     if choose_approval(None, os.environ.get(VARIABLE), json=False, reach="none").chose_deny:
         return Approval("deny")
-    return Approval("deny", f"--no-wait cannot ask: calls that need approval will be denied. {DETACHED_WAYS}")
+    return Approval(
+        "deny",
+        "--no-wait cannot ask: calls that need approval will be denied, unless an `orch chat` shows the agent. "
+        f"{DETACHED_WAYS}",
+    )
 
 
 def print_notice(approval: Approval, *, json: bool) -> None:

@@ -43,6 +43,7 @@ from orch_worker.backends.prices import check_priced
 from orch_worker.backends.registry import template_for
 from orch_worker.backends.thinking import check_level, level_of
 from orch_worker.memory.notes import make_memory, memory_folder
+from orch_worker.policy.rules import check_path_rules
 from orch_worker.sandbox.probe import available_levels
 from orch_worker.system.threads import DAEMON_THREADS
 from orch_worker.tools.dispatch.custom_executor import chosen_tools
@@ -331,7 +332,11 @@ def _policy(request: Spawn, config: Config) -> PolicySpec:
     channel: Channel = "person" if config.approval.channel == "person" else "api"
     policy = request.policy or PolicySpec(channel, config.policy)
     usable = tuple(dict.fromkeys((*policy.rules.usable_credentials, *request.usable_credentials)))
-    return replace(policy, rules=replace(policy.rules, usable_credentials=usable)) if usable else policy
+    if not usable:
+        return policy
+    rules = replace(policy.rules, usable_credentials=usable)
+    check_path_rules(rules)
+    return replace(policy, rules=rules)
 
 
 def compaction_of(config: Config, *, child: bool) -> CompactionSpec | None:

@@ -72,7 +72,9 @@ async def register_archives(
     recorded_size = root.archives.size(node.spec)
     records = await root.archives.list_records(node.spec)
     holders = tuple((record.id, record.task) for record in records if record.id not in node.archives)
+    # A worker that has just ended may have written further archives during the search.
+    complete = root.archives.size(node.spec) == recorded_size
     root.handle(
-        events.RecordArchives(node.spec.id, holders, context_tokens, problem, is_complete=True, turns=turns or {})
+        events.RecordArchives(node.spec.id, holders, context_tokens, problem, is_complete=complete, turns=turns or {})
     )
     root.archives.note_reported(node.spec, recorded_size)

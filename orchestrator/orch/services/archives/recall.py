@@ -234,15 +234,16 @@ async def _find_holder_id(root: Supervisor, caller: Caller, ref: str, scope: Sco
         return [id for id in holders if id.startswith(ref) and caller.reaches(nodes, id, scope)]
 
     if ref not in holders or not caller.reaches(nodes, ref, scope):
-        for _ in range(2):
+        for searched in (False, True):
             matches = matching() if len(ref) >= MIN_PREFIX else []
             if len(matches) == 1:
                 return matches[0]
             if matches:
                 raise AmbiguousRefError(f"{ref!r} is a prefix of {len(matches)} archive ids: {', '.join(matches[:8])}")
-            # A root that was killed while an archive was being recorded has not registered that archive.
-            tree = root.tree.agents
-            await _register_new_archives(root, [tree[id] for id in sorted(tree.unsearched | tree.alive.keys())])
+            if not searched:
+                # A root that was killed while an archive was being recorded has not registered that archive.
+                ids = sorted(nodes.unsearched | nodes.alive.keys())
+                await _register_new_archives(root, [nodes[id] for id in ids])
         if matching():
             raise AmbiguousRefError(f"archive id {ref!r} is too short: type at least {MIN_PREFIX} characters")
         if not caller.is_user:

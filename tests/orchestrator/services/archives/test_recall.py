@@ -40,6 +40,39 @@ async def test_unknown_archive_id_scans_only_new_data(tmp_path: Path, monkeypatc
         assert set(asked) == {first.id}
 
 
+async def test_archive_written_during_a_search_is_found_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent's process wrote the archive after the search had read the session file, and then ended."""
+    known, read = ArchiveEngine.list_records, []
+
+    async def early(self: ArchiveEngine, spec: Any) -> Any:
+        records = await known(self, spec)
+        if not read:
+            read.append(spec.id)
+            file.write_bytes(whole)
+            return []
+        return records
+
+    async with opened(tmp_path, config=Config(archival=replace(EAGER, async_=False))) as o:
+        agent = await o.scripted("one")
+        holder = (await agent.query("go")).archived_to or ""
+        await agent.kill()
+        nodes, engine = o.supervisor.tree.agents, o.supervisor.archives
+        record = nodes[agent.id]
+        file = Path(record.spec.folder) / "session.jsonl"
+        whole = file.read_bytes()
+        assert agent.id in nodes.unsearched
+        record.archives.clear()
+        nodes.holders.clear()
+        engine._reported_sizes.clear()
+        monkeypatch.setattr(ArchiveEngine, "list_records", early)
+        file.write_bytes(whole[: whole.rindex(b'{"type":"archive"')])
+        with pytest.raises(AgentNotFoundError):
+            await o.get(holder)
+        assert (await o.get(holder)).id == holder
+
+
 async def test_short_archive_id_prefix_is_refused(tmp_path: Path) -> None:
     """A prefix needs at least 4 characters; a short prefix that matches no archive is reported as not found."""
     async with opened(tmp_path, config=Config(archival=replace(EAGER, async_=False))) as o:
