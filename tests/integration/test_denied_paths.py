@@ -7,6 +7,7 @@ import select
 import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -342,6 +343,33 @@ async def test_folder_above_a_hidden_path_cannot_be_renamed(
     assert (top / "user/.kube/config").exists()
     assert (top / "orch/config.toml").exists()
     assert set(before) <= set(map(str, top.parent.rglob("*")))
+
+
+RENAME_ABOVE_A_MOUNT = """
+import os, sys
+from orch_worker.sandbox import launcher
+os.chdir(sys.argv[1])
+launcher._enter_namespaces()
+launcher._mount("none", "/", None, launcher.MS_REC | launcher.MS_SLAVE)
+launcher._mount("tmpfs", "above/mounted", "tmpfs", 0)
+with open("above/mounted/key", "w") as file:
+    file.write("secret")
+launcher.hide([launcher.Cover(os.path.abspath("above/mounted/key"))], os.path.abspath("staging"))
+try:
+    os.rename("above", "renamed")
+except OSError as error:
+    print(error.strerror)
+"""
+
+
+def test_folder_above_a_mounted_file_system_cannot_be_renamed(tmp_path: Path) -> None:
+    """The hidden file is in the mounted file system."""
+    if why := launcher_client.unavailable_reason():
+        pytest.skip(why)
+    (tmp_path / "above/mounted").mkdir(parents=True)
+    (tmp_path / "staging").mkdir()
+    command = [sys.executable, "-c", RENAME_ABOVE_A_MOUNT, os.path.realpath(tmp_path)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "Device or resource busy\n"
 
 
 async def test_other_files_in_a_folder_with_hidden_files_can_be_renamed(context: ToolContext) -> None:

@@ -130,13 +130,16 @@ def bubblewrap_command(
     for path in paths.write:
         if path != paths.home:
             command += ("--bind-try", path, path)
+    visible = [Path(path) for path in (*paths.read, *paths.write)]
+    covers = [cover for cover in covers if cover.path not in paths.hidden and _is_below(Path(cover.path), visible)]
+    # A mount point cannot be renamed. See `launcher.hide`.
+    for folder in sorted({parent for cover in covers for parent in Path(cover.path).parents}):
+        if any(Path(path) in folder.parents for path in paths.write):
+            command += ("--bind-try", os.fspath(folder), os.fspath(folder))
     for path in paths.hidden:
         command += ("--tmpfs", path)
     command += ("--bind", paths.home, paths.home)
-    visible = [Path(path) for path in (*paths.read, *paths.write)]
     for cover in covers:
-        if cover.path in paths.hidden or not _is_below(Path(cover.path), visible):
-            continue
         if os.path.isdir(cover.path):
             command += ("--tmpfs", cover.path)
             exceptions = [("--ro-bind-try", path) for path in cover.readable]

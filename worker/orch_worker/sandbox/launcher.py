@@ -149,11 +149,11 @@ def _pin_parents(paths: Iterable[str]) -> None:
     """
     with open("/proc/self/mountinfo", "rb") as file:
         mounted = {_plain_path(line.split()[4]) for line in file} | {"/"}
-    parents: set[str] = set()
+    parents = {"/"}
     for path in paths:
-        while (path := os.path.dirname(path)) not in mounted | parents:
+        while (path := os.path.dirname(path)) not in parents:
             parents.add(path)
-    for folder in sorted(parents):
+    for folder in sorted(parents - mounted):
         if os.path.isdir(folder):
             _mount(folder, folder, None, MS_BIND | MS_REC)
 

@@ -130,6 +130,19 @@ def test_bubblewrap_mounts_a_writable_folder_after_the_readable_folder_that_cont
     assert f"--ro-bind-try {top}/data {top}/data --bind-try {top}/data/out {top}/data/out" in text
 
 
+def test_bubblewrap_mounts_the_folders_above_a_hidden_path(context: ToolContext) -> None:
+    """A mount point cannot be renamed. Parents come first, and all come before the path in them is hidden."""
+    secret = context.cwd / "a" / "b" / "key.pem"
+    secret.parent.mkdir(parents=True)
+    secret.write_text("x")
+    reach = bubblewrap.sandbox_paths(context.cwd, context.cwd.parent / "home")
+    words = bubblewrap.bubblewrap_command(reach, str(context.cwd), 3, ["true"], [Cover(str(secret))])
+    top, middle, inner = (f"--bind-try {path} {path}" for path in (context.cwd, secret.parents[1], secret.parent))
+    text = " ".join(words)
+    assert f"{top} {middle} {inner} " in text
+    assert text.index(inner) < text.index(f"--ro-bind /dev/null {secret}")
+
+
 async def test_command_is_refused_when_required_hiding_is_impossible(context: ToolContext) -> None:
     """With `require_denied_paths` and without mount namespaces, a command runs only if no path is denied."""
     policy = PolicyConfig(denied_paths=("*.pem",), require_denied_paths=True)
