@@ -162,8 +162,6 @@ def path_matches(path: str, rule: str) -> bool:
     if "/" not in rule:
         return any(_part_matches(part, rule) for part in parts)
     rule_parts = split_rule(rule)
-    if ANY_FOLDERS not in rule_parts:
-        return len(parts) >= len(rule_parts) and all(map(_part_matches, parts, rule_parts))
     return len(rule_parts) in _positions(rule_parts, parts, _part_matches)
 
 
@@ -179,12 +177,14 @@ def split_rule(rule: str) -> list[str]:
     return [*parts[:-1], "*"] if parts[-1:] == [ANY_FOLDERS] else parts
 
 
-def _positions(rule_parts: list[str], parts: Iterable[str], matches: Callable[[str, str], object]) -> set[int]:
+def _positions(rule_parts: list[str], parts: list[str], matches: Callable[[str, str], object]) -> set[int]:
     """Return how many of `rule_parts` can be matched by `parts`. There are several numbers if a rule contains "**".
 
     If all parts of the rule are matched, the path is equal to the rule or lies below the rule. `matches` tests a part
     of the path with a part of the rule.
     """
+    if ANY_FOLDERS not in rule_parts:
+        return {min(len(rule_parts), len(parts))} if all(map(matches, parts, rule_parts)) else set()
 
     def skip_any_folders(positions: set[int]) -> set[int]:
         return positions | {each + 1 for each in positions if rule_parts[each : each + 1] == [ANY_FOLDERS]}
@@ -194,6 +194,8 @@ def _positions(rule_parts: list[str], parts: Iterable[str], matches: Callable[[s
         staying = {each for each in positions if each == len(rule_parts) or rule_parts[each] == ANY_FOLDERS}
         moving = {each + 1 for each in positions - staying if matches(part, rule_parts[each])}
         positions = skip_any_folders(staying | moving)
+        if not positions:
+            break
     return positions
 
 
