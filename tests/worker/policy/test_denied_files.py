@@ -56,6 +56,21 @@ def test_two_stars_search_no_installed_packages_and_at_most_the_limit(tmp_path: 
     assert DeniedFiles([rule], [], max_names=5).find().incomplete == "more than 5 names to look through"
 
 
+def test_rule_over_the_limit_hides_what_was_found_and_the_paths_of_other_rules(tmp_path: Path) -> None:
+    """A rule with wildcards does not prevent that a later rule without wildcards hides its path."""
+    made(tmp_path, "other/a.key", *(f"other/sub/{number}" for number in range(9)), "vault/")
+    found = DeniedFiles([f"{tmp_path}/other/**/*.key", f"{tmp_path}/vault"], [], max_names=6).find()
+    assert found.paths == (str(tmp_path / "other/a.key"), str(tmp_path / "vault"))
+    assert found.incomplete == "more than 6 names to look through"
+
+
+def test_two_stars_search_folders_with_a_denied_name(tmp_path: Path) -> None:
+    """Outside the agent's folders, a denied name hides no folder, so `**` must find the files in this folder."""
+    made(tmp_path, "cwd/secret/x.key", "other/secret/x.key", "other/plain")
+    found = DeniedFiles([f"{tmp_path}/**/*.key", "secret"], [str(tmp_path / "cwd")]).find()
+    assert found.paths == (str(tmp_path / "cwd/secret"), str(tmp_path / "other/secret/x.key"))
+
+
 def test_absolute_denied_paths_match_outside_the_agents_folder(tmp_path: Path) -> None:
     """An absolute denied path is found although it is not below the given folder."""
     [vault] = made(tmp_path, "vault/")

@@ -41,6 +41,7 @@ class _FolderListing(NamedTuple):
     changed_ns: int
     size: int
     folders: tuple[str, ...]
+    denied_folders: tuple[str, ...]
     matches: tuple[str, ...]
 
 
@@ -64,7 +65,8 @@ class DeniedFiles:
         max_paths: int | None = None,
     ) -> None:
         unique_rules = tuple(dict.fromkeys(rules))
-        self._paths = [rule for rule in unique_rules if "/" in rule]
+        # Rules that need few names come first, so that a large rule does not use up the limit before them.
+        self._paths = sorted((rule for rule in unique_rules if "/" in rule), key=_search_size)
         names = [rule for rule in unique_rules if "/" not in rule]
         self._has_names = bool(names)
         self._name_pattern = re.compile(
@@ -81,14 +83,16 @@ class DeniedFiles:
         found: dict[str, None] = {}
         self._remaining_names, incomplete = self._max_names, ""
         self._old_listings, self._listings = self._listings, {}
-        try:
-            for rule in self._paths:
-                found |= dict.fromkeys(self._expand_rule(rule))
-            for top in self._folders if self._has_names else ():
-                for folder, listing in self._folders_below(top):
-                    found |= dict.fromkeys(os.path.join(folder, name) for name in listing.matches)
-        except _TooManyNamesError:
-            incomplete = f"more than {self._max_names:,} names to look through"
+        searches = [
+            *map(self._expand_rule, self._paths),
+            *map(self._find_names, self._folders if self._has_names else ()),
+        ]
+        for search in searches:
+            try:
+                for path in search:
+                    found[path] = None
+            except _TooManyNamesError:
+                incomplete = f"more than {self._max_names:,} names to look through"
         existing = sorted({os.path.realpath(path) for path in found if os.path.exists(path)})
         paths = _outermost(existing)
         if len(paths) > self._max_paths:
@@ -98,19 +102,31 @@ class DeniedFiles:
 
     def _expand_rule(self, rule: str) -> Iterator[str]:
         """Yield the paths that match the absolute path `rule`. See `split_rule`."""
-        folders = ["/"]
+        paths: Iterable[str] = ["/"]
         for part in split_rule(rule):
-            if part == ANY_FOLDERS:
-                folders = list(dict.fromkeys(below for folder in folders for below, _ in self._folders_below(folder)))
-                continue
-            if WILDCARDS.isdisjoint(part):
-                folders = [os.path.join(folder, part) for folder in folders]
-                continue
+            paths = self._expand_part(paths, part)
+        return iter(paths)
+
+    def _expand_part(self, folders: Iterable[str], part: str) -> Iterator[str]:
+        if part == ANY_FOLDERS:
+            seen: set[str] = set()
+            for top in folders:
+                for folder, _ in self._folders_below(top, enter_denied=True):
+                    if folder not in seen:
+                        seen.add(folder)
+                        yield folder
+        elif WILDCARDS.isdisjoint(part):
+            for folder in folders:
+                yield os.path.join(folder, part)
+        else:
             matches = re.compile(f"{translate(part)}|{re.escape(part)}\\Z").match
-            folders = [
-                os.path.join(folder, name) for folder in folders for name in self._folder_names(folder) if matches(name)
-            ]
-        yield from folders
+            for folder in folders:
+                yield from (os.path.join(folder, name) for name in self._folder_names(folder) if matches(name))
+
+    def _find_names(self, top: str) -> Iterator[str]:
+        """Yield the paths below `top` whose name is denied."""
+        for folder, listing in self._folders_below(top):
+            yield from (os.path.join(folder, name) for name in listing.matches)
 
     def _folder_names(self, folder: str) -> Sequence[str]:
         try:
@@ -121,8 +137,11 @@ class DeniedFiles:
             self._count_names(len(names))
         return names
 
-    def _folders_below(self, top: str) -> Iterator[tuple[str, _FolderListing]]:
-        """Yield `top` and the folders below `top`, except those whose name is denied. Links are not followed."""
+    def _folders_below(self, top: str, *, enter_denied: bool = False) -> Iterator[tuple[str, _FolderListing]]:
+        """Yield `top` and the folders below `top`. Links are not followed.
+
+        Folders whose name is denied are yielded only if `enter_denied` is True.
+        """
         pending = [top]
         while pending:
             folder = pending.pop()
@@ -134,7 +153,8 @@ class DeniedFiles:
                 self._listings[folder] = listing
                 self._count_names(listing.size + 1)
             yield folder, listing
-            pending += [path for name in listing.folders if (path := os.path.join(folder, name)) not in SKIPPED_FOLDERS]
+            names = listing.folders + listing.denied_folders if enter_denied else listing.folders
+            pending += [path for name in names if (path := os.path.join(folder, name)) not in SKIPPED_FOLDERS]
 
     def _list_folder(self, folder: str, old_listing: _FolderListing | None) -> _FolderListing | None:
         try:
@@ -143,25 +163,33 @@ class DeniedFiles:
                 return old_listing
             if time.time_ns() - changed_ns < SETTLED_NS:
                 changed_ns = -1
-            folders, matches, size = [], [], 0
+            folders: list[str] = []
+            denied_folders: list[str] = []
+            matches, size = [], 0
             with os.scandir(folder) as entries:
                 for entry in entries:
                     size += 1
-                    if self._name_pattern.match(entry.name):
+                    is_denied = self._name_pattern.match(entry.name)
+                    if is_denied:
                         matches.append(entry.name)
-                    elif entry.name not in SKIPPED_NAMES and entry.is_dir(follow_symlinks=False):
-                        folders.append(entry.name)
+                    if entry.name not in SKIPPED_NAMES and entry.is_dir(follow_symlinks=False):
+                        (denied_folders if is_denied else folders).append(entry.name)
                     if size > self._remaining_names:
                         changed_ns = -1  # The listing is incomplete, so it must not be used again.
                         break
         except OSError:
             return None
-        return _FolderListing(changed_ns, size, tuple(folders), tuple(matches))
+        return _FolderListing(changed_ns, size, tuple(folders), tuple(denied_folders), tuple(matches))
 
     def _count_names(self, names: int) -> None:
         self._remaining_names -= names
         if self._remaining_names < 0:
             raise _TooManyNamesError
+
+
+def _search_size(rule: str) -> int:
+    """Return 0 for a rule without wildcards, 2 for a rule with `**`, else 1."""
+    return 0 if WILDCARDS.isdisjoint(rule) else 2 if ANY_FOLDERS in split_rule(rule) else 1
 
 
 def _outermost(paths: Iterable[str]) -> list[str]:
