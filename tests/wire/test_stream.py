@@ -420,7 +420,7 @@ class TestRequests:
     async def test_linked_images_and_files_are_sent_to_openai(
         self, server: ModelServer, begin: Begin, to: Peer
     ) -> None:
-        """A part in the format of one of OpenAI's APIs is converted for the other API."""
+        """A part in the format of one of OpenAI's APIs is converted for the other API. A text replaces other parts."""
         url = "https://example.org/a.png"
         chat = [
             {"type": "image_url", "image_url": {"url": url, "detail": "low"}},
@@ -430,14 +430,21 @@ class TestRequests:
             {"type": "input_image", "image_url": url, "detail": "low"},
             {"type": "input_file", "file_id": "f1"},
         ]
+        only_chat = [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]
+        only_responses = [{"type": "input_image", "file_id": "f2"}, {"type": "input_file", "file_url": url}]
         talk = begin(to)
-        talk.backend.append_user(tuple(Opaque("openai", part) for part in chat + responses))
+        parts = chat + responses + (only_responses if to == CHAT else only_chat)
+        talk.backend.append_user(tuple(Opaque("openai", part) for part in parts))
         await talk.turn()
         assert server.refused == []
+        end = "; not shown: this model does not accept this content]"
         if to == CHAT:
-            assert server.requests[0].body["messages"][1]["content"] == chat * 2
+            texts = [f"[input_image: f2{end}", f"[input_file: {url}{end}"]
+            content = [*chat * 2, *({"type": "text", "text": text} for text in texts)]
+            assert server.requests[0].body["messages"][1]["content"] == content
         else:
-            assert server.requests[0].body["input"][0]["content"] == responses * 2
+            content = [*responses * 2, {"type": "input_text", "text": f"[input_audio{end}"}]
+            assert server.requests[0].body["input"][0]["content"] == content
 
     async def test_models_without_vision_get_a_note_for_images(self, server: ModelServer, begin: Begin) -> None:
         """A model that does not accept images gets a note in place of the image."""

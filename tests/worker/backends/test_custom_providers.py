@@ -76,6 +76,14 @@ class TestClasses:
         with pytest.raises(ConfigError, match="needs a key: set ACME_KEY"):
             complete(BackendSpec("custom_backends", "Echo"), known, {}, ())
 
+    def test_entry_of_a_missing_package_is_valid(self, tmp_path: Path) -> None:
+        """The other models of models.json stay available. The error appears when the entry is used."""
+        (tmp_path / "models.json").write_text('{"models": {"no_such_house": {"Echo": {"context": 9000}}}}')
+        known = models.load(tmp_path)
+        assert known.models["no_such_house"]["Echo"].context == 9000
+        with pytest.raises(ConfigError, match="cannot import the backend no_such_house:Echo"):
+            complete(BackendSpec("no_such_house", "Echo"), known, {}, ())
+
     @pytest.mark.parametrize("api", ["nothing", "a:b:c", "a-b:C", ":C", "@"])
     def test_invalid_api_in_models_json(self, tmp_path: Path, api: str) -> None:
         """A provider whose API is neither known nor an import path is refused."""

@@ -21,7 +21,7 @@ from orch_protocol.agent.spec import BackendSpec
 from orch_protocol.core.errors import ConfigError
 
 from ..system.files import bytes_of
-from .custom_classes import find_class
+from .custom_classes import find_class, names_class
 
 __all__ = [
     "UNKNOWN_CONTEXT",
@@ -383,7 +383,9 @@ def load(home: Path | None = None) -> ModelCatalog:
             _check_flags(f"providers.{provider}", about.flags)
         for provider, listed in loaded.models.items():
             for name, entry in listed.items():
-                if provider not in loaded.providers and find_class(BackendSpec(provider, name)) is None:
+                spec = BackendSpec(provider, name)
+                # The package of a class need not be importable in this process.
+                if provider not in loaded.providers and not names_class(spec) and find_class(spec) is None:
                     loaded.provider(provider)  # raises the error
                 _check_flags(f"models.{provider}.{name}", entry.flags)
     except (OSError, msgspec.MsgspecError, ConfigError) as error:

@@ -28,7 +28,14 @@ from orch_protocol.core.messages import (
 )
 from orch_protocol.core.text import scrub
 
-__all__ = ["SYSTEM_NOTE", "ProviderRequirements", "join_surrogates", "normalize_messages", "parse_input"]
+__all__ = [
+    "SYSTEM_NOTE",
+    "ProviderRequirements",
+    "join_surrogates",
+    "normalize_messages",
+    "parse_input",
+    "text_of_part",
+]
 
 NO_RESULT: Final = "No result was recorded: the call may or may not have had an effect."
 STRAY_RESULT: Final = "[The result of a call that is not on record:]"
@@ -191,10 +198,15 @@ def _shown_part(block: Block, requirements: ProviderRequirements) -> Block:
     """Return `block`, or a text for a part of a user message that the provider does not accept, such as a file."""
     if not isinstance(block, Opaque) or (block.provider == requirements.provider and requirements.images):
         return block
-    part = block.raw if isinstance(block.raw, dict) else {}
+    return Text(text_of_part(block.raw))
+
+
+def text_of_part(raw: Any) -> str:
+    """Return a text instead of `raw`, a part of a user message that the provider does not accept."""
+    part = raw if isinstance(raw, dict) else {}
     fields = [part, *(inner for inner in part.values() if isinstance(inner, dict))]
     names = [inner[name] for name in PART_NAMES for inner in fields if isinstance(inner.get(name), str)]
-    return Text(f"[{': '.join([str(part.get('type', 'block')), *names[:1]]):.300}{NO_PART}")
+    return f"[{': '.join([str(part.get('type', 'block')), *names[:1]]):.300}{NO_PART}"
 
 
 def _alternate_roles(groups: Iterator[_MessageGroup]) -> list[_MessageGroup]:

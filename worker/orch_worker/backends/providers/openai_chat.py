@@ -22,7 +22,7 @@ from orch_protocol.core.messages import (
 
 from ..http.remote import ModelRequest, RemoteBackend, ResponseReader
 from ..http.reported_usage import ReportedUsage
-from ..normalize_messages import join_surrogates, normalize_messages, parse_input
+from ..normalize_messages import join_surrogates, normalize_messages, parse_input, text_of_part
 from .openai import OpenAIApi, arguments, data_url, functions, own_fields, provider_requirements, result_text
 
 __all__ = ["ChatCompletionsApi", "from_spec"]
@@ -121,13 +121,15 @@ def _parts(blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
 
 
 def _own_part(raw: Any) -> dict[str, Any]:
-    """Return a part of a user message. A part of the Responses API is converted."""
+    """Return a part of a user message. A part of the Responses API is converted, or replaced by a text."""
     match raw:
         case {"type": "input_image", "image_url": str(url)}:
             return {"type": "image_url", "image_url": {"url": url, "detail": raw.get("detail", "auto")}}
-        case {"type": "input_file"}:
+        case {"type": "input_file"} if "file_url" not in raw:
             return {"type": "file", "file": {name: value for name, value in raw.items() if name != "type"}}
-    return dict(raw)
+        case {"type": "text" | "image_url" | "input_audio" | "file"}:
+            return dict(raw)
+    return {"type": "text", "text": text_of_part(raw)}
 
 
 class _ChunkReader:

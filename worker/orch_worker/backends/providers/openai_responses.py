@@ -13,7 +13,7 @@ from orch_protocol.core.text import scrub
 from ..http.failures import ProviderError
 from ..http.remote import ModelRequest, RemoteBackend, ResponseReader, StreamError
 from ..http.reported_usage import ReportedUsage
-from ..normalize_messages import join_surrogates, normalize_messages, parse_input
+from ..normalize_messages import join_surrogates, normalize_messages, parse_input, text_of_part
 from .openai import OpenAIApi, arguments, data_url, functions, own_fields, provider_requirements, result_text
 
 __all__ = ["ResponsesApi", "from_spec"]
@@ -109,13 +109,15 @@ def _input_parts(blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
 
 
 def _own_part(raw: Any) -> dict[str, Any]:
-    """Return a part of a user message. A part of Chat Completions is converted."""
+    """Return a part of a user message. A part of Chat Completions is converted, or replaced by a text."""
     match raw:
         case {"type": "image_url", "image_url": dict(image)}:
             return {"type": "input_image", "image_url": image.get("url"), "detail": image.get("detail", "auto")}
         case {"type": "file", "file": dict(file)}:
             return {"type": "input_file", **file}
-    return dict(raw)
+        case {"type": "input_text" | "input_image" | "input_file"}:
+            return dict(raw)
+    return {"type": "input_text", "text": text_of_part(raw)}
 
 
 class _ResponsesReader:
