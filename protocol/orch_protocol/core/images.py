@@ -75,7 +75,7 @@ def is_complete(data: bytes) -> bool:
         case "image/jpeg":
             return b"\xff\xd9" in data
         case "image/gif":
-            return b"\0;" in data
+            return data.rstrip(b"\0\r\n").endswith(b";")
         case _:
             return len(data) >= 8 + _little(data[4:8])
 

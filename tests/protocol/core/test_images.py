@@ -92,7 +92,7 @@ class TestErrors:
             Image.from_bytes(png(8001, 1), "wide.png")
 
     @pytest.mark.parametrize("data", [png(30, 20), GIF, JPEG, WEBP_ALPHA])
-    def test_data_after_the_end_is_accepted(self, data: bytes) -> None:
+    def test_line_break_after_the_end_is_accepted(self, data: bytes) -> None:
         assert Image.from_bytes(data + b"\n").size == Image.from_bytes(data).size
 
     @pytest.mark.parametrize("data", [png(30, 20), GIF, JPEG, WEBP_ALPHA])

@@ -46,6 +46,4 @@ def tools_named(names: Iterable[str]) -> frozenset[str]:
 
 def implied_tools(names: Collection[str]) -> frozenset[str]:
     """Return the tools that `names` of other programs add to the most similar tool, such as describe_data for Read."""
-    plain_names = [name.partition("(")[0] for name in names]
-    implied = {tool for name in plain_names for tool in FOREIGN_TOOLS.get(name, ())[1:]}
-    return frozenset(implied.difference(plain_names))
+    return frozenset(tool for name in names for tool in FOREIGN_TOOLS.get(name, ())[1:] if tool not in names)
