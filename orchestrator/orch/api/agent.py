@@ -250,7 +250,7 @@ class AsyncSubagent:
     ) -> Reply:
         """Wait until the queries up to `previous` in the queue and any running query have ended, then query the agent.
 
-        Raises AgentDiedError if the orchestrator was closed meanwhile.
+        Raises AgentDiedError if the orchestrator is closed before the query is sent.
         """
         node = root.tree.agents[self.id]
         if previous is not None:

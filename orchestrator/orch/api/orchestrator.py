@@ -693,11 +693,11 @@ def _check_resume_options(resume: str | int, task: str, system: str | None, opti
     """Raise ConfigError for arguments that do not apply to the resumed agent `resume`."""
     arguments = {"task": task if task != SESSION_TASK else None, "system": system, **options}
     defaults = inspect.signature(AsyncOrchestrator.spawn).parameters
-    changed = {name: value for name, value in arguments.items() if value is not None}
     ignored = [
         name
-        for name, value in changed.items()
-        if not (name in defaults and value == defaults[name].default)
+        for name, value in arguments.items()
+        if value is not None
+        and not (name in defaults and value == defaults[name].default)
         and not (name in RESUME_OPTIONS and not isinstance(value, str))
     ]
     if ignored:

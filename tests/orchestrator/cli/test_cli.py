@@ -205,7 +205,7 @@ def test_templates_are_listed_and_printed(capsys: Captured, monkeypatch: pytest.
     run(["prompts", "--json"])
     [row] = json.loads(capsys.readouterr().out)
     assert row == {"name": "pirate", "variables": ["who"], "source": str(tmp_path / "pirate.md")}
-    assert run(["prompts", "nobody"]) == 3
+    assert run(["prompts", "captain"]) == 3
 
 
 def test_budget_comes_from_flags_or_configuration(
