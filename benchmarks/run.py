@@ -1,4 +1,4 @@
-"""Run all benches and write the results into README.md between two markers.
+"""Run all benches and write the results into docs/reference/benchmarks.md between two markers.
 
 With `--quick`, nothing is written. A few rounds show whether the benches work, but not what the figures are.
 """
@@ -24,12 +24,19 @@ BENCHES = (
     "bench_calls.py",
     "bench_memory.py",
     "bench_scale.py",
+    "bench_herd.py",
     "bench_cli.py",
     "bench_kill.py",
     "bench_wire.py",
+    "bench_streams.py",
+    "bench_proxy.py",
     "bench_hooks.py",
     "bench_sandbox.py",
+    "bench_import.py",
     "bench_replay.py",
+    "bench_gateway.py",
+    "bench_records.py",
+    "bench_lookups.py",
     "bench_archival.py",
     "bench_holders.py",
     "bench_recall.py",
@@ -83,7 +90,7 @@ def main() -> None:
     The exit code is 1 if a bench failed. With `--check`, it is also 1 if a figure missed its bound.
     """
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="few rounds, nothing installed for peers, no README")
+    parser.add_argument("--quick", action="store_true", help="few rounds, nothing installed for peers, nothing written")
     parser.add_argument("--json", action="store_true", help="print one JSON array instead of a table")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a row misses its must")
     parser.add_argument("only", nargs="*", help="benches to run, by file name (default: all)")
@@ -95,8 +102,8 @@ def main() -> None:
     rows = [row for bench in given.only or BENCHES for row in rows_of(bench, flags)]
     print(json.dumps([row.as_dict() for row in rows], indent=2) if given.json else table(rows), flush=True)
     if not given.quick and not given.only:
-        readme = ROOT / "README.md"
-        readme.write_text(between(readme.read_text(), f"{machine()}\n\n{table(rows)}"))
+        page = ROOT / "docs" / "reference" / "benchmarks.md"
+        page.write_text(between(page.read_text(), f"{machine()}\n\n{table(rows)}"))
     sys.exit(any(row.ok is False and (given.check or row.skipped) for row in rows))
 
 

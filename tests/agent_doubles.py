@@ -106,6 +106,9 @@ class Talk:
         """Store a progress report of the turn."""
         self.reports.append((phase, detail, step))
 
+    def is_watched(self) -> bool:
+        return False
+
     def emit(self, query_id: str, kind: str, text: str, name: str, step: int, is_error: bool) -> None:  # noqa: ARG002
         """Pass an event of the turn on."""
         if self.on_event is not None:
@@ -115,7 +118,7 @@ class Talk:
         """Store the id of a steering message, with the number of messages recorded so far."""
         self.acknowledged.append((steer_id, len(self.recorded)))
 
-    def record(self, message: Message, usage: Usage | None = None, steer_id: str = "") -> None:  # noqa: ARG002
+    def record(self, message: Message, usage: Usage | None = None, model: str = "", steer_id: str = "") -> None:  # noqa: ARG002
         """Store `message` and its usage. The conversation must not contain `message` yet."""
         assert len(self.backend.transcript()) == len(self.recorded)
         self.recorded.append(message)

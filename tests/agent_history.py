@@ -15,16 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from orch.archival.engine import ArchiveEngine
 from orch.archival.store.catalog import ArchiveRecord
 from orch.archival.store.deletion import DeletedContent
 from orch.archival.store.prune import ContentToDelete
 from orch.archival.store.session_archives import SessionArchives
+from orch.archival.store.shown import ShownArchives
 from orch.tree.agents.agent_record import redacted_message
 from orch_protocol.agent.config import ArchivalConfig, TriggerConfig
 from orch_protocol.agent.spec import AgentSpec, BackendSpec, Durability
 from orch_protocol.core.archives import ArchiveSource, RecordUpgrade
+from orch_protocol.core.errors import AgentNotFoundError
 from orch_protocol.core.ids import new_entry_id
 from orch_protocol.core.messages import Message, Reply, StopReason, Text, ToolResult, ToolUse, assistant, user
 from orch_protocol.services.archives.archiving import ArchivePlan, PlanArchiving
@@ -260,8 +263,9 @@ class Life:
         return self.loop.run(self.archives.list_records(self.spec))
 
     def read(self, holder: str, first: int = 1, last: int | None = None) -> list[Message]:
-        """Return the messages of an archive."""
-        return self.loop.run(self.archives.read(self.spec, holder, first, last))
+        """Return the messages of an archive, also of one that was merged into another."""
+        record = self.loop.run(self.archives.record(self.spec, holder))
+        return self.ledger().read(record.id, first, last)
 
     def source(self, holder: str) -> ArchiveSource:
         """Return the location of the messages that a holder gets."""
@@ -300,6 +304,7 @@ class Life:
         assert list(fresh.records.values()) == known
         self._check_records(known)
         self._check_union(known)
+        self._check_shown(fresh)
 
     def _check_records(self, known: list[ArchiveRecord]) -> None:
         for record in known:
@@ -309,12 +314,34 @@ class Life:
             ids = self._ids(record.spans)
             assert [self.said[id] for id in ids] == messages, "an archive reads otherwise than what was said"
             assert len(messages) == record.count
-            order = {id: place for place, id in enumerate(self._path(ids[-1]))}
+            path = self._path(ids[-1])
+            order = {id: place for place, id in enumerate(path)}
             places = [order[id] for id in ids]
             assert places == sorted(set(places)), "what an archive holds is not in order"
-            # The phases before a phase are between its prompt and its steps.
-            gaps = [b - a for a, b in pairwise(places) if b - a != 1]
-            assert len(gaps) <= (record.kind == "phase"), "what an archive holds has gaps"
+            # Other archives hold what is between the prompt and the steps of a phase.
+            gaps = {id for a, b in pairwise(places) for id in path[a + 1 : b]}
+            others = (each for each in known if each.number < record.number) if record.kind == "phase" else ()
+            missing = gaps.difference(*(self._ids(each.own) for each in others)) if gaps else gaps
+            assert not missing, "what an archive holds has gaps"
+
+    def _check_shown(self, fresh: SessionArchives) -> None:
+        """Check that each message of a shown archive has one place, and that reading this place returns the message."""
+        shown = ShownArchives(fresh)
+        listed = [record.id for record in self.loop.run(self.archives.list_shown(self.spec))]
+        assert listed == list(shown.ids)
+        assert {id for id in fresh.visible_records() if not fresh.records[id].deleted} <= set(listed)
+        for record in fresh.records.values():
+            if not shown.contains(record) or record.deleted:
+                continue
+            texts = [fresh.records[id].record for id in listed]
+            if record.id not in listed and not any(f"{record.id[:8]}:" in text for text in texts):
+                with pytest.raises(AgentNotFoundError, match="was merged into archive"):
+                    shown.check(record)
+            for index, message in enumerate(fresh.own_messages(record)):
+                if message is not None:
+                    place = shown.locate(record, index)
+                    assert place is not None
+                    assert fresh.read(place.id, place.entry, place.entry) == [message]
 
     def _check_union(self, known: list[ArchiveRecord]) -> None:
         holders = set(self._path(kind="archive"))

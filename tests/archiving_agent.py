@@ -51,6 +51,7 @@ class Agent:
             self._call,
             summarizer=self,  # type: ignore[arg-type]
             tools=(),
+            folder=folder,
             on_fault=lambda: self.faults.append(self.transcript.log.broken),
             hooks=lambda: hooks,
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import pwd
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -12,8 +14,13 @@ from hypothesis import HealthCheck, settings
 SECRETS = ("_API_KEY", "_AUTH_TOKEN", "_CUSTOM_HEADERS")
 """The ends of the names of variables that contain keys of providers."""
 
+# A shell ignores these signals in its background jobs, and `nohup` the last one. All processes would inherit this.
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 # A busy machine is not a failure: time limits of Hypothesis measure wall-clock time.
-settings.register_profile("orch", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("orch", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("orch")
 
 
@@ -26,9 +33,16 @@ def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _empty_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Set HOME to an empty folder, so that results do not depend on the developer's credentials and settings."""
+    """Use an empty home folder, so that results do not depend on the developer's credentials and settings."""
+    home, find_user = str(tmp_path_factory.mktemp("home")), pwd.getpwuid
+
+    def find_user_in_empty_home(uid: int) -> pwd.struct_passwd:
+        user = find_user(uid)
+        return pwd.struct_passwd((*user[:5], home, user.pw_shell)) if uid == os.getuid() else user
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+        patch.setenv("HOME", home)
+        patch.setattr(pwd, "getpwuid", find_user_in_empty_home)
         yield
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
+
+import pytest
 
 from agent_doubles import Root, Talk, assert_valid
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
@@ -23,7 +26,7 @@ from orch_worker.hooks.runner import HookCalls, HookContext
 from orch_worker.session.session import SessionState
 from orch_worker.tools.api.base import tool
 
-__all__ = ["CALL", "PARTS", "SPEC", "TWO", "Hooked", "Watched", "fails", "on", "shout"]
+__all__ = ["CALL", "PARTS", "SPEC", "TWO", "Hooked", "Watched", "ended_threads", "fails", "on", "shout"]
 
 SPEC = AgentSpec("a1", 1, "a", "task", BackendSpec("scripted"), "/nowhere", "/", depth=2)
 PARTS = (
@@ -86,6 +89,20 @@ class HookedPrompt(TurnExtension):
         talk.system = await talk.hooks.system_prompt(render_parts(of_tier(talk.parts, "stable")))
 
 
+MADE: list[HookCalls] = []
+"""The hooks of the agents that a test made."""
+
+
+@pytest.fixture(autouse=True)
+def ended_threads() -> Iterator[None]:
+    """End the threads of the hooks after each test."""
+    yield
+    while MADE:
+        made = MADE.pop()
+        made._invoker.close()
+        made._local_observers.close()
+
+
 class Hooked(Talk):
     """An agent with hooks. `root` answers requests to the root."""
 
@@ -102,6 +119,7 @@ class Hooked(Talk):
             send_message=lambda text, follow_up: self.said.append((text, follow_up)),
             messages=backend.transcript,
         )
+        MADE.append(self.calls)
         self.hooks = AgentHooks(self.calls)
         self.notes = Notes()
         options = HookOptions(reflect=Reflect("rule", rules=(ReflectRule(reply="reflect"),)))
@@ -114,6 +132,9 @@ class Hooked(Talk):
         """The text of responses that watchers receive. None if there are no watchers."""
         self.waiting: list[str] = []
         self.queues = self  # type: ignore[assignment]
+
+    def is_watched(self) -> bool:
+        return False
 
     def emit(self, query_id: str, kind: str, text: str, name: str, step: int, is_error: bool) -> None:
         """Store the text that watchers receive."""

@@ -30,6 +30,8 @@ __all__ = [
 NAME, VALUE = "CENSUS", f"{os.getpid()}-{time.time_ns()}"
 MARK = f"{NAME}={VALUE}".encode()
 """A variable in the environment of all processes that this test session started, directly or indirectly."""
+END_SECONDS = 5.0
+"""How long a process that was killed, or whose parent did not wait for it, may take to end on a busy machine."""
 PASSING = ("/proc/", "anon_inode:[pidfd]")
 """Descriptors that are open only during the check, or that the garbage collector closes later."""
 
@@ -49,13 +51,15 @@ def processes() -> set[int]:
 
 def command_lines() -> list[str]:
     """Return the command lines of all processes that this test session started."""
-    found = []
-    for pid in processes():
-        try:
-            found.append(Path("/proc", str(pid), "cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ").decode())
-        except OSError:
-            pass
-    return found
+    return [line for pid in processes() if (line := _command_line(pid))]
+
+
+def _command_line(pid: int) -> str:
+    """Return the command line of a process, or "" if it has ended."""
+    try:
+        return Path("/proc", str(pid), "cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
 
 
 def descriptors() -> dict[int, str]:
@@ -78,7 +82,10 @@ class Census:
 
     def left(self) -> list[str]:
         """Return descriptions of the processes and descriptors that did not exist before the test."""
-        found = [f"process {pid} lives on" for pid in sorted(processes() - self.processes)]
+        deadline = time.monotonic() + END_SECONDS
+        while (running := processes() - self.processes) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        found = [f"process {pid} lives on: {_command_line(pid)}" for pid in sorted(running)]
         if self._opened():
             gc.collect()  # the garbage collector closes objects that are no longer referenced
         return found + [f"descriptor {number} is open: {what}" for number, what in sorted(self._opened().items())]

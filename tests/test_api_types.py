@@ -25,7 +25,7 @@ def check(o: Orchestrator, agent: Subagent) -> None:
     reveal_type(o.budget.show())
     reveal_type(agent.query("hi"))
     reveal_type(agent.query("hi", returns=int))
-    reveal_type(agent.collect)
+    reveal_type(agent.merge)
     reveal_type(agent.session.tree())
     reveal_type(agent.session.checkout)
     reveal_type(agent.queue.list())
@@ -92,7 +92,7 @@ def test_derived_methods_keep_signatures_and_results(tmp_path: Path) -> None:
         "BudgetShown",
         "Reply",
         "int",
-        "def (*, timeout: float | None =, again: bool =, query: str =) -> Reply | None",
+        "def (*, dry_run: bool =) -> Merged",
         "SessionTree",
         "def (entry: str | int | None, *, summary: str | None =, summarize: bool =)",
         "list[Queued]",

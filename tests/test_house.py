@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 import subprocess
+import symtable
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,8 @@ import pytest
 from source_tree import ROOT, Module, broken, called, modules, nodes, parsed
 
 pytestmark = pytest.mark.timeout(240)  # each test reads all files
+BUILTINS = frozenset(dir(builtins))
+COMPREHENSIONS = ("listcomp", "setcomp", "dictcomp")
 UNIT_FOLDERS = ("tests/protocol", "tests/worker", "tests/orchestrator")
 TESTS = sorted(path for path in (ROOT / "tests").rglob("test_*.py"))
 UNIT_TESTS = [path for path in TESTS if str(path.relative_to(ROOT)).startswith(UNIT_FOLDERS)]
@@ -33,9 +38,38 @@ FOLDER_LIMIT = 15
 TOP_LEVEL = {
     *(".ci", ".gitignore", ".pre-commit-config.yaml", "AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"),
     *("Makefile", "README.md", "benchmarks", "constraints.txt", "docs", "examples", "orchestrator", "protocol"),
-    *("pyproject.toml", "scripts", "tests", "worker"),
+    *("SECURITY.md", "pyproject.toml", "scripts", "tests", "worker"),
 }
 """The tracked files and folders of the repository's root."""
+DECODERS = {
+    "orch.cli.agents.controlling_terminal": "the terminal",
+    "orch.cli.system.admin": "the lock and the log of the daemon",
+    "orch.client.start": "the log of the daemon",
+    "orch.config.paths": "the lock of a run and the variables of the daemon",
+    "orch.daemon.daemon": "a pipe",
+    "orch.demo.bug_hunt": "a file of the package",
+    "orch.diagnostics.checks": "/proc and /sys",
+    "orch.gateway.proxy.connection": "the lock and the log of the proxy",
+    "orch.policy.hook_records": "totals that orch writes",
+    "orch.processes.oom_detector": "/proc and /sys",
+    "orch.processes.worker_logs": "logs of workers",
+    "orch.supervisor.recovery.orphan_cleanup": "the token of a run",
+    "orch.worktrees.snapshot": "files that git writes",
+    "orch_worker.backends.models": "a file of the package",
+    "orch_worker.process.worker_init": "standard input",
+    "orch_worker.prompt.installed_packages": "metadata of installed packages",
+    "orch_worker.prompt.working_folder": "files that git writes",
+    "orch_worker.sandbox.landlock": "/proc",
+    "orch_worker.session.log.lock": "/proc",
+    "orch_worker.session.log.verified_prefix": "notes that orch writes",
+    "orch_worker.system.atomic_json": "state that orch writes",
+    "orch_worker.system.linux": "/proc",
+    "orch_worker.tools.files.read": "lines of any file, as the agent sees them",
+    "orch_worker.tools.shell.jobs": "the exit status of a command",
+    "orch_worker.tools.values.store": "values that orch writes",
+    "orch_worker.tools.values.tables": "tables in any encoding",
+}
+"""Modules that decode files without `decode_text`, because no person writes them, and what they read."""
 
 
 def name(path: Path) -> str:
@@ -80,6 +114,56 @@ def built_names(source: str) -> list[str]:
     ]
 
 
+def decoded_files(source: str) -> list[str]:
+    """Return the expressions in `source` that decode a file without `decode_text`, or that name a byte order mark."""
+    marks = ("\ufeff", b"\xef\xbb\xbf", "utf-8-sig")
+    return [
+        ast.unparse(node)
+        for node in ast.walk(parsed(source))
+        if (isinstance(node, ast.Constant) and node.value in marks) or (isinstance(node, ast.Call) and _decodes(node))
+    ]
+
+
+def _decodes(call: ast.Call) -> bool:
+    called_name = _name(call)
+    if called_name == "open" and isinstance(call.func, ast.Name):
+        modes = [*call.args[1:2], *(each.value for each in call.keywords if each.arg == "mode")]
+        return not modes or (isinstance(modes[0], ast.Constant) and modes[0].value in ("r", "rt", "r+"))
+    decoded = [*call.args[:1], *([call.func.value] if isinstance(call.func, ast.Attribute) else [])]
+    inside = {_name(node) for each in decoded for node in ast.walk(each) if isinstance(node, ast.Call)}
+    from_file = bool(inside & {"read", "read_bytes", "bytes_of"}) and "decode_text" not in inside
+    return called_name == "read_text" or (called_name in ("decode", "loads") and from_file)
+
+
+def _name(call: ast.Call) -> str:
+    return str(getattr(call.func, "attr", getattr(call.func, "id", "")))
+
+
+def shadowed_builtins(source: str) -> list[str]:
+    """Return the builtins that a function of `source` uses and that a comprehension of the function binds."""
+    targets = {word for each in re.findall(r"\bfor ([\w, ()]+?) in\b", source) for word in re.findall(r"\w+", each)}
+    if not targets & BUILTINS:
+        return []
+    found, waiting = [], [symtable.symtable(source, "source", "exec")]
+    while waiting:
+        table = waiting.pop()
+        waiting += table.get_children()
+        if table.get_type() == "function" and table.get_name() not in COMPREHENSIONS:
+            inside = list(comprehensions(table))
+            bound = {each.get_name() for scope in inside for each in scope.get_symbols() if each.is_local()}
+            used = {each.get_name() for scope in (table, *inside) for each in scope.get_symbols() if each.is_global()}
+            found += [f"{table.get_name()}: {name}" for name in sorted(bound & used & BUILTINS)]
+    return found
+
+
+def comprehensions(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
+    """Yield the scopes of the comprehensions in a scope. Python 3.12 and later compile them as part of the function."""
+    for child in table.get_children():
+        if child.get_name() in COMPREHENSIONS:
+            yield child
+            yield from comprehensions(child)
+
+
 def folder_sizes(names: Iterable[str]) -> dict[str, int]:
     """Return the number of modules directly in each package folder."""
     return dict(Counter(name.rpartition(".")[0] for name in names))
@@ -105,6 +189,38 @@ class TestEveryModule:
     def test_builds_no_names_of_methods(self) -> None:
         """No attribute name is built from strings, so that "go to definition" works."""
         assert in_modules(lambda module: built_names(module.source)) == {}
+
+    def test_binds_no_builtin_that_the_function_uses(self) -> None:
+        """Python 3.12.1 reports such a builtin as an unassigned variable of the function."""
+        assert in_modules(lambda module: shadowed_builtins(module.source)) == {}
+
+
+def test_files_that_a_person_wrote_are_decoded_by_one_function() -> None:
+    """Such a file may begin with a byte order mark, have other line ends or another encoding.
+
+    A module that decodes files in another way is in DECODERS, with the reason.
+    """
+    assert in_modules(lambda module: decoded_files(module.source)).keys() == DECODERS.keys()
+
+
+def test_decoding_rule_catches() -> None:
+    """The rule reports every way to decode a file. It does not report `decode_text`, binary files and output files."""
+    calls = [
+        "path.read_text()",
+        "path.read_bytes().decode()",
+        "json.loads(file.read())",
+        "toml.decode(bytes_of(path))",
+        "open(path, encoding='utf-8')",
+        "open(path, 'r')",
+        "'utf-8-sig'",
+    ]
+    fine = [
+        "decode_text(path.read_bytes())",
+        "json.loads(decode_text(file.read()))",
+        "open(path, 'rb')",
+        "open(path, 'w')",
+    ]
+    assert decoded_files("\n".join([*calls, *fine])) == calls
 
 
 def test_folders_hold_few_modules() -> None:
@@ -133,6 +249,15 @@ def test_built_name_rule_catches() -> None:
     """The rule reports a name from a format string, a sum or a call. It does not report constants and variables."""
     calls = ["getattr(self, f'_on_{kind}')", "getattr(self, 'on_' + kind)", "getattr(self, kind.lower(), None)"]
     assert built_names("\n".join([*calls, "getattr(self, 'name', None)", "getattr(self, name)"])) == calls
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="comprehensions have no scopes in symbol tables")
+def test_shadowed_builtin_rule_catches() -> None:
+    """The rule reports a builtin that one comprehension binds and that the function or another one calls."""
+    inside = "def f(a):\n b = [id for id in a]\n return {id(each) for each in b}"
+    below = "def f(a):\n b = {id: 1 for id in a}\n return id(b)"
+    fine = "def f(a):\n return [id for id in a]\ndef g(a):\n return id(a), tuple(id for id in a)"
+    assert [shadowed_builtins(each) for each in (inside, below, fine)] == [["f: id"], ["f: id"], []]
 
 
 def test_sleep_rule_catches() -> None:

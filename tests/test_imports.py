@@ -118,6 +118,39 @@ def test_import_loads_nothing_heavy(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
+def test_gateway_loads_no_agents_and_no_sdk() -> None:
+    """The gateway needs an HTTP client, but neither the transport of agents, nor an SDK, nor the terminal."""
+    loaded = imported_by("import orch.gateway, orch.api.archiver; orch.gateway.client")
+    assert "httpx2" in loaded
+    assert not loaded & {"zmq", "prompt_toolkit", "anthropic", "openai", "aiohttp", "multiprocess", "structlog"}
+
+
+FRAMEWORKS = {"agents", "langchain", "langchain_core", "langgraph", "deepagents", "pydantic_ai", "claude_agent_sdk"}
+OF_AGENTS_AND_SDKS = {"zmq", "prompt_toolkit", "anthropic", "openai", "multiprocess", *FRAMEWORKS}
+"""Packages that agents, the chat and requests of workers need, and frameworks of agents."""
+ARCHIVAL = """
+from orch import Archiver, AsyncArchiver
+import orch.imports.importer, orch.cli.sessions.import_past
+import orch.archival.store.search, orch.cli.sessions.archive
+import orch.replay.report, orch.replay.policies, orch.cli.sessions.replay
+import orch.gateway.transport, orch.gateway.proxy.connection, orch.gateway.proxy.run, orch.cli.system.proxy
+import orch.integrations.openai_agents, orch.integrations.langchain, orch.integrations.claude_agent_sdk
+"""
+
+
+def test_archival_of_other_programs_loads_no_agents_and_no_sdk() -> None:
+    """Archiver, import, search, replay, gateway and integrations need no transport of agents, SDK or terminal."""
+    assert not imported_by(ARCHIVAL) & OF_AGENTS_AND_SDKS
+
+
+def test_proxy_loads_no_agents_and_no_sdk() -> None:
+    """The server of `orch proxy` needs aiohttp, but neither the transport of agents, nor an SDK, nor the terminal."""
+    assert not imported_by("import orch.gateway.proxy.connection") & {"aiohttp", "httpx2"}
+    loaded = imported_by("import orch.gateway.proxy.run")
+    assert "aiohttp" in loaded
+    assert not loaded & {"zmq", "prompt_toolkit", "anthropic", "openai", "multiprocess", "structlog"}
+
+
 @pytest.mark.timeout(240)
 def test_every_module_imports_alone(tmp_path: Path) -> None:
     """Each module can be imported first. No module starts a thread or prints at import."""
@@ -168,6 +201,50 @@ def test_broken_module_would_be_seen(tmp_path: Path) -> None:
         "pack.lucky: AttributeError: module 'pack' has no attribute 'one'",
     ]
     assert threads.startswith("threads: ")
+
+
+def imported_by(code: str) -> set[str]:
+    """Return the names of the modules that a new interpreter has imported after `code`."""
+    roots = os.pathsep.join(str(ROOT / holder) for holder in PACKAGES.values())
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", f"import sys\n{code}\nprint(*sys.modules)"],
+        env=os.environ | {"PYTHONPATH": roots},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(done.stdout.split())
+
+
+def test_blocking_api_loads_the_root_when_it_is_used() -> None:
+    """The import of Orchestrator loads few modules, and neither a transport nor a logger."""
+    loaded = imported_by("from orch import Orchestrator")
+    ours = {name for name in loaded if name.partition(".")[0] in PACKAGES}
+    assert ours == {
+        "orch",
+        "orch.api",
+        "orch.api.portal",
+        "orch.api.sync",
+        "orch.config",
+        "orch.config.interrupts",
+        "orch_protocol",
+        "orch_protocol.core",
+        "orch_protocol.core.errors",
+    }
+    assert not {"zmq", "structlog", "sqlite3", "importlib.metadata"} & loaded
+    assert "orch.supervisor.supervisor" in imported_by("from orch import Orchestrator; Orchestrator.spawn")
+
+
+def test_version_is_printed_without_slow_imports() -> None:
+    """The command loads neither the list of installed distributions nor the parser of the command line."""
+    loaded = imported_by("from orch.cli import run; run(['--version'])")
+    assert not {"importlib.metadata", "argparse", "json", "socket", "typing", "msgspec", "asyncio"} & loaded
+
+
+@pytest.mark.parametrize("code", ["import orch.daemon.daemon", "from orch import AsyncOrchestrator"])
+def test_root_loads_no_sdk(code: str) -> None:
+    """The root sends no request to a model. Only a worker imports an SDK, and only the one that it uses."""
+    assert not {"anthropic", "openai", "httpx2", "boto3", "google.auth", "prompt_toolkit"} & imported_by(code)
 
 
 def test_verbs_of_services_load_no_definitions() -> None:

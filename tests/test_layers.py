@@ -20,14 +20,24 @@ OURS = tuple(PACKAGES)
 CHECKED_PACKAGES = ("orch_protocol", "orch_worker", "orch")
 """Packages whose folders form an acyclic graph."""
 IMPORTERS: dict[str, set[str]] = {
-    "anthropic": {f"orch_worker.backends.providers.{name}" for name in ("anthropic", "bedrock", "vertex")},
+    "aiohttp": {
+        *("orch.gateway.proxy.responses", "orch.gateway.proxy.server", "orch.gateway.proxy.tunnel"),
+        *("orch_worker.backends.http.aiohttp_client", "orch_worker.backends.http.transport"),
+    },
+    "anthropic": {f"orch_worker.backends.clients.{name}" for name in ("anthropic", "bedrock", "vertex")},
     "docstring_parser": {"orch_worker.tools.api.base"},
-    "httpx2": {"orch_worker.backends.http.transport", "orch_worker.tools.web.http"},
+    "httpx2": {
+        "orch.gateway.transport",
+        "orch_worker.backends.http.aiohttp_client",
+        "orch_worker.backends.http.transport",
+        "orch_worker.tools.web.http",
+    },
     "IPython": {"orch.notebook.magic"},
     "jsonschema": {"orch.api.return_types"},
     "matplotlib": {"orch.replay.plot"},
     "multiprocess": {"orch_worker.process.zygote"},
-    "openai": {"orch_worker.backends.providers.azure", "orch_worker.backends.providers.openai"},
+    "openai": {"orch_worker.backends.clients.azure", "orch_worker.backends.clients.openai"},
+    "argcomplete": {"orch.cli.system.completion"},
     "prompt_toolkit": {"orch.chat.text.styled_text", "orch.chat.screen"},
     "structlog": {"orch.config.logs"},
     "tenacity": {"orch_worker.backends.http.retry"},
@@ -37,6 +47,14 @@ IMPORTERS: dict[str, set[str]] = {
 }
 """For each package with a slow or large import, the modules that may import the package."""
 
+FORMATS = "orch_worker.backends.formats"
+PURE = {
+    *("__future__", "abc", "collections", "functools", "hashlib", "html", "http.HTTPStatus", "itertools", "json", "re"),
+    *("typing", "urllib.parse", "msgspec", "orch_protocol", FORMATS, "orch_worker.backends.base.DEFAULT_ANSWER_TOKENS"),
+    *("orch_worker.backends.base.PromptPrefix", "orch_worker.backends.models.Model", "orch_worker.conversation.tokens"),
+}
+"""What the formats of model APIs may import: nothing that does I/O, and no SDK."""
+
 IMPORTED_AS = {"docstring-parser": "docstring_parser", "ipython": "IPython", "pyyaml": "yaml", "pyzmq": "zmq"}
 """Packages whose import name differs from the name for installation."""
 
@@ -44,7 +62,15 @@ PROVIDERS = re.compile(
     r"anthropic|openai|(?<!\.)claude(?!\.md\b)|\bgpt-|ollama|moonshot|\bkimi|cache_control|reasoning_content|max_completion_tokens",
     re.IGNORECASE,
 )
-HOMES_OF_PROVIDERS = ("orch_worker.backends.", "orch.archival.adapters", "orch.sessions.", "orch_worker.system.secrets")
+HOMES_OF_PROVIDERS = (
+    "orch_worker.backends.",
+    "orch.archival.adapters",
+    "orch.gateway.",
+    "orch.integrations",
+    "orch.replay.",
+    "orch.sessions.",
+    "orch_worker.system.secrets",
+)
 
 
 def outside_layer(module: Module) -> list[str]:
@@ -58,15 +84,24 @@ def outside_layer(module: Module) -> list[str]:
     return found
 
 
+def tops(module: Module) -> set[str]:
+    """Return the top-level packages that `module` imports."""
+    return {name.partition(".")[0] for name in module.imports}
+
+
 def unlisted(module: Module) -> list[str]:
     """Return the heavy packages that `module` imports although only other modules may import them."""
-    tops = {name.partition(".")[0] for name in module.imports}
-    return sorted(top for top in tops if top in IMPORTERS and module.name not in IMPORTERS[top])
+    return sorted(top for top in tops(module) if top in IMPORTERS and module.name not in IMPORTERS[top])
+
+
+def impure(module: Module) -> list[str]:
+    """Return the imports of `module`, a format, that formats may not have."""
+    return [name for name in module.imports if not any(f"{name}.".startswith(f"{pure}.") for pure in PURE)]
 
 
 def undeclared(module: Module) -> list[str]:
     """Return the packages that `module` imports although pyproject.toml does not name them."""
-    return sorted({name.partition(".")[0] for name in module.imports} - declared())
+    return sorted(tops(module) - declared())
 
 
 @cache
@@ -193,12 +228,26 @@ class TestEveryModule:
         """Only the listed modules import a package whose import is slow."""
         assert in_modules(unlisted) == {}
 
+    def test_formats_do_no_io(self) -> None:
+        """The formats of model APIs import only pure modules, and no SDK is loaded with them."""
+        formats = [module for module in modules() if module.name.startswith(FORMATS)]
+        assert len(formats) > 5
+        assert broken(impure, formats, lambda module: module.name) == {}
+        by_name = {module.name: module for module in modules()}
+        graph = import_graph(modules())
+        waiting, reached = [module.name for module in formats], set[str]()
+        while waiting:
+            name = waiting.pop()
+            waiting += graph[name] - reached
+            reached |= {name}
+        assert [name for name in reached if {"aiohttp", "anthropic", "httpx2", "openai"} & tops(by_name[name])] == []
+
     def test_imports_are_declared(self) -> None:
         """Every import belongs to orch, to the standard library or to a dependency of the project."""
         assert in_modules(undeclared) == {}
 
     def test_providers_are_named_in_backends_only(self) -> None:
-        """Only backends and format adapters contain the names and fields of providers."""
+        """Only backends, format adapters and the policies of replays contain the names and fields of providers."""
         others = [module for module in modules() if not module.name.startswith(HOMES_OF_PROVIDERS)]
         assert len(others) < len(modules())
         assert broken(lambda module: provider_lines(module.source), others, lambda module: module.name) == {}
@@ -271,6 +320,14 @@ def test_importer_rule_catches() -> None:
     assert unlisted(made_up("import zmq.asyncio\nimport json", "orch.tree.tree")) == ["zmq"]
     assert unlisted(made_up("def f():\n    from structlog import get_logger", "orch.tree.tree")) == ["structlog"]
     assert unlisted(made_up("import zmq", "orch.processes.router")) == []
+
+
+def test_format_rule_catches() -> None:
+    """The rule reports SDKs, HTTP clients and other modules of the worker, and accepts pure modules."""
+    source = "import json, http.client\nimport httpx2\nfrom http import HTTPStatus\nfrom ..http import transport\n"
+    source += "from ..models import Model, load\nfrom .openai import data_url\ndef f():\n    import openai"
+    bad = ["http.client", "httpx2", "orch_worker.backends.http.transport", "orch_worker.backends.models.load", "openai"]
+    assert impure(made_up(source, f"{FORMATS}.chat")) == bad
 
 
 def test_dependency_rule_catches() -> None:

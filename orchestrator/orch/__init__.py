@@ -122,6 +122,8 @@ if TYPE_CHECKING:
     from .api.agent import AsyncSubagent
     from .api.archiver import Archiver
     from .api.arguments import AgentOptions
+    from .api.async_archiver import AsyncArchiver
+    from .api.fan_out import MapProgress, MapResult
     from .api.orchestrator import AsyncOrchestrator, AsyncSession
     from .api.structured_output import Returned
     from .api.sync import Orchestrator, Session, Subagent
@@ -145,6 +147,7 @@ __all__ = [
     "Archiver",
     "Assess",
     "AssessRule",
+    "AsyncArchiver",
     "AsyncOrchestrator",
     "AsyncSession",
     "AsyncSubagent",
@@ -191,6 +194,8 @@ __all__ = [
     "LimitsConfig",
     "LockedError",
     "LoopDetection",
+    "MapProgress",
+    "MapResult",
     "MemoryConfig",
     "Message",
     "MessageTooLargeError",
@@ -262,6 +267,7 @@ _HOMES = {
     "ApprovalConfig": "orch_protocol.agent.config",
     "ArchivalConfig": "orch_protocol.agent.config",
     "Archiver": "orch.api.archiver",
+    "AsyncArchiver": "orch.api.async_archiver",
     "AsyncOrchestrator": "orch.api.orchestrator",
     "AsyncSession": "orch.api.orchestrator",
     "AsyncSubagent": "orch.api.agent",
@@ -300,6 +306,8 @@ _HOMES = {
     "PromptTemplate": "orch.resources.prompt_templates",
     "Question": "orch_protocol.policy.approval",
     "Reply": "orch_protocol.core.messages",
+    "MapProgress": "orch.api.fan_out",
+    "MapResult": "orch.api.fan_out",
     "Returned": "orch.api.structured_output",
     "SandboxConfig": "orch_protocol.policy.sandbox",
     "ScriptedBackend": "orch_worker.backends.offline.scripted",

@@ -225,7 +225,7 @@ MUTANTS: Final = (
         "worker/orch_worker/process/zygote.py",
         "            self._tell(WorkerProcessExited(req, exit_code))",
         "            self._tell(WorkerProcessExited(req, 0))",
-        "tests/integration/test_processes.py::TestWorker::test_hundred_quick_exits_are_all_reported",
+        "tests/integration/test_processes.py::TestWorker::test_ends_are_reported_and_outputs_are_logged",
     ),
     Mutant(
         "journal entries are lost on a full disk",

@@ -6,15 +6,18 @@ import asyncio
 import os
 import shutil
 import signal
-import subprocess
-import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent_history import Life, steps
 from chaos.interrupted_deletion import RUN, Fault, interrupted
-from orch.archival.store.deletion import HOLDERS
+from orch.archival.store.deletion import HOLDERS, delete_archives, finish_deletion
+from orch.archival.store.search import Search
+from orch.archival.store.session_archives import SessionArchives
 from orch_protocol.core.errors import ArchiveDeletedError
 from orch_protocol.core.messages import user
 from orch_worker.session.log.log_reader import last_position
@@ -22,44 +25,43 @@ from orch_worker.session.transcript import Transcript
 from orchestrator.root_double import World, opened
 from orchestrator.services.sessions.test_deletion import ARCHIVING, SECRET, telling
 
-SECONDS = 30.0
 EVER = "9999-01-01T00:00:00.000Z"
-DELETER = """
-import os, signal, sys
-from pathlib import Path
-from orch.archival.store.deletion import delete_archives, finish_deletion
-from orch.archival.store.session_archives import SessionArchives
-from orch.archival.store.search import Search
-
-left = int(sys.argv[2])
-
-def deadly(act):
-    def acting(*arguments, **named):
-        global left
-        left -= 1
-        if not left:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return act(*arguments, **named)
-    return acting
-
-for name in ("open", "write", "fsync", "replace", "unlink", "rmdir", "ftruncate", "pwrite"):
-    setattr(os, name, deadly(getattr(os, name)))
-ledger = SessionArchives(Path(sys.argv[1]))
-delete_archives(ledger, Search(ledger), sys.argv[3], "2026-11-21T10:20:30.400Z")
-finish_deletion(ledger, rewritten=True)
-"""
+CALLS = ("open", "write", "fsync", "replace", "unlink", "rmdir", "ftruncate", "pwrite")
 
 
 def killed(folder: Path, after: int) -> bool:
-    """Delete all archives in `folder`, and kill the process at file operation number `after`.
+    """Delete all archives in `folder` in a fork, and kill the fork at file operation number `after`.
 
-    Return whether the process was killed.
+    Return whether the fork was killed.
     """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    argv = [sys.executable, "-c", DELETER, str(folder), str(after), EVER]
-    done = subprocess.run(argv, env=environment, capture_output=True, timeout=SECONDS, check=False)
-    assert done.returncode in (0, -signal.SIGKILL), done.stderr.decode()
-    return done.returncode != 0
+    child = os.fork()
+    if child:
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert code in (0, -signal.SIGKILL)
+        return code != 0
+    left = after
+
+    def deadly(act: Callable[..., Any]) -> Callable[..., Any]:
+        def acting(*arguments: Any, **named: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if not left:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return act(*arguments, **named)
+
+        return acting
+
+    try:
+        for name in CALLS:
+            setattr(os, name, deadly(getattr(os, name)))
+        ledger = SessionArchives(folder)
+        delete_archives(ledger, Search(ledger), EVER, "2026-11-21T10:20:30.400Z")
+        finish_deletion(ledger, rewritten=True)
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
 
 
 @pytest.mark.timeout(240)

@@ -1,12 +1,14 @@
-"""The calculations of the benches: medians, ratios, verdicts and the table of the README."""
+"""The calculations of the benches: medians, ratios, verdicts and the table of all rows."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -226,3 +228,36 @@ def test_calls_are_compared_with_another_version(monkeypatch: pytest.MonkeyPatch
     peer = [{action: dict.fromkeys(calls.FIGURES, 4) for action in calls.ACTIONS}]
     assert {row.ratio for row in calls.rows(ours, peer)} == {0.75}
     assert [row.ours for row in calls.rows(ours, [])] == [3.0] * 6
+
+
+def test_bench_of_records_measures_what_records_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each figure of a session that edits and reads files has its bound."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    bench = importlib.import_module("bench_records")
+    lines: list[Any] = [{"role": "user", "content": "Fix the modules"}]
+    for number in range(40):
+        for name, path in (("read_file", f"src/base_{number % 5}.py"), ("edit_file", f"src/module_{number}.py")):
+            function = {"name": name, "arguments": json.dumps({"path": path, "new_text": "word " * 300})}
+            calls = [{"id": f"{name}{number}", "type": "function", "function": function}]
+            lines.append({"role": "assistant", "content": None, "tool_calls": calls})
+            lines.append({"role": "tool", "tool_call_id": f"{name}{number}", "content": "line of code\n" * 200})
+    session = tmp_path / "session.json"
+    session.write_text(json.dumps([*lines, {"role": "assistant", "content": "Fixed."}]))
+    rows = {row.figure.partition(": ")[2]: row for row in bench.recorded(session, tmp_path / "archive")}
+    assert rows["edited files that the records name (40)"].ours == 1
+    assert all(row.ok for row in rows.values())
+    assert len(rows) == 3
+
+
+RECORDED = sorted(Path(os.environ["BENCH_RECORDINGS"]).glob("*.json*")) if os.environ.get("BENCH_RECORDINGS") else []
+
+
+@pytest.mark.skipif(not RECORDED, reason="BENCH_RECORDINGS names no folder with recorded sessions")
+@pytest.mark.parametrize("session", RECORDED, ids=lambda path: str(path.stem))
+def test_records_of_recorded_sessions_keep_the_bounds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, session: Path
+) -> None:
+    """At least 95 % of the edited files and 70 % of the files used later, in at most 3,000 tokens."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    bench = importlib.import_module("bench_records")
+    assert [row.figure for row in bench.recorded(session, tmp_path) if not row.ok] == []

@@ -2,7 +2,8 @@
 
 The language of a fence selects the check:
 
-    python    a program. A line that ends in `# -> text` prints `text`, in which `...` matches any text.
+    python    a program. A line that ends in `# -> text` prints `text`, in which `...` matches any text. If the language
+              is followed by the name of a framework, frameworks/test_NAME.py runs the program in the framework's venv.
     console   lines `$ command`, each followed by its output. A line `...` matches any lines, `...` in a line matches
               any text, two spaces match any number of spaces, and `? 3` is the exit code 3. Standard error is not
               compared.
@@ -32,6 +33,7 @@ import psutil
 import pytest
 from msgspec import Struct
 
+from frameworks.run import FRAMEWORKS
 from orch_protocol.resources.extensions import Manifest
 from source_tree import PACKAGES, ROOT
 from wire.model_server_beside import Apart, reads_files
@@ -225,8 +227,12 @@ def test_every_block_does_what_it_says(page: Path, reader: Reader) -> None:
     """Programs and commands print the output that the page shows, and CI runs the shell commands."""
     for block in blocks(page.read_text()):
         where = f"{page.relative_to(ROOT)}:{block.line}"
-        assert block.language in LANGUAGES, f"{where}: a fence must say its language, one of {sorted(LANGUAGES)}"
-        match block.language:
+        language, _, framework = block.language.partition(" ")
+        assert language in LANGUAGES, f"{where}: a fence must say its language, one of {sorted(LANGUAGES)}"
+        if framework:
+            assert (language, framework in FRAMEWORKS) == ("python", True), f"{where}: no framework {framework!r}"
+            continue
+        match language:
             case "python":
                 run_python(block, reader, where)
             case "console":

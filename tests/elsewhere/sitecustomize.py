@@ -16,6 +16,7 @@ import struct
 import sys
 import sysconfig
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 OF_OS = """
@@ -24,6 +25,7 @@ pipe2 copy_file_range splice getrandom O_TMPFILE O_PATH O_DIRECT
 """
 OF_SOCKET = """
 MSG_CMSG_CLOEXEC SO_PEERCRED SOCK_CLOEXEC SOCK_NONBLOCK SOCK_SEQPACKET MSG_NOSIGNAL AF_NETLINK AF_VSOCK AF_PACKET
+TCP_KEEPIDLE
 """
 OF_SIGNAL = "pidfd_send_signal sigtimedwait sigwaitinfo SIGRTMIN SIGRTMAX SIGPWR SIGSTKFLT"
 OF_FCNTL = "F_ADD_SEALS F_SETSIG F_SETPIPE_SZ F_OFD_SETLK"
@@ -58,6 +60,9 @@ class Socket(socket.socket):
 
 sysconfig.get_config_vars()  # load the values of this system now, because there is no such file for another system
 sys.platform = "darwin"
+proxies: Any = ModuleType("_scproxy")  # the module for the proxies that the system sets
+proxies._get_proxies = proxies._get_proxy_settings = dict
+sys.modules["_scproxy"] = proxies
 for module, names in MISSING:
     for name in names.split():
         if hasattr(module, name):

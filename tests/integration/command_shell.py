@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import subprocess
 import sys
 import time
@@ -72,6 +73,15 @@ class Shell:
         deadline = time.monotonic() + SECONDS
         while (found := self.status(ref)) != status:
             assert time.monotonic() < deadline, f"agent {ref} is {found}, not {status}"
+            time.sleep(0.1)
+
+    def clear(self) -> None:
+        """Kill the agents, and remove the settings and the files of the folder, so that another test can use them."""
+        if self.home.exists():
+            self.run("kill", "--all")
+        (self.home / "config.toml").unlink(missing_ok=True)
+        shutil.rmtree(self.folder)
+        self.folder.mkdir()
 
     def ours(self) -> list[int]:
         """Return the ids of all processes that use this home."""

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from integration.command_shell import Shell, opened
 from integration.worker_processes import ear, entries, launcher, root
+from integration.worlds import Open, worlds
 from leak_check import marked, pytest_runtest_setup, pytest_runtest_teardown
-from orch import AsyncOrchestrator
-from orch.processes.exec import ExecLauncher
-from orch.processes.in_process import InProcessLauncher
-from orch.testing import FakeLauncher, fake_world
 
 __all__ = [
     "ear",
@@ -25,11 +21,10 @@ __all__ = [
     "pytest_runtest_setup",
     "pytest_runtest_teardown",
     "root",
+    "shared_shell",
     "shell",
     "world",
 ]
-
-Open = Callable[..., Any]
 
 
 @pytest.fixture
@@ -38,9 +33,25 @@ def home(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Shell]:
-    """A shell with its own home and folder."""
-    with opened(tmp_path) as made:
+def shell(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shell]:
+    """A shell with its own home and folder.
+
+    With the mark `shared_daemon`, it is the shell of the module, without living agents, files and settings.
+    """
+    if request.node.get_closest_marker("shared_daemon"):
+        shared: Shell = request.getfixturevalue("shared_shell")
+        shared.clear()
+        yield shared
+    else:
+        with opened(tmp_path) as made:
+            yield made
+
+
+@pytest.fixture(scope="module")
+def shared_shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """The shell of a module. Its processes do not have the mark of the leak check, and end with the module."""
+    with opened(tmp_path_factory.mktemp("shell")) as made:
+        made.env.pop("CENSUS", None)
         yield made
 
 
@@ -52,7 +63,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         "orch.supervisor.timing.heartbeat.CHECK_SECONDS",
         "orch.supervisor.supervisor.CHECK_SECONDS",
     ):
-        monkeypatch.setattr(name, 0.2)
+        monkeypatch.setattr(name, 0.4)  # a check that is later by more than this does not count
     monkeypatch.setattr("orch.supervisor.timing.heartbeat.GRACE_SECONDS", 0.5)
 
 
@@ -62,21 +73,5 @@ async def world(request: pytest.FixtureRequest, home: Path) -> AsyncIterator[Ope
 
     The parameter of the test selects the launcher. They are closed after the test.
     """
-    opened: list[AsyncOrchestrator] = []
-
-    async def open_one(**options: Any) -> AsyncOrchestrator:
-        how: dict[str, Any] = {}
-        if request.param == "fake":
-            how = fake_world(FakeLauncher())
-        elif request.param == "in_process":
-            how = {"launcher": InProcessLauncher}
-        elif request.param == "exec":
-            how = {"launcher": ExecLauncher}
-        orchestrator = AsyncOrchestrator(**({"home": home, "env": {}} | how | options))
-        await orchestrator.start()
-        opened.append(orchestrator)
-        return orchestrator
-
-    yield open_one
-    for orchestrator in opened:
-        await orchestrator.close()
+    async with worlds(request.param, home) as open_one:
+        yield open_one

@@ -95,13 +95,25 @@ def is_open(number: int) -> bool:
     return True
 
 
+CLIENTS = (
+    "anthropic._client",
+    "anthropic.lib.bedrock._client",
+    "anthropic.lib.vertex._client",
+    "openai._client",
+    "openai.lib.azure",
+)
+
+
 def main_of_sdk(*, address: str, agent_id: str, **_: object) -> int:
-    """Report to the test which modules are already imported."""
+    """Report to the test which clients of SDKs are already imported."""
+    imported = [name for name in CLIENTS if name in sys.modules]
     from orch_worker.backends.http import warm_connection
 
     links = [os.readlink(f"/proc/self/fd/{number}") for number in range(64) if is_open(number)]
     fields = {
         "agent": agent_id,
+        "imported": imported,
+        "compactor": "orch_worker.context.compactor" in sys.modules,
         "made": warm_connection.ssl_context.cache_info().currsize,
         "sockets": [link for link in links if link.startswith("socket:")],
         "tasks": len(os.listdir("/proc/self/task")),

@@ -7,8 +7,6 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
-
 from integration.command_shell import Shell, ended
 
 ECHO = {"loop": [{"echo": True}]}
@@ -43,13 +41,14 @@ def prompts(shell: Shell, agent: str, text: str) -> int:
     return sum(message["role"] == "user" and text in json.dumps(message) for message in messages)
 
 
-@pytest.mark.parametrize("size", [10, 2 << 20])
-def test_query_accepted_by_a_killed_daemon_is_answered_by_the_next(shell: Shell, size: int) -> None:
+def test_query_accepted_by_a_killed_daemon_is_answered_by_the_next(shell: Shell) -> None:
     """The daemon is killed right after it accepted a query for a cold agent. The agent gets the prompt once."""
     agent = shell.data("spawn", "t", "--name", "a", "--script", shell.script(ECHO))["id"]
     shell.run("daemon", "stop")
     daemon = without_zygotes(shell)
-    accepted = json.loads(shell.run("query", "a", "-", "--no-wait", "--json", stdin=b"token " + b"x" * size).stdout)
+    accepted = json.loads(
+        shell.run("query", "a", "-", "--no-wait", "--json", stdin=b"token " + b"x" * (2 << 20)).stdout
+    )
     kill(shell, daemon)
     assert not prompts(shell, agent, "token")
     answer = shell.data("collect", "a")

@@ -40,7 +40,6 @@ def stack() -> Iterator[ExitStack]:
     ("where", "model"),
     [
         ("pty", "anthropic:claude-sonnet-5-5"),
-        ("pty", "openai:gpt-4o"),
         pytest.param(
             "tmux",
             "openai:gpt-6-luna",

@@ -17,9 +17,12 @@ import pytest
 from integration import killed_archiving
 from leak_check import allow
 from orch import ArchivalConfig, AsyncOrchestrator, AsyncSubagent, Config, ScriptedBackend
+from orch.processes.in_process import InProcessLauncher
 from orch.processes.zygote import ZygoteLauncher
 from orch_protocol.agent.config import TriggerConfig
+from orch_protocol.core.errors import LockedError
 from orch_protocol.core.messages import text_of
+from orch_worker.session.log.lock import FolderLock
 from session_file import Remains
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="these processes are tied together by Linux")
@@ -97,17 +100,32 @@ async def until_gone(agent: AsyncSubagent, pid: int | None) -> None:
             await asyncio.sleep(0.01)
 
 
+def transcripts(home: Path) -> dict[Path, bytes]:
+    """Return the contents of all transcripts."""
+    return {path: path.read_bytes() for path in home.glob("sessions/*/session.jsonl")}
+
+
 async def reopened(home: Path, archives: list[str]) -> None:
-    """Assert that opening the run twice does not change the transcript, and that the agent answers."""
-    held: list[bytes] = []
-    for _ in range(2):
-        async with AsyncOrchestrator(home=home, env={}, run="r", config=CONFIG) as o:
-            agent = await o.get("a")
-            held.append((Path((await agent.state()).folder) / "session.jsonl").read_bytes())
-            assert [row.id for row in await o.archives.list()] == archives
-    assert held[0] == held[1]
-    async with AsyncOrchestrator(home=home, env={}, run="r", config=CONFIG) as o:
-        assert (await (await o.get("a")).query("last?")).text == "third answer"
+    """Assert that opening the run does not change the transcript, and that the agent answers."""
+    held = transcripts(home)
+    assert held
+    async with AsyncOrchestrator(home=home, env={}, run="r", config=CONFIG, launcher=InProcessLauncher) as o:
+        agent = await o.get("a")
+        assert [row.id for row in await o.archives.list()] == archives
+        assert transcripts(home) == held
+        assert (await agent.query("last?")).text == "third answer"
+
+
+async def until_unlocked(home: Path) -> None:
+    """Wait until the workers of a killed root have ended."""
+    async with asyncio.timeout(30):
+        for session in transcripts(home):
+            while True:
+                try:
+                    FolderLock.acquire(session.parent).release()
+                    break
+                except LockedError:
+                    await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("point", killed_archiving.worker_points())
@@ -133,7 +151,8 @@ async def test_killed_root_during_archiving_loses_no_commit(
     )
     output, _ = await died.communicate()
     assert died.returncode == -signal.SIGKILL, output.decode()
-    async with AsyncOrchestrator(home=tmp_path, env={}, run="r", config=CONFIG) as o:
+    await until_unlocked(tmp_path)
+    async with AsyncOrchestrator(home=tmp_path, env={}, run="r", config=CONFIG, launcher=InProcessLauncher) as o:
         agent = await o.get("a")
         archives = await survived(o, agent)
     await reopened(tmp_path, archives)

@@ -46,6 +46,7 @@ def test_python_m_orch_is_the_command(shell: Shell) -> None:
     assert output.stderr.startswith(b"orch: unknown command 'nope'")
 
 
+@pytest.mark.shared_daemon
 def test_answer_is_collected_once(shell: Shell) -> None:
     """A second `collect` exits with 3 and names the first one, and `--again` prints the answer again."""
     shell.run("spawn", "t", "--name", "a", "--script", shell.script("hello"))
@@ -57,6 +58,7 @@ def test_answer_is_collected_once(shell: Shell) -> None:
     assert shell.run("collect", "a", "--again").stdout == b"hello\n"
 
 
+@pytest.mark.shared_daemon
 def test_reply_is_a_value_of_a_schema(shell: Shell) -> None:
     """`--returns` prints only the value, after at most one correction. A second invalid reply or an invalid file is an
     error.
@@ -77,6 +79,7 @@ def test_reply_is_a_value_of_a_schema(shell: Shell) -> None:
     assert one.stdout == b'{"n":4}\n'
 
 
+@pytest.mark.shared_daemon
 def test_agent_starts_with_history_and_ends_after_max_turns(shell: Shell) -> None:
     """The history file is in the format of a provider's API, and the limit exits with 5."""
     (shell.folder / "h.json").write_text(
@@ -107,6 +110,7 @@ def test_ctrl_c_ends_the_wait_only(shell: Shell) -> None:
     assert shell.run("collect", "a").stdout.startswith(b"Offline search")
 
 
+@pytest.mark.shared_daemon
 def test_turn_is_watched_steered_and_cancelled(shell: Shell) -> None:
     """`--stream` shows text and tool calls during the turn, and `cancel` ends the turn and not the agent."""
     (shell.folder / "x").write_text("one\n")
@@ -129,6 +133,7 @@ def test_turn_is_watched_steered_and_cancelled(shell: Shell) -> None:
     assert b"had no running turn" in shell.run("cancel", "a").stderr
 
 
+@pytest.mark.shared_daemon
 def test_run_asks_an_agent_and_ends_it(shell: Shell) -> None:
     """`orch run` keeps the agent only with `--keep`, and ends it on Ctrl-C."""
     assert shell.run("run", "t", "hi", "--script", shell.script("hello")).stdout == b"hello\n"
@@ -177,6 +182,7 @@ def test_agent_of_an_earlier_orch_run_is_asked_again(shell: Shell) -> None:
     assert [entry["head"] for entry in shown["entries"] if entry["role"] == "user"][-1:] == ["Once more"]
 
 
+@pytest.mark.shared_daemon
 def test_sent_selection_reaches_busy_and_idle_agents(shell: Shell) -> None:
     """`orch send` queries an idle agent and steers a busy one."""
     shell.data("spawn", "t", "--name", "a", "--script", shell.script({"text": "slow", "sleep": 60}, "Seen."))
@@ -188,6 +194,7 @@ def test_sent_selection_reaches_busy_and_idle_agents(shell: Shell) -> None:
     assert "Why? From m.py:3" in asked[-1]
 
 
+@pytest.mark.shared_daemon
 def test_status_line_shows_working_agents(shell: Shell) -> None:
     """The status line is updated in place, and removed before the answer."""
     spawned = shell.data("spawn", "t", "--name", "reader", "--script", shell.script("done"))
@@ -204,6 +211,7 @@ def test_status_line_shows_working_agents(shell: Shell) -> None:
     assert seen.endswith(b"\r\x1b[Korch: the answer used no tool\r\n")
 
 
+@pytest.mark.shared_daemon
 def test_second_query_and_timeout_leave_the_agent_alone(shell: Shell) -> None:
     """Both commands exit with 4, and the first query is answered."""
     spawned = shell.data("spawn", "t", "--name", "a")
@@ -216,6 +224,7 @@ def test_second_query_and_timeout_leave_the_agent_alone(shell: Shell) -> None:
     assert shell.run("collect", "a").stdout != b""
 
 
+@pytest.mark.shared_daemon
 def test_killed_client_does_not_affect_the_daemon(shell: Shell) -> None:
     """The agent finishes, and its answer can be collected."""
     spawned = shell.data("spawn", "t", "--name", "a")
@@ -228,6 +237,7 @@ def test_killed_client_does_not_affect_the_daemon(shell: Shell) -> None:
     assert shell.run("collect", "a").stdout != b""
 
 
+@pytest.mark.shared_daemon
 def test_prompts_of_any_size(shell: Shell) -> None:
     """Ten megabytes and undecodable bytes are accepted, and an empty prompt is an error."""
     shell.run("spawn", "t", "--name", "a", "--script", shell.script("big", "odd"))
@@ -236,6 +246,7 @@ def test_prompts_of_any_size(shell: Shell) -> None:
     assert b"prompt" in shell.run("query", "a", "-", code=2).stderr
 
 
+@pytest.mark.shared_daemon
 @pytest.mark.parametrize(
     ("argv", "code", "complaint"),
     [
@@ -259,6 +270,7 @@ def test_invalid_input_is_reported_on_stderr_with_its_exit_code(
     assert complaint in done.stderr.decode()
 
 
+@pytest.mark.shared_daemon
 @pytest.mark.parametrize(
     ("redirected", "code", "complaint"),
     [
@@ -288,14 +300,14 @@ def test_closed_or_full_standard_streams_are_handled(shell: Shell, redirected: s
     assert complaint in "".join(errors)
 
 
-def test_agent_limit_exits_with_5(shell: Shell) -> None:
-    """The limit of the environment in which the daemon was started applies, and the error names both values."""
+def test_spawn_at_the_agent_limit_lets_an_idle_agent_go_cold(shell: Shell) -> None:
+    """The limit of the environment in which the daemon was started applies, and a message names both values."""
     shell.env["ORCH_SUBAGENTS__MAX_CONCURRENT"] = "1"
     shell.run("spawn", "one")
-    assert b"max_concurrent" in shell.run("spawn", "two", code=5).stderr
     shell.env["ORCH_SUBAGENTS__MAX_CONCURRENT"] = "2"
-    errors = shell.run("spawn", "two", code=5).stderr.decode().splitlines()[0]
+    errors = shell.run("spawn", "two").stderr.decode().splitlines()[0]
     assert "started with subagents.max_concurrent = 1 (not 2)" in errors
+    assert sum(row["pid"] is not None for row in json.loads(shell.run("list", "--json").stdout)) == 1
     assert b"(the daemon was started with 1)" in shell.run("config", "show").stdout
 
 
@@ -350,6 +362,7 @@ def test_keys_reach_no_environment_and_no_file(shell: Shell) -> None:
     assert [path for path in shell.home.rglob("*") if path.is_file() and b"canary" in path.read_bytes()] == []
 
 
+@pytest.mark.shared_daemon
 def test_every_process_carries_its_run(shell: Shell) -> None:
     """ORCH_RUN is in the environments of the daemon and of its workers."""
     spawned = shell.data("spawn", "t")
@@ -368,6 +381,7 @@ def test_home_that_cannot_be_created_is_reported(shell: Shell) -> None:
     shell.home.unlink()
 
 
+@pytest.mark.shared_daemon
 def test_list_imports_little(shell: Shell) -> None:
     """With a running daemon, `orch list` imports no transport, event loop, logger or codec."""
     shell.run("daemon", "start")

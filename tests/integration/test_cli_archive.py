@@ -93,8 +93,8 @@ def test_several_archives_are_asked_the_same(archiving: Shell) -> None:
     [data] = archiving.data("archive", "ask-all", "what port is it?", "--in", "one")
     assert (data["ref"], data["error"]) == (one, None)
     assert "4711" in data["reply"]["text"]
-    mapped = archiving.data("archive", "ask-all", "what port is it?", one, "nobody", other, code=1)
-    assert [(each["ref"], each["error"] is None) for each in mapped] == [(one, True), ("nobody", False), (other, True)]
+    mapped = archiving.data("archive", "ask-all", "what port is it?", one, "unknown", other, code=3)
+    assert [(each["ref"], each["error"] is None) for each in mapped] == [(one, True), ("unknown", False), (other, True)]
 
 
 def test_archives_are_exported(archiving: Shell) -> None:
@@ -123,9 +123,10 @@ def test_export_writes_to_the_target_of_a_link_and_to_a_device(archiving: Shell)
 
 
 def test_holder_is_shown_with_its_archive(archiving: Shell) -> None:
-    """A holder is listed after its first query, and `show` prints its record, its first entries and its questions."""
+    """A holder is listed with `--all`, and `show` prints its record, its first entries and its questions."""
     id = looked(archiving)
-    assert [row["kind"] for row in archiving.data("list", "--all")] == ["agent"]
+    rows = archiving.data("list", "--all")
+    assert [(row["kind"], row["status"]) for row in rows[1:]] == [("holder", "cold")]
     archiving.run("archive", "query", id, "what port is it?")
     assert [row["kind"] for row in archiving.data("list")] == ["agent"]
     assert [row["id"] for row in archiving.data("list", "--all") if row["kind"] == "holder"] == [id]
@@ -137,6 +138,7 @@ def test_holder_is_shown_with_its_archive(archiving: Shell) -> None:
     assert "was asked:\n\nuser:\n  what port is it?" in page
 
 
+@pytest.mark.shared_daemon
 @pytest.mark.parametrize(
     ("argv", "code", "complaint"),
     [
@@ -161,6 +163,7 @@ def test_invalid_input_is_reported_on_stderr_with_its_exit_code(
     assert complaint in done.stderr.decode()
 
 
+@pytest.mark.shared_daemon
 def test_archive_verbs_import_little(archiving: Shell) -> None:
     """With a running daemon, `orch archive list` imports no transport, event loop or codec."""
     archiving.run("daemon", "start")

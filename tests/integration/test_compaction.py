@@ -89,7 +89,7 @@ async def test_killed_worker_during_compaction_leaves_a_whole_conversation(
         assert ("answer 0" in str(left.messages)) != ("Eight questions" in str(left.messages))
         assert (await agent.query("how many?")).text == "nine"
         lines = (folder / "session.jsonl").read_text()
-        assert all(lines.count(f'"answer {n} x') == 1 for n in range(8))
+        assert all(lines.count(f'"text":"answer {n} x') == 1 for n in range(8))
         assert lines.count('{"type":"compaction"') == 1
         shown = await agent.show()
         assert text_of(shown.messages[0]).count("Eight questions were answered.") == 1

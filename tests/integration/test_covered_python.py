@@ -166,7 +166,7 @@ async def test_run_python_is_not_offered_when_hiding_fails(spawn: Spawn) -> None
     agent = await spawn(python("1"), "done", policy=DENIED)
     reply = await agent.query("go")
     assert "run_python is not offered" in reply.warning
-    assert f"{MAX_MOUNTS + 2:,} denied files" in reply.warning
+    assert f"{MAX_MOUNTS + 2:,} paths are denied" in reply.warning
     assert reply.tool_calls == 0
 
 

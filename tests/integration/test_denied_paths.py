@@ -19,8 +19,8 @@ from orch_protocol.policy.sandbox import Level, SandboxSpec, ToolLimits
 from orch_worker.policy.evaluate import policy
 from orch_worker.sandbox import launcher_client, probe
 from orch_worker.sandbox.launcher import Cover
-from orch_worker.tools.api.base import ToolContext, ToolError, ToolOutput
-from orch_worker.tools.python.python import run_python_script
+from orch_worker.tools.api.base import Tool, ToolContext, ToolError, ToolOutput
+from orch_worker.tools.python.python import py_help, run_python_script
 from orch_worker.tools.shell.sandboxed_exec import CommandSandbox
 from orch_worker.tools.shell.shell import bash, bg_kill, bg_status
 
@@ -49,7 +49,6 @@ COMMANDS = (
     "find {work} -type f -print0 | xargs -0 cat",
     "tar cf - . | tar xOf -",
     "tar cf - -C {vault} . | tar xOf -",
-    "cp -r . copy && cat copy/token.key",
     "ls | xargs -n1 cat",
     "awk 1 sub/*",
     "sed -n p < token.key",
@@ -60,38 +59,21 @@ COMMANDS = (
     "sort {vault}/inner",
     "paste token.key",
     "base64 token.key | base64 -d",
-    "git hash-object -w token.key | xargs git cat-file blob",
     "git grep --no-index -h DENIED",
     "git diff --no-index /dev/null token.key",
-    "git add -f token.key; git show :token.key",
-    # By links, moves and mounts.
-    "ln token.key hard; cat hard",
-    "ln -s token.key soft; cat soft",
+    # By links.
     "cat link/inner",
     "cat named.key",
-    "mv token.key moved; cat moved",
-    "mv sub other; cat other/deep.key",
-    "rm -f token.key; cat token.key",
-    "chmod 644 token.key; cat token.key",
-    "chmod -R 777 {vault}; cat {vault}/inner",
-    "umount token.key; cat token.key",
-    "umount -l {vault}; cat {vault}/inner",
-    "mount --bind . sub; cat sub/token.key",
-    "mount -t tmpfs none . ; cat token.key",
-    "unshare -Urm sh -c 'umount -l {vault}; cat {vault}/inner token.key'",
-    "unshare -Um sh -c 'umount -l {vault}; cat {vault}/inner token.key'",
-    "unshare -Urm sh -c 'mount --rbind . sub; umount -l sub/token.key; cat sub/token.key'",
     # By /proc, and by files that other processes have open.
     "cat /proc/self/cwd/token.key",
     "cat /proc/self/root{vault}/inner",
-    "for p in /proc/[0-9]*; do cat $p/root{vault}/inner $p/cwd/token.key; done",
-    "for p in /proc/[0-9]*; do for f in $p/fd/*; do timeout 1 cat $f/token.key; done; done",
+    "cat /proc/[0-9]*/root{vault}/inner /proc/[0-9]*/cwd/token.key",
+    "cat /proc/[0-9]*/fd/*/token.key",
     "nsenter -t $PPID -m -U cat {vault}/inner",
     "nsenter -t 1 -m cat {vault}/inner",
     "cat /dev/fd/3 3< token.key",
     # By interpreters.
     "python3 -c \"print(open('token' + chr(46) + 'key').read())\"",
-    "python3 -c \"import ctypes; ctypes.CDLL(None).umount2(b'{vault}', 2); print(open('{vault}/inner').read())\"",
     "python3 -c \"import os; os.setsid(); os.fork() or os.execvp('cat', ['cat', '{vault}/inner'])\"",
     "perl -pe 1 token.key",
     "setsid nohup cat token.key",
@@ -104,6 +86,29 @@ COMMANDS = (
     "tar cf - -C {home} .ssh | tar xOf -",
     "python3 -c \"import pathlib; print((pathlib.Path.home() / '.kube' / 'config').read_text())\"",
 )
+"""Commands that only read."""
+
+CHANGES = (
+    "cp -r . copy && cat copy/token.key",
+    "git hash-object -w token.key | xargs git cat-file blob",
+    "git add -f token.key; git show :token.key",
+    "ln token.key hard; cat hard",
+    "ln -s token.key soft; cat soft",
+    "mv token.key moved; cat moved",
+    "mv sub other; cat other/deep.key",
+    "rm -f token.key; cat token.key",
+    "chmod 644 token.key; cat token.key",
+    "chmod -R 777 {vault}; cat {vault}/inner",
+    "umount token.key; cat token.key",
+    "umount -l {vault}; cat {vault}/inner",
+    "mount --bind . sub; cat sub/token.key",
+    "mount -t tmpfs none . ; cat token.key",
+    "unshare -Urm sh -c 'umount -l {vault}; cat {vault}/inner token.key'",
+    "unshare -Um sh -c 'umount -l {vault}; cat {vault}/inner token.key'",
+    "unshare -Urm sh -c 'mount --rbind . sub; umount -l sub/token.key; cat sub/token.key'",
+    "python3 -c \"import ctypes; ctypes.CDLL(None).umount2(b'{vault}', 2); print(open('{vault}/inner').read())\"",
+)
+"""Commands that change, link, move or mount files."""
 
 
 @pytest.fixture
@@ -160,9 +165,17 @@ def launcher_pid(context: ToolContext) -> int:
     return pid
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-async def test_no_command_prints_a_denied_file(context: ToolContext, command: str) -> None:
+async def test_no_command_prints_a_denied_file(context: ToolContext) -> None:
     """The mounts alone hide the files, because no rule checks the command."""
+    top = context.cwd.parent
+    for command in COMMANDS:
+        output = await sh(context, command.format(work=top, vault=top / "vault", home=top / "user"))
+        assert SECRET not in output.text, command
+
+
+@pytest.mark.parametrize("command", CHANGES)
+async def test_no_changing_command_prints_a_denied_file(context: ToolContext, command: str) -> None:
+    """The mounts also hide the files from commands that move, replace or uncover them."""
     top = context.cwd.parent
     output = await sh(context, command.format(work=top, vault=top / "vault", home=top / "user"))
     assert SECRET not in output.text
@@ -236,34 +249,36 @@ async def test_scripts_and_background_jobs_cannot_read_denied_files(context: Too
     await bg_kill.run(context, {"id": "job_1"})
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "echo '[policy.permissions]' >> {orch}/config.toml",
-        "echo x > {orch}/permissions.json",
-        "rm -rf {orch}/config.toml {orch}/sessions",
-        "mv {orch} {orch}.old",
-        "mkdir -p {orch}/extensions/mine",
-        "cat {orch}/config.toml",
-        "cat {orch}/run.sock.token",
-        "cat {orch}/sessions/other/transcript.jsonl",
-        "cat {orch}/sessions/me/transcript.jsonl",
-        "echo x >> {orch}/sessions/me/transcript.jsonl",
-        "ls {orch}",
-        "ls {orch}/sessions/other",
-        "echo x > {orch}/skills/sql/query.sh",
-    ],
+ORCH_COMMANDS = (
+    "echo '[policy.permissions]' >> {orch}/config.toml",
+    "echo x > {orch}/permissions.json",
+    "rm -rf {orch}/config.toml {orch}/sessions",
+    "mv {orch} {orch}.old",
+    "mkdir -p {orch}/extensions/mine",
+    "cat {orch}/config.toml",
+    "cat {orch}/run.sock.token",
+    "cat {orch}/sessions/other/transcript.jsonl",
+    "cat {orch}/sessions/me/transcript.jsonl",
+    "echo x >> {orch}/sessions/me/transcript.jsonl",
+    "ls {orch}",
+    "ls {orch}/sessions/other",
+    "echo x > {orch}/skills/sql/query.sh",
 )
+"""Commands that read or change files of orch."""
+
+
 @pytest.mark.parametrize("level", LEVELS)
-async def test_orch_folders_are_hidden(context: ToolContext, level: Level, command: str) -> None:
+async def test_orch_folders_are_hidden(context: ToolContext, level: Level) -> None:
     """Commands can neither read nor change the folders."""
     orch = context.cwd.parent / "orch"
+    context = at(context, level)
     before = {path: path.read_bytes() for path in sorted(orch.rglob("*")) if path.is_file()}
-    output = await sh(at(context, level), command.format(orch=shlex.quote(str(orch))))
-    assert output.is_error
-    assert SECRET not in output.text
-    assert {path: path.read_bytes() for path in sorted(orch.rglob("*")) if path.is_file()} == before
-    assert not (orch / "extensions").exists()
+    for command in ORCH_COMMANDS:
+        output = await sh(context, command.format(orch=shlex.quote(str(orch))))
+        assert output.is_error, command
+        assert SECRET not in output.text, command
+        assert {path: path.read_bytes() for path in sorted(orch.rglob("*")) if path.is_file()} == before, command
+        assert not (orch / "extensions").exists(), command
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -316,16 +331,17 @@ async def test_file_created_later_is_hidden_from_the_next_command(context: ToolC
     assert SECRET not in (await sh(context, "cat token.key")).text
 
 
-@pytest.mark.parametrize("level", ["L0", "L1", "L2"])
 @pytest.mark.parametrize(
-    ("rename", "look"),
+    ("rename", "look", "level"),
     [
-        ("mv sub s2", "cat s2/*"),
-        ("mv sub ../s2", "cat ../s2/*"),
-        ("cd ../user && mv .kube k2", "cat ../user/k2/*"),
-        ("cd .. && mv user u2", "cat ../u2/.ssh/* ../u2/.kube/*"),
-        ("cd ../.. && mv {top} moved; mkdir -p {top}/cwd", "cat {parent}/moved/orch/config.toml"),
-        ("python3 -c \"import os; os.rename('../user/.kube', 'kube')\"", "cat kube/config"),
+        ("mv sub s2", "cat s2/*", "L0"),
+        ("mv sub s2", "cat s2/*", "L1"),
+        ("mv sub s2", "cat s2/*", "L2"),
+        ("mv sub ../s2", "cat ../s2/*", "L0"),
+        ("cd ../user && mv .kube k2", "cat ../user/k2/*", "L0"),
+        ("cd .. && mv user u2", "cat ../u2/.ssh/* ../u2/.kube/*", "L0"),
+        ("cd ../.. && mv {top} moved; mkdir -p {top}/cwd", "cat {parent}/moved/orch/config.toml", "L0"),
+        ("python3 -c \"import os; os.rename('../user/.kube', 'kube')\"", "cat kube/config", "L0"),
     ],
 )
 async def test_folder_above_a_hidden_path_cannot_be_renamed(
@@ -425,16 +441,17 @@ async def test_launcher_preserves_exit_codes_signals_and_limits(context: ToolCon
     assert (await sh(limited, "ulimit -n")).text.startswith("33\n")
 
 
-async def test_credentials_are_readable_when_requested_or_approved(context: ToolContext) -> None:
-    """Denied paths and the orch home stay hidden from commands that can read credentials."""
-    command = "cat ~/.ssh/id_test token.key ../orch/config.toml"
-    for output in (
-        await sh(context, command, credentials=True),
-        await sh(replace(context, approved=True), command),
-        await sh(context, "cat ~/.ssh/id_test; false", credentials=True, background=False),
-    ):
-        assert f"{SECRET} user/.ssh/id_test" in output.text
-        assert output.text.count(SECRET) == 1
+async def test_only_the_named_credentials_are_readable(context: ToolContext) -> None:
+    """The argument `credentials` alone shows nothing. Denied paths and the orch home stay hidden in any case."""
+    command = "cat ~/.ssh/id_test ~/.kube/config token.key ../orch/config.toml"
+    assert SECRET not in (await sh(context, command, credentials=True)).text
+    named = replace(context, credentials=(str(context.cwd.parent / "user/.ssh"),))
+    for background in (False, True):
+        output = await sh(named, command, background=background)
+        text = (await bg_status.run(named, {"id": "job_1", "wait": 20})).text if background else output.text
+        assert f"{SECRET} user/.ssh/id_test" in text
+        assert text.count(SECRET) == 1
+    assert SECRET not in (await sh(context, command)).text
     usable = replace(context, policy=replace(context.policy, usable_credentials=("~/.ssh",)))
     usable.tool_state.close()
     text = (await sh(usable, "cat ~/.ssh/id_test ~/.kube/config")).text
@@ -450,8 +467,68 @@ async def test_failed_command_lists_hidden_paths(context: ToolContext) -> None:
     assert "[not readable" not in (await sh(context, "true")).text
 
 
-async def test_too_many_denied_files_are_reported(context: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only rules about names protect files beyond the limit, and each output reports this."""
-    monkeypatch.setattr("orch_worker.policy.denied_files.MAX_MOUNTS", 2)
-    text = (await sh(context, "true")).text
-    assert "[denied paths: by name only where there are 3 denied files, of which 2 can be covered]" in text
+@pytest.mark.parametrize(
+    ("tool", "input"),
+    [(bash, {"command": "touch ran"}), (run_python_script, {"code": "open('ran', 'w')"}), (py_help, {"topic": "os"})],
+)
+async def test_too_many_denied_files_refuse_commands(
+    context: ToolContext, monkeypatch: pytest.MonkeyPatch, tool: Tool, input: dict[str, str]
+) -> None:
+    """No command runs, because files that a command creates could otherwise take the place of others."""
+    monkeypatch.setattr("orch_worker.policy.denied_files.MAX_MOUNTS", 4)
+    await sh(context, "touch 1.key 2.key")
+    with pytest.raises(ToolError, match=r"Nothing was run: .* 5 paths are denied, of which at most 4 can be hidden"):
+        await tool.run(context, input)
+    assert not (context.cwd / "ran").exists()
+    (context.cwd / "1.key").unlink()
+    assert not (await tool.run(context, input)).is_error
+
+
+@pytest.mark.parametrize("level", LEVELS)
+async def test_folder_that_a_command_closed_stays_hidden(context: ToolContext, level: Level) -> None:
+    """A search cannot list this folder, and the next command could open the folder again."""
+    context = at(context, level)
+    for mode in ("000", "444", "111"):
+        await sh(context, f"chmod {mode} sub")
+        output = await sh(context, "chmod 755 sub; cat sub/*; cd sub && cat deep.key")
+        assert SECRET not in output.text, mode
+
+
+@pytest.mark.parametrize("level", LEVELS)
+async def test_file_in_a_folder_with_the_name_of_installed_packages_is_hidden(
+    context: ToolContext, level: Level
+) -> None:
+    """A command can create such a folder, and a link to it where the user later saves a file."""
+    context = at(context, level)
+    await sh(context, "mkdir node_modules && ln -s node_modules conf")
+    (context.cwd / "conf/late.key").write_text(SECRET)
+    assert SECRET not in (await sh(context, "rm conf; cat node_modules/*; true")).text
+    assert SECRET not in (await sh(context, "cat node_modules/*; find . -type f -exec cat {} +")).text
+
+
+@pytest.mark.parametrize("level", ["L0", "L2"])
+async def test_replaced_file_is_hidden_although_other_files_stay_the_same(context: ToolContext, level: Level) -> None:
+    """The kernel removes the cover of a replaced file. The launcher notices this even if the inode number is reused."""
+    context = at(context, level)
+    for _ in range(5):
+        await sh(context, "true")
+        (context.cwd / "token.key").unlink()
+        (context.cwd / "token.key").write_text(SECRET)
+        assert SECRET not in (await sh(context, "cat token.key")).text
+
+
+def test_launcher_refuses_a_command_after_a_hidden_path_was_replaced(context: ToolContext, tmp_path: Path) -> None:
+    """The error is ESTALE, for replaced, deleted and created paths."""
+    secret, gone = tmp_path / "vault/inner", tmp_path / "vault/gone"
+    for change in (
+        lambda: (tmp_path / "cwd/token.key").rename(secret),
+        secret.unlink,
+        lambda: gone.write_text("x"),
+    ):
+        launcher = launcher_client.CommandLauncher([Cover(str(secret)), Cover(str(gone))], context.cwd)
+        with (tmp_path / "output").open("wb") as output:
+            launcher.start(["true"], tmp_path, {}, output.fileno()).wait()
+            change()
+            with pytest.raises(OSError, match="a hidden path was replaced"):
+                launcher.start(["true"], tmp_path, {}, output.fileno())
+        launcher.close()

@@ -38,11 +38,10 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2])))
 """
 
 
-@pytest.mark.parametrize("limit", [90, 101])
-def test_launches_are_limited_by_available_descriptors(limit: int, tmp_path: Path) -> None:
+def test_launches_are_limited_by_available_descriptors(tmp_path: Path) -> None:
     """Some agents start, the errors of the others name `ulimit -n`, and the program continues."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    argv = [sys.executable, "-c", PROGRAM, str(tmp_path), str(limit)]
+    argv = [sys.executable, "-c", PROGRAM, str(tmp_path), "90"]
     done = subprocess.run(argv, env=environment, capture_output=True, timeout=40, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert 5 <= int(done.stdout) < 60

@@ -12,14 +12,17 @@ import msgspec
 import pytest
 
 from orch import AsyncOrchestrator, Block, Config, Orchestrator, Reply, ScriptedBackend
+from orch.config.config import check
+from orch.config.trust import trust
 from orch.policy.hook_records import hook_lines, set_enabled
+from orch.processes.in_process import InProcessLauncher
 from orch.sessions.audit import audit
+from orch.sessions.daily_usage import COSTS, daily_usage
 from orch_protocol.agent.config import EnvironmentConfig, HooksConfig
-from orch_protocol.core.errors import ConfigError, LaunchError
+from orch_protocol.core.errors import ConfigError, LaunchError, OrchError
 from orch_protocol.core.messages import Message, ToolResult, assistant, text_of, user
-from orch_protocol.hooks.options import CompletionChecklist, LoopDetection, NarrationGuard, Summarization
+from orch_protocol.hooks.options import CompletionChecklist, CostTracker, LoopDetection, NarrationGuard, Summarization
 from orch_worker.hooks.builtin.cost_tracker import FILE
-from orch_worker.hooks.builtin.usage_log import UsageLog
 
 READ = {"tool": "read_file", "input": {"path": "one.txt"}}
 REDACT = """
@@ -65,12 +68,42 @@ async def test_hooks_survive_a_restart(open_root: Callable[..., AsyncOrchestrato
     assert "one is a *****" in results(shown.messages)[0]
 
 
+async def test_changed_hook_file_of_a_trusted_project_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A running agent keeps the trusted hook. No new process loads the changed file, until the user trusts it."""
+    home, file = tmp_path / "home", tmp_path / "house_hooks.py"
+    (tmp_path / "one.txt").write_text("one is a secret\n")
+    file.write_text(REDACT)
+    (tmp_path / ".orch").mkdir()
+    (tmp_path / ".orch" / "config.toml").write_text(f'hooks.load = ["{file}"]\n')
+    trust(tmp_path, home, check)
+    monkeypatch.chdir(tmp_path)
+    async with AsyncOrchestrator(home=home, run="kept", env={}) as root:
+        agent = await root.spawn(
+            "Read", tools=["read_file"], cwd=tmp_path, backend=ScriptedBackend([READ, "One.", READ, "Two.", "Three."])
+        )
+        await agent.query("Go")
+        file.write_text(REDACT.replace("*****", "changed"))
+        await agent.query("Go on")
+        assert ["one is a *****" in text for text in results((await agent.show()).messages)] == [True, True]
+        with pytest.raises(LaunchError, match=r"these files changed: house_hooks\.py\. Read them, then: orch config"):
+            await root.spawn("Read", backend=ScriptedBackend(["One."]))
+    async with AsyncOrchestrator(home=home, run="kept", env={}) as root:
+        assert "these files changed: house_hooks.py" in root.notes[0]
+        again = await root.get(1)
+        with pytest.raises(OrchError, match=r"these files changed: house_hooks\.py"):
+            await again.query("Go on")
+        trust(tmp_path, home, check)
+        assert (await again.query("Go on")).text == "Three."
+
+
 async def test_program_hook_is_called_for_existing_agents(
     open_root: Callable[..., AsyncOrchestrator], tmp_path: Path
 ) -> None:
     """A hook is called from its registration to its removal, and never in the thread of the event loop."""
     threads: set[int] = set()
-    async with open_root("") as root:
+    async with open_root("", launcher=InProcessLauncher) as root:
         script = ScriptedBackend(["One.", READ, "Two.", READ, "Three."])
         agent = await root.spawn("Read", tools=["read_file"], cwd=tmp_path, backend=script)
         await agent.query("Go")
@@ -94,7 +127,7 @@ async def test_program_hook_is_called_for_existing_agents(
 
 async def test_failing_root_guard_blocks_the_call(open_root: Callable[..., AsyncOrchestrator], tmp_path: Path) -> None:
     """A `tool_call` hook that raises an error or exceeds its time limit blocks the call, and the turn continues."""
-    async with open_root("") as root:
+    async with open_root("", launcher=InProcessLauncher) as root:
 
         @root.on("tool_call", timeout=0.1)
         def guard(event: Any, _ctx: Any) -> Block | None:
@@ -171,7 +204,7 @@ async def test_built_in_hooks_redact_and_detect_loops(tmp_path: Path) -> None:
     secret = "AKIA" + "Q" * 16
     (tmp_path / "one.txt").write_text(f"key {secret}\n")
     config = Config(hooks=HooksConfig(("content_safety", "loop_detection"), loop_detection=LoopDetection(repeats=2)))
-    async with AsyncOrchestrator(config=config, home=tmp_path / "home") as root:
+    async with AsyncOrchestrator(config=config, home=tmp_path / "home", launcher=InProcessLauncher) as root:
         script = ScriptedBackend([READ, READ, READ, f"It is {secret}."])
         agent = await root.spawn("Read", tools=["read_file"], cwd=tmp_path, backend=script)
         reply = await agent.query("Go")
@@ -191,19 +224,24 @@ async def test_built_in_hooks_redact_and_detect_loops(tmp_path: Path) -> None:
 
 
 async def test_built_in_hooks_count_costs_and_shorten(tmp_path: Path) -> None:
-    """`cost_tracker` counts requests and calls, `summarization` compacts the conversation, and the audit lists these
-    actions.
+    """`cost_tracker` adds up costs, `summarization` compacts the conversation, and the audit lists these actions. The
+    session contains the usage of the day.
     """
-    hooks = HooksConfig(("cost_tracker", "summarization"), summarization=Summarization("compact", messages=6))
+    hooks = HooksConfig(
+        ("cost_tracker", "summarization"),
+        cost_tracker=CostTracker(5.0),
+        summarization=Summarization("compact", messages=6),
+    )
     home, history = tmp_path / "home", [user("one?"), assistant("one " * 300), user("two?"), assistant("two")]
-    async with AsyncOrchestrator(config=Config(hooks=hooks), home=home) as root:
+    async with AsyncOrchestrator(config=Config(hooks=hooks), home=home, launcher=InProcessLauncher) as root:
         script = ScriptedBackend([READ, "three"], ["One was counted."])
         agent = await root.spawn("Count", tools=["read_file"], cwd=tmp_path, backend=script, history=history)
         assert (await agent.query("three?")).text == "three"
         assert "One was counted." in text_of((await agent.show()).messages[0])
         session = Path((await agent.state()).folder) / "session.jsonl"
-    [day] = UsageLog(home / "evidence" / FILE).days().values()
-    assert [each.requests for each in day.models.values()] == [2]
+    assert (home / "evidence" / FILE).exists()
+    [day] = daily_usage(home / "sessions", home / "evidence" / COSTS).values()
+    assert [(name, each.requests) for name, each in day.models.items()] == [("scripted", 3)]
     assert [(name, each.calls, each.errors) for name, each in day.tools.items()] == [("read_file", 1, 1)]
     rows = list(audit(session))
     assert [row.what for row in rows if row.what in ("call", "compaction")] == ["call", "compaction"]
@@ -223,7 +261,9 @@ async def test_checklist_and_narration_hooks_remind_in_the_same_turn(tmp_path: P
     )
     write = {"tool": "write_file", "input": {"path": "pump.py", "content": "print(82)"}}
     fails, passes = ({"tool": "bash", "input": {"command": command}} for command in ("false", "true"))
-    async with AsyncOrchestrator(config=config, home=tmp_path / "home", approve=lambda _asked: True) as root:
+    async with AsyncOrchestrator(
+        config=config, home=tmp_path / "home", approve=lambda _asked: True, launcher=InProcessLauncher
+    ) as root:
         script = ScriptedBackend([write, "Done.", fails, "Done.", passes, "It runs."])
         agent = await root.spawn("Write", tools=["write_file", "bash"], cwd=tmp_path, backend=script)
         reply = await agent.query("Go")
@@ -238,7 +278,9 @@ async def test_tool_router_shares_outcomes_between_agents(tmp_path: Path) -> Non
     """The first request of an agent recommends the tool that earlier agents used for a similar question."""
     (tmp_path / "one.txt").write_text("one\n")
     tails: list[str] = []
-    async with AsyncOrchestrator(config=Config(hooks=HooksConfig(("tool_router",))), home=tmp_path / "home") as root:
+    async with AsyncOrchestrator(
+        config=Config(hooks=HooksConfig(("tool_router",))), home=tmp_path / "home", launcher=InProcessLauncher
+    ) as root:
 
         @root.on("before_provider_request", kind="observe")
         def listen(event: Any, _ctx: Any) -> None:
@@ -254,7 +296,7 @@ async def test_hook_statistics_are_stored_on_exit(tmp_path: Path) -> None:
     """The statistics count the calls of a hook until it is disabled, because a disabled hook is not called."""
     (tmp_path / "one.txt").write_text("one\n")
     home = tmp_path / "home"
-    async with AsyncOrchestrator(config=Config(), home=home) as root:
+    async with AsyncOrchestrator(config=Config(), home=home, launcher=InProcessLauncher) as root:
 
         @root.on("tool_call", name="counted", kind="observe")
         def counted(_event: Any, _ctx: Any) -> None: ...
@@ -291,7 +333,7 @@ def life(event, ctx):
 async def test_watchers_see_hook_actions(open_root: Callable[..., AsyncOrchestrator], tmp_path: Path) -> None:
     """`on_event` receives an event for each action of a hook."""
     seen: list[tuple[str, str, bool]] = []
-    async with open_root(REDACT, "redact") as root:
+    async with open_root(REDACT, "redact", launcher=InProcessLauncher) as root:
         agent = await root.spawn("Read", tools=["read_file"], cwd=tmp_path, backend=ScriptedBackend([READ, "Done."]))
         await agent.query("Go", on_event=lambda event: seen.append((event.kind, event.text, event.is_error)))
     assert ("hook", "tool_result: text", False) in seen

@@ -84,8 +84,8 @@ def fewer(home: Path, limit: int, of: set[int] | None = None) -> None:
 
 def test_killed_root_takes_daemonized_commands_along(start: Start, tmp_path: Path) -> None:
     """Processes end with the root, even if they are in another session, have no parent, or ignore signals."""
-    program, _ = start(10)
-    assert len(ours(tmp_path)) >= 10 * STRAYS
+    program, _ = start(3)
+    assert len(ours(tmp_path)) >= 3 * STRAYS
     program.kill()
     program.wait()
     fewer(tmp_path, 0)

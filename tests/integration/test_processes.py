@@ -33,6 +33,7 @@ from integration.worker_processes import (
 )
 from orch.processes.exec import ExecLauncher
 from orch.processes.zygote import ZygoteLauncher
+from orch_protocol.agent.spec import Template
 from orch_worker.system import linux
 
 pytestmark = [
@@ -44,17 +45,43 @@ pytestmark = [
 class TestWorker:
     """One worker."""
 
-    async def test_worker_without_a_log_file_runs(self, launcher: ZygoteLauncher, tmp_path: Path) -> None:
-        """The output of the worker is in the shared log."""
-        worker = await launcher.launch(replace(request(tmp_path, "raise:because"), log=str(tmp_path / "gone" / "log")))
-        assert await ended(worker) == 1
-        assert "because" in (tmp_path / "processes.log").read_text()
+    async def test_ends_are_reported_and_outputs_are_logged(
+        self, launcher: ZygoteLauncher, tmp_path: Path, ear: Ear
+    ) -> None:
+        """The root gets the exit code or the signal of each worker, also when a hundred end at once or a thread runs.
 
-    async def test_hundred_quick_exits_are_all_reported(self, launcher: ZygoteLauncher, tmp_path: Path) -> None:
-        """The root gets the exit code or the signal of each worker."""
+        The log of a worker contains printed text, direct writes to stderr, tracebacks and exit messages. The shared log
+        stays empty. After the end of a worker, `terminate` and `kill` do nothing.
+        """
+        fields = {
+            "print:hello": (0, "hello\nfrom below\n"),
+            "raise:because": (1, "RuntimeError: because\n"),
+            "exit-with:no disk": (1, "no disk\n"),
+        }
+        for what, (code, text) in fields.items():
+            worker = await launcher.launch(request(tmp_path, what, what[:3]))
+            assert await ended(worker) == code
+            assert (tmp_path / f"{what[:3]}.log").read_text().endswith(text)
+        assert (tmp_path / "processes.log").read_text() == ""
+
         whats = ["exit:0", "exit:7", "die:9", "return"] * 25
         workers = await asyncio.gather(*(launcher.launch(request(tmp_path, what)) for what in whats))
         assert [await ended(worker) for worker in workers] == [0, 7, -9, 0] * 25
+        assert await ended(await launcher.launch(request(tmp_path, "thread"))) == 0
+
+        workers = [await launcher.launch(request(tmp_path, "idle", ear=ear)) for _ in range(2)]
+        for _ in workers:
+            await ear.listen()
+        workers[0].terminate()
+        workers[1].kill()
+        assert [await ended(worker) for worker in workers] == [-15, -9]
+        for worker in workers:
+            worker.terminate()
+            worker.kill()
+
+        worker = await launcher.launch(replace(request(tmp_path, "raise:because"), log=str(tmp_path / "gone" / "log")))
+        assert await ended(worker) == 1
+        assert "because" in (tmp_path / "processes.log").read_text()
 
     async def test_worker_has_its_init_and_is_isolated(
         self, launcher: ZygoteLauncher, tmp_path: Path, ear: Ear
@@ -78,25 +105,6 @@ class TestWorker:
         assert report["run"] == "run-1"
         assert await ended(worker) == 0
 
-    async def test_output_and_tracebacks_go_to_the_workers_log(self, launcher: ZygoteLauncher, tmp_path: Path) -> None:
-        """The log contains printed text, direct writes to stderr, tracebacks and exit messages. The shared log stays
-        empty.
-        """
-        fields = {
-            "print:hello": (0, "hello\nfrom below\n"),
-            "raise:because": (1, "RuntimeError: because\n"),
-            "exit-with:no disk": (1, "no disk\n"),
-        }
-        for what, (code, text) in fields.items():
-            worker = await launcher.launch(request(tmp_path, what, what[:3]))
-            assert await ended(worker) == code
-            assert (tmp_path / f"{what[:3]}.log").read_text().endswith(text)
-        assert (tmp_path / "processes.log").read_text() == ""
-
-    async def test_lingering_thread_does_not_keep_a_worker(self, launcher: ZygoteLauncher, tmp_path: Path) -> None:
-        """A worker ends when its main function returns, although another thread runs."""
-        assert await ended(await launcher.launch(request(tmp_path, "thread"))) == 0
-
     async def test_debug_switch_leaves_memory_readable(
         self, tmp_path: Path, ear: Ear, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -107,20 +115,6 @@ class TestWorker:
         await launcher.launch(request(tmp_path, "describe", ear=ear))
         assert (await ear.listen())["dumpable"] == 1
         await launcher.stop()
-
-    async def test_terminate_and_kill_have_their_own_exit_signals(
-        self, launcher: ZygoteLauncher, tmp_path: Path, ear: Ear
-    ) -> None:
-        """The signals are SIGTERM and SIGKILL. After the end, both methods do nothing."""
-        workers = [await launcher.launch(request(tmp_path, "idle", ear=ear)) for _ in range(2)]
-        for _ in workers:
-            await ear.listen()
-        workers[0].terminate()
-        workers[1].kill()
-        assert [await ended(worker) for worker in workers] == [-15, -9]
-        for worker in workers:
-            worker.terminate()
-            worker.kill()
 
     async def test_cancelled_launch_leaves_no_worker(self, launcher: ZygoteLauncher, tmp_path: Path) -> None:
         """A process that is forked after the cancellation is ended."""
@@ -146,18 +140,16 @@ def descriptor_count(pid: int) -> int:
 class TestDescriptors:
     """Descriptors and environments of processes."""
 
-    async def test_two_hundred_workers_cost_the_root_two_descriptors_each(
-        self, launcher: ZygoteLauncher, tmp_path: Path
-    ) -> None:
+    async def test_each_worker_costs_the_root_two_descriptors(self, launcher: ZygoteLauncher, tmp_path: Path) -> None:
         """The zygote also has two for each worker, and closes them when the worker ends. Workers do not
         inherit them.
         """
         zygote = await zygote_pid(launcher, tmp_path)
         ours, its = len(os.listdir("/proc/self/fd")), os.listdir(f"/proc/{zygote}/fd")
         first = await launcher.launch(request(tmp_path, "idle"))
-        workers = await asyncio.gather(*(launcher.launch(request(tmp_path, "idle")) for _ in range(199)))
-        assert len(os.listdir("/proc/self/fd")) == ours + 2 * 200
-        await eventually(lambda: len(os.listdir(f"/proc/{zygote}/fd")) == len(its) + 2 * 200)
+        workers = await asyncio.gather(*(launcher.launch(request(tmp_path, "idle")) for _ in range(39)))
+        assert len(os.listdir("/proc/self/fd")) == ours + 2 * 40
+        await eventually(lambda: len(os.listdir(f"/proc/{zygote}/fd")) == len(its) + 2 * 40)
         # A worker closes the inherited descriptors after the fork, so the last worker may not have finished.
         for worker in workers:
             await eventually(lambda pid=worker.pid: descriptor_count(pid) == descriptor_count(first.pid))
@@ -227,20 +219,35 @@ def held_by(launcher: ZygoteLauncher, worker: Any) -> set[str]:
     return {f"{number}: {os.readlink(f'/proc/self/fd/{number}')}" for number in numbers}
 
 
-class TestSdkTemplate:
-    """The template in which each SDK was used once."""
+CLIENTS = ["anthropic._client", "anthropic.lib.bedrock._client", "anthropic.lib.vertex._client"]
+"""The modules with clients that the SDK imports with its package."""
 
-    async def test_warm_sdk_template_shares_its_context_with_workers(self, tmp_path: Path, ear: Ear) -> None:
-        """Workers inherit the TLS context of the template, which starts no thread, opens no socket and logs nothing."""
+
+class TestSdkTemplate:
+    """The templates in which SDKs were used."""
+
+    @pytest.mark.parametrize(
+        ("template", "imported"),
+        [
+            ("lean", []),
+            ("anthropic", CLIENTS),
+            ("openai", ["openai._client", "openai.lib.azure"]),
+        ],
+    )
+    async def test_template_has_imported_its_sdk_and_no_other(
+        self, tmp_path: Path, ear: Ear, template: Template, imported: list[str]
+    ) -> None:
+        """Workers inherit the SDK and the TLS context. The template starts no thread, opens no socket, logs nothing."""
         launcher = ZygoteLauncher("run", tmp_path, entry="fake_worker:main_of_sdk")
         await launcher.start()
         try:
-            launcher.warm("sdk")
-            await launcher.launch(request(tmp_path, "", ear=ear, template="sdk"))
+            launcher.warm(template)
+            await launcher.launch(request(tmp_path, "", ear=ear, template=template))
             report = await ear.listen()
         finally:
             await launcher.stop()
-        assert report == {"agent": "a1", "made": 1, "sockets": [], "tasks": 1}
+        fields = {"imported": imported, "compactor": template != "lean", "made": int(template != "lean")}
+        assert report == {"agent": "a1", **fields, "sockets": [], "tasks": 1}
         assert (tmp_path / "processes.log").read_text() == ""
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from integration.worlds import AND_PROCESSES, Open, worlds
 from orch import ArchivalConfig, AsyncOrchestrator, AsyncSubagent, Config, ScriptedBackend
 from orch_protocol.agent.config import TriggerConfig
 from orch_protocol.core.errors import AgentNotFoundError, ArchiveDeletedError, ConfigError, StoreError
@@ -16,7 +18,6 @@ from orch_protocol.core.messages import text_of
 from orch_worker.session.log import atomic_rewrite
 from orch_worker.session.session_reader import read_session
 
-Open = Any
 SECRET = "Žluťoučký-quaxifrage"
 LOOK = {"tools": [{"tool": "read_file", "input": {"path": "note.txt"}}, {"tool": "list_files", "input": {}}]}
 AGAIN = {"tools": [{"tool": "list_files", "input": {}}, {"tool": "list_files", "input": {"path": "."}}]}
@@ -27,6 +28,13 @@ def archiving(**more: Any) -> Config:
     """Return a configuration that archives each turn with two calls before its reply."""
     given = {"enabled": True, "async_": False, "profile": "seed", "trigger": TriggerConfig(tool_call_threshold=2)}
     return Config(archival=ArchivalConfig(**(given | more)))
+
+
+@pytest.fixture(params=["fake"])
+async def world(request: pytest.FixtureRequest, home: Path) -> AsyncIterator[Open]:
+    """A function that opens orchestrators. Tests that need processes have the mark AND_PROCESSES."""
+    async with worlds(request.param, home) as open_one:
+        yield open_one
 
 
 @pytest.fixture
@@ -67,6 +75,7 @@ def put_back(home: Path, content: bytes) -> None:
     (home / "runs" / "kept" / "journal.jsonl").write_bytes(content)
 
 
+@AND_PROCESSES
 async def test_pruning_leaves_no_text_and_the_agent_continues(world: Open, home: Path, folder: Path) -> None:
     """No file contains the text, the conversation is unchanged, and the next turn is archived."""
     o = await world(config=archiving())
@@ -106,6 +115,7 @@ async def test_pruned_archive_is_reported_as_deleted(world: Open, folder: Path) 
         holder.submit("and now?")
     mapped = await o.ask_all([asked, other], "which quaxifrage?")
     assert all("was deleted on" in (each.error or "") for each in mapped)
+    assert [each.exit_code for each in mapped] == [ArchiveDeletedError.exit_code] * 2
     with pytest.raises(ArchiveDeletedError):
         await o.resume(asked)
     assert await o.archives.search("quaxifrage") == await o.archives.search("what is there?") == []
@@ -196,6 +206,7 @@ async def test_pruning_can_be_limited_to_a_subtree(world: Open, folder: Path) ->
         await o.archives.prune(older=0, ref="nobody")
 
 
+@AND_PROCESSES
 async def test_query_during_pruning_waits(world: Open, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent's process starts only after its transcript was rewritten."""
     o = await world(config=archiving())

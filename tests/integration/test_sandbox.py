@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from integration.command_shell import Shell
 from leak_check import command_lines
 from orch_protocol.policy.sandbox import LEVELS, Level, SandboxSpec, ToolLimits
 from orch_worker.sandbox import probe
+from orch_worker.system.programs import PROGRAM_PATH
 from orch_worker.tools.api.base import ToolContext, ToolError, ToolOutput
 from orch_worker.tools.python.python import py_help, run_python, run_python_script
 from orch_worker.tools.shell.git import git_log, git_status
@@ -437,12 +439,15 @@ async def test_unavailable_level_runs_nothing(context: ToolContext, monkeypatch:
 class TestShell:
     """The sandbox options of commands."""
 
-    def test_required_but_missing_level_is_refused(self, shell: Shell) -> None:
+    def test_required_but_missing_level_is_refused(self, shell: Shell, tmp_path: Path) -> None:
         """Without bubblewrap, a required L3 is an error for daemon and agent. An optional L3 is a warning."""
-        bare = os.pathsep.join(
-            path for path in os.environ["PATH"].split(os.pathsep) if not Path(path, "bwrap").exists()
-        )
-        env = {"PATH": bare}
+        if shutil.which("bwrap", path=PROGRAM_PATH):
+            pytest.skip("bubblewrap is installed")
+        folder = tmp_path / "bin"  # the PATH of the environment does not count
+        folder.mkdir()
+        (folder / "bwrap").write_text("#!/bin/sh\n")
+        (folder / "bwrap").chmod(0o755)
+        env = {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
         refused = shell.run("daemon", "start", "--require-sandbox", "L3", code=1, **env).stderr
         assert b"level L3 is required, but this machine supports L" in refused
         assert b"no L3: bubblewrap (the program bwrap) is not installed" in refused

@@ -1,4 +1,4 @@
-"""Taint of agents in real processes: after a restart, in queries and answers, in archives and in files."""
+"""Taint of agents: after a restart, in real processes, in queries and answers, in archives and in files."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from orch import (
     SubagentsConfig,
     TaintConfig,
 )
+from orch.processes.in_process import InProcessLauncher
+from orch.processes.zygote import ZygoteLauncher
 from orch_protocol.agent.config import TriggerConfig
 from orch_protocol.core.messages import Message, ToolResult, text_of
 from orch_protocol.core.taint import bits_in
@@ -39,7 +41,8 @@ def _inbox(tmp_path: Path) -> None:
 
 def root(folder: Path, **options: Any) -> AsyncOrchestrator:
     """Return a root whose agents treat the files in `inbox` as untrusted."""
-    return AsyncOrchestrator(**({"config": Config(policy=RULES), "home": folder / "home", "run": "kept"} | options))
+    how = {"config": Config(policy=RULES), "home": folder / "home", "run": "kept", "launcher": InProcessLauncher}
+    return AsyncOrchestrator(**(how | options))
 
 
 async def scripted(o: AsyncOrchestrator, folder: Path, *said: Any, tools: list[str], **options: Any) -> AsyncSubagent:
@@ -66,7 +69,7 @@ async def test_untrusted_content_is_labeled_and_binds_after_a_restart(tmp_path: 
         asked.append(question)
         return True
 
-    async with root(tmp_path) as o:
+    async with root(tmp_path, launcher=ZygoteLauncher) as o:
         agent = await scripted(o, tmp_path, RUN, MAIL, RUN, "One.", RUN, "Two.", tools=["bash", "read_file"])
         assert (await agent.query("Read the mail")).tool_calls == 2
         first, mail, refused = await results(agent)
@@ -74,7 +77,7 @@ async def test_untrusted_content_is_labeled_and_binds_after_a_restart(tmp_path: 
         assert re.match(r"\[untrusted (\w+): from read_file inbox/mail\.txt\.(?s:.*)\n\[end of untrusted \1\]$", mail)
         assert "the conversation would combine untrusted content" in refused
         assert "read_file inbox/mail.txt" in refused
-    async with root(tmp_path, approve=approve) as o:
+    async with root(tmp_path, approve=approve, launcher=ZygoteLauncher) as o:
         agent = await o.get(1)
         assert (await agent.query("Go on")).tool_calls == 1
         shown = await agent.show()
@@ -88,7 +91,7 @@ async def test_untrusted_content_is_labeled_and_binds_after_a_restart(tmp_path: 
 async def test_sandboxed_code_runs_beside_untrusted_content(tmp_path: Path) -> None:
     """A command without network that is confined to the folder needs no approval."""
     config = Config(policy=RULES, sandbox=SandboxConfig(level="L2"))
-    async with root(tmp_path, config=config) as o:
+    async with root(tmp_path, config=config, launcher=ZygoteLauncher) as o:
         agent = await scripted(o, tmp_path, MAIL, RUN, "Done.", tools=["bash", "read_file"])
         if (await agent.state()).sandbox not in ("L2", "L3"):
             pytest.skip("this machine has no sandbox of L2 or L3")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -15,7 +15,10 @@ import msgspec
 import pytest
 
 from orch_protocol.core.taint import Bit
+from orch_protocol.policy.policy import PolicyConfig
+from orch_protocol.policy.sandbox import Level, SandboxSpec
 from orch_worker.policy.file_filter import FileFilter
+from orch_worker.sandbox.launcher_client import unavailable_reason
 from orch_worker.tools.api.base import Tool, ToolContext, ToolError
 from orch_worker.tools.dispatch.presets import make_toolbox
 from orch_worker.tools.shell.git import git_diff, git_log, git_status
@@ -24,11 +27,15 @@ Git = Callable[..., None]
 
 
 @pytest.fixture
-def context(tmp_path: Path) -> ToolContext:
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ToolContext]:
     """An agent in an empty folder, with a home without git configuration."""
     (tmp_path / "repo").mkdir()
     env = {"CENSUS": os.environ["CENSUS"], "HOME": str(tmp_path), "GIT_CONFIG_NOSYSTEM": "1"}
-    return ToolContext(tmp_path / "repo", env=env, seconds=30.0)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    context = ToolContext(tmp_path / "repo", env=env, seconds=30.0)
+    yield context
+    context.tool_state.close()
 
 
 @pytest.fixture
@@ -260,6 +267,80 @@ class TestHostile:
         git("-C", str(inner), "config", "core.fsmonitor", bait)
         assert await ask(git_status, context) == "## main"
         assert await ask(git_diff, context) == "No differences."
+        assert "caught" not in os.listdir(context.cwd.parent)
+
+
+class TestProgramsOfGit:
+    """The programs that git itself may run, and the git that orch runs."""
+
+    @pytest.fixture
+    def spy(self, context: ToolContext, git: Git) -> Iterator[ToolContext]:
+        """An agent with a denied file and credentials. A filter of the user writes what it can read into "seen"."""
+        home = context.cwd.parent
+        (home / ".ssh").mkdir()
+        for secret in (home / ".ssh/id", home / "denied"):
+            secret.write_text("CANARY\n")
+        program = home / "spy"
+        program.write_text(f"#!/bin/sh\ncat\ncat {home}/denied {home}/.ssh/id > {context.cwd}/seen 2>&1\n")
+        program.chmod(0o755)
+        git("config", "--global", "filter.spy.clean", str(program))
+        (context.cwd / ".gitattributes").write_text("a.txt filter=spy\n")
+        (context.cwd / "a.txt").write_text("changed\n")
+        policy = PolicyConfig(denied_paths=(str(home / "denied"),))
+        yield msgspec.structs.replace(context, policy=policy)
+        context.tool_state.close()
+
+    @pytest.mark.skipif(bool(unavailable_reason()), reason="no mount namespaces on this machine")
+    @pytest.mark.parametrize("level", ["L0", "L1"])
+    async def test_programs_of_the_users_configuration_cannot_read_hidden_paths(
+        self, spy: ToolContext, level: Level
+    ) -> None:
+        """A filter in the global configuration runs, and does not see denied files and credentials."""
+        shown = await ask(git_diff, msgspec.structs.replace(spy, sandbox=SandboxSpec(level)))
+        assert "+changed" in shown
+        seen = (spy.cwd / "seen").read_text()
+        assert ("CANARY" in seen, "denied" in seen, ".ssh/id" in seen) == (False, True, True)
+
+    async def test_nothing_runs_if_hidden_paths_cannot_be_hidden(
+        self, spy: ToolContext, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Git obeys `require_denied_paths` as commands do."""
+        monkeypatch.setattr("orch_worker.sandbox.launcher_client.unavailable_reason", lambda: "no namespaces")
+        policy = msgspec.structs.replace(spy.policy, require_denied_paths=True)
+        with pytest.raises(ToolError, match=r"Nothing was run: policy\.require_denied_paths is set"):
+            await ask(git_diff, msgspec.structs.replace(spy, policy=policy))
+        assert not (spy.cwd / "seen").exists()
+
+    @pytest.mark.usefixtures("git")
+    @pytest.mark.parametrize("name", ["PATH", "GIT_EXEC_PATH", "HOME", "XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL", "COUNT"])
+    async def test_environment_of_a_subagent_does_not_change_git(self, context: ToolContext, name: str) -> None:
+        """An agent sets the variables of its subagents. The tools run the git and the configuration of the user."""
+        folder = context.cwd / "bin"
+        (folder / "git").mkdir(parents=True)
+        program = f"#!/bin/sh\ntouch {context.cwd.parent}/caught\ncat\n"
+        for file in ("tool", "git-diff", "git-status"):
+            (folder / file).write_text(program)
+            (folder / file).chmod(0o755)
+        for file in (".gitconfig", "git/config"):
+            (folder / file).write_text(f'[filter "x"]\n\tclean = {folder}/tool\n[core]\n\tfsmonitor = {folder}/tool\n')
+        (context.cwd / ".gitattributes").write_text("* filter=x\n")
+        (context.cwd / "a.txt").write_text("changed\n")
+        value = str(folder / ".gitconfig" if name == "GIT_CONFIG_GLOBAL" else folder)
+        env = {name: value}
+        if name == "PATH":
+            rmtree(folder / "git")
+            (folder / "tool").rename(folder / "git")
+            env = {"PATH": f"{folder}:{os.environ['PATH']}"}
+        elif name == "COUNT":
+            env = {
+                "GIT_CONFIG_COUNT": "1",
+                "GIT_CONFIG_KEY_0": "filter.x.clean",
+                "GIT_CONFIG_VALUE_0": f"{folder}/tool",
+            }
+        given = msgspec.structs.replace(context, env={**context.env, **env})
+        assert " M a.txt" in await ask(git_status, given)
+        assert "+changed" in await ask(git_diff, given)
+        assert "second" in await ask(git_log, given)
         assert "caught" not in os.listdir(context.cwd.parent)
 
 

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from integration.command_shell import SECONDS, Shell
 
 ECHO = {"loop": [{"echo": True}]}
@@ -30,37 +28,34 @@ def findings(shell: Shell) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("left", [1, 4, 9])
-def test_transcript_truncated_at_a_line_is_noticed(shell: Shell, left: int) -> None:
-    """`fsck` and the next reply report the loss, the reply only once, and the agent continues with the rest."""
-    path = agent_with_turns(shell)
+def test_lost_entries_are_noticed(shell: Shell) -> None:
+    """`fsck` and the next reply report the loss, the reply only once, and the agent continues with the rest.
+
+    The transcript was truncated at a line, emptied or removed.
+    """
+    paths = {name: agent_with_turns(shell, name) for name in ("first", "fourth", "ninth", "emptied", "removed")}
     shell.run("daemon", "stop")
     assert findings(shell) == []
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[:left]))
-    [found] = findings(shell)
-    assert (found["kind"], found["path"]) == ("truncated", str(path))
-    assert f"ends at line {left}, line {len(lines)} was acknowledged" in found["what"]
-    [same] = shell.data("session", "fsck", "a", code=1)["found"]
-    assert same == found
-    assert shell.data("query", "a", "and now")["warning"] != ""
-    assert shell.data("query", "a", "and then")["warning"] == ""
+    count = len(paths["first"].read_bytes().splitlines())
+    for name, left in (("first", 1), ("fourth", 4), ("ninth", 9), ("emptied", 0)):
+        lines = paths[name].read_bytes().splitlines(keepends=True)
+        paths[name].write_bytes(b"".join(lines[:left]))
+    paths["removed"].unlink()
+    found = {each["path"]: each for each in findings(shell)}
+    assert set(found) == set(map(str, paths.values()))
+    assert {each["kind"] for each in found.values()} == {"truncated"}
+    for name, path in paths.items():
+        what = found[str(path)]["what"]
+        left = {"first": 1, "fourth": 4, "ninth": 9}.get(name)
+        assert (f"ends at line {left}, line {count} was acknowledged" if left else "is empty or missing") in what
+    [same] = shell.data("session", "fsck", "first", code=1)["found"]
+    assert same == found[str(paths["first"])]
+    for name in paths:
+        warning = shell.data("query", name, "and now")["warning"]
+        assert warning
+        assert ("transcript is missing" in warning) == (name not in ("fourth", "ninth"))
+        assert shell.data("query", name, "and then")["warning"] == ""
     shell.run("daemon", "stop")
-    assert findings(shell) == []
-
-
-@pytest.mark.parametrize("gone", ["emptied", "removed"])
-def test_empty_or_missing_transcript_is_noticed(shell: Shell, gone: str) -> None:
-    """`fsck` and the next reply report the loss, and `fsck` has no finding afterwards."""
-    path = agent_with_turns(shell)
-    shell.run("daemon", "stop")
-    if gone == "removed":
-        path.unlink()
-    else:
-        path.write_bytes(b"")
-    [found] = findings(shell)
-    assert (found["kind"], "is empty or missing" in found["what"]) == ("truncated", True)
-    assert "transcript is missing" in shell.data("query", "a", "and now")["warning"]
     assert findings(shell) == []
 
 

@@ -166,7 +166,7 @@ def stop(pid: int) -> None:
     deadline = time.monotonic() + DEADLINE
     while Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "T":
         assert time.monotonic() < deadline, pid
-        os.sched_yield()
+        time.sleep(0.005)
 
 
 async def ended(worker: WorkerProcess) -> int | None:
@@ -188,7 +188,7 @@ async def eventually(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + DEADLINE
     while not condition():
         assert time.monotonic() < deadline
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.005)
 
 
 def parent_of(pid: int) -> int:

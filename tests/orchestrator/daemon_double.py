@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from orch.cli.agents import agents, controlling_terminal, query, queue, run_once
 from orch.cli.sessions import archive, audit, forget, fsck, import_export, tree
 from orch.cli.system import admin
 from orch.client.connection import request
+from orch.daemon.daemon import DaemonStatus
 from orch_protocol.core.messages import Reply, Usage, assistant, user
 from orch_protocol.services.agents.lifecycle import Killed
 from orch_protocol.services.agents.query import AskAllResult, Submitted
@@ -29,7 +31,7 @@ from orch_protocol.services.sessions.import_session import Imported
 from orch_protocol.services.sessions.sessions import Branch, EntryRow, SessionChanged, SessionMetadata, SessionTree
 from orch_protocol.session.tree import CompactionDone
 
-__all__ = ["ARCHIVE", "REPLY", "ROW", "SPAWNED", "Desk", "opened"]
+__all__ = ["ANSWERS", "ARCHIVE", "REPLY", "ROW", "SPAWNED", "Desk", "opened"]
 
 SPAWNED = msgspec.to_builtins(Spawned("abc", 1, "agent-1", "investigate", 1, 77))
 REPLY = msgspec.to_builtins(Reply("abc", "q1", "42", usage=Usage(10, 5, 3), tool_calls=2, files_changed=("f",)))
@@ -92,7 +94,11 @@ ANSWERS: dict[str, Any] = {
     "list_session_metadata": [msgspec.to_builtins(SessionMetadata("e7", "2026-01-01", "progress", {"page": 7}))],
     "compact": msgspec.to_builtins(CompactionDone("e6", 12, 34_567, 2_345, "asked", "model", "All is well.")),
     "fork": msgspec.to_builtins(ForkResult("def", 2, "second", "e2")),
-    "daemon_status": {"pid": 7, "sandbox": "L2", "sandbox_required": False, "agents": 0},
+    "daemon_status": json.loads(
+        msgspec.json.encode(
+            DaemonStatus(7, "L2", False, "up to L2", 0, 0, "0.1.0", 2, "/o", "2026-01-01T00:00:00Z", None, {})
+        )
+    ),
 }
 
 
@@ -101,14 +107,17 @@ class Desk:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, dict[str, Any]]] = []
-        self.answers = dict(ANSWERS)
+        self.runs: list[str | None] = []
+        """The runs of the connections that commands have opened."""
+        self.answers = deepcopy(ANSWERS)
         self.closed = False
         self.in_turn: set[str] = set()
         """Methods whose entry in `answers` is a list with one answer per call."""
         self.events: list[dict[str, Any]] = []
         self.silences = 0
 
-    def __call__(self, start: Any = None) -> Desk:  # noqa: ARG002
+    def __call__(self, start: Any = None, run: str | None = None) -> Desk:  # noqa: ARG002
+        self.runs.append(run)
         return self
 
     def sibling(self) -> Desk:

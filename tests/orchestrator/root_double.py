@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -19,7 +19,9 @@ from orch.tree.tree import Tree
 from orch_protocol.wire.frames import Frame
 from orch_worker.session.log.append_log import AppendLog
 
-__all__ = ["NEST", "Gate", "Slow", "World", "fill", "kind_of", "nesting", "opened"]
+__all__ = ["NEST", "Gate", "Slow", "World", "fill", "kind_of", "nesting", "opened", "queued"]
+
+T = TypeVar("T")
 
 NEST = ["spawn_subagent", "query_subagent", "collect_subagent", "wait_subagents", "list_subagents", "kill_subagent"]
 
@@ -80,6 +82,16 @@ async def opened(home: Path, **options: Any) -> AsyncIterator[World]:
         assert folded.by_id == live.by_id
         assert world.supervisor.waiters._topics == {}
         assert world.supervisor._deadlines._prompts.keys() == {node.pending.query_id for node in pending(world)}
+
+
+async def queued(world: World, request: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Start `request` and wait until it waits for a place. Return its task."""
+    before = len(world.supervisor.places)
+    task = asyncio.ensure_future(request)
+    while len(world.supervisor.places) == before:
+        assert not task.done()
+        await asyncio.sleep(0.001)
+    return task
 
 
 def pending(world: World) -> list[Any]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from wire.rules import bearer, encodable, halves, need, only, sse
+from wire.rules import NAME, bearer, encodable, halves, need, only, sse
 
 FIELDS = frozenset(
     {"model", "messages", "tools", "tool_choice", "stream", "stream_options", "max_completion_tokens", "max_tokens"}
@@ -58,10 +58,17 @@ def check(body: dict[str, Any], headers: Mapping[str, str], issued: dict[str, An
             need(each["id"] not in seen, f"{where}: ids of tool calls must be unique")
             seen.add(each["id"])
             open_calls.append(each["id"])
+            name = each["function"]["name"]
+            need(
+                NAME.fullmatch(name), f"Invalid '{where}.tool_calls[0].function.name': {name!r} does not match pattern"
+            )
             need(isinstance(json.loads(each["function"]["arguments"]), dict), f"{where}: arguments must be an object")
         reasoning = next((issued[key] for each in calls if (key := f"reasoning/{each['id']}") in issued), None)
         found = message.get("reasoning_content")
-        need(found == reasoning, f"{where}: reasoning_content is missing or altered in assistant tool call message")
+        if reasoning is not None:
+            need(found == reasoning, f"{where}: reasoning_content is missing or altered in assistant tool call message")
+        elif calls and body["model"].startswith("kimi"):
+            need(found, f"thinking is enabled but reasoning_content is missing in assistant tool call message {where}")
     need(not open_calls, f"An assistant message with 'tool_calls' must be followed by tool messages: {open_calls}")
     need(body["messages"][-1]["role"] != "assistant", "the last message must not be the assistant's")
 

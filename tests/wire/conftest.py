@@ -35,7 +35,7 @@ async def begin(server: ModelServer) -> AsyncIterator[Callable[..., Talk]]:
 @pytest.fixture
 def as_openai(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make backends of this process treat the local server as the server of OpenAI."""
-    monkeypatch.setattr("orch_worker.backends.providers.openai.HOST", "127.0.0.1")
+    monkeypatch.setattr("orch_worker.backends.formats.openai.HOST", "127.0.0.1")
 
 
 @pytest.fixture(params=PEERS)

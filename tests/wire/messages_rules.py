@@ -13,7 +13,14 @@ FIELDS = frozenset(
     {"model", "max_tokens", "messages", "system", "tools", "tool_choice", "stream", "thinking", "metadata"}
     | {"cache_control", "output_config", "stop_sequences", "service_tier"}
 )
+BETA_FIELDS = {"context_management": "context-management-"}
+"""Fields of the body that the server accepts with a beta header, and the beginning of its value."""
+BETA_MESSAGE_FIELDS = {"output_config": "per-turn-control-", "clear_at": "system-message-clear-at-"}
+"""The same for fields of messages with the role system."""
+JOINED_BETA = "claude-code-20250219"
+"""The beta header of Claude Code, which sends several user messages in a row. The real server joins them."""
 ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 MARKABLE = {"text", "image", "tool_use", "tool_result"}
 BLOCKS = {
     "text": {"text", "cache_control"},
@@ -41,7 +48,8 @@ def check(body: dict[str, Any], headers: Mapping[str, str], issued: dict[str, An
     bearer(headers)
     need(headers.get("anthropic-version"), "anthropic-version: header is required")
     encodable(body)
-    only(body, FIELDS, "body")
+    betas = [value.strip() for value in headers.get("anthropic-beta", "").split(",")]
+    only(body, FIELDS | _allowed(BETA_FIELDS, betas), "body")
     need(isinstance(body.get("max_tokens"), int) and body["max_tokens"] >= 1, "max_tokens: Field required")
     need(body.get("stream") is True, "Streaming is required")
     markers = [*_marked(parts(body.get("system") or [])), *_marked(body.get("tools") or [])]
@@ -53,24 +61,45 @@ def check(body: dict[str, Any], headers: Mapping[str, str], issued: dict[str, An
         need(tool["input_schema"].get("type") == "object", "tools.0.input_schema.type: Field required")
     messages = body["messages"]
     need(messages, "messages: at least one message is required")
-    _check_messages(messages, issued)
+    _check_messages(messages, issued, _allowed(BETA_MESSAGE_FIELDS, betas), joins=JOINED_BETA in betas)
+    for block in (block for message in messages for block in parts(message["content"])):
+        if block["type"] in ("thinking", "redacted_thinking"):
+            own = issued.get(f"model/{block.get('signature') or block.get('data')}") == body.get("model")
+            need(own, f"messages.1.content.0: Invalid `signature` in `{block['type']}` block")
+    if (body.get("thinking") or {}).get("type") == "enabled":
+        _check_begins_with_thinking(messages)
     for message in messages:
         markers += _marked(parts(message["content"]))
     need(len(markers) <= 4, f"A maximum of 4 blocks with cache_control may be provided. Found {len(markers)}.")
 
 
-def _check_messages(messages: list[dict[str, Any]], issued: dict[str, Any]) -> None:
+def _allowed(fields: Mapping[str, str], betas: list[str]) -> set[str]:
+    return {name for name, beta in fields.items() if any(value.startswith(beta) for value in betas)}
+
+
+def _check_messages(
+    messages: list[dict[str, Any]], issued: dict[str, Any], system_fields: set[str], *, joins: bool
+) -> None:
+    """Refuse wrong messages. `joins` is whether the client lets the server join user messages."""
     need(messages[0]["role"] == "user", 'messages: first message must use the "user" role')
     need(messages[-1]["role"] != "assistant", "This model does not support assistant message prefill.")
     calls: list[str] = []
     seen: set[str] = set()
-    last = ""
+    last = before = ""
     for place, message in enumerate(messages):
         where, role, content = f"messages.{place}", message["role"], parts(message["content"])
-        only(message, {"role", "content"}, where)
+        only(message, {"role", "content"} | (system_fields if role == "system" else set()), where)
         need(role in ("user", "assistant", "system"), f"{where}.role: Input should be 'user', 'assistant' or 'system'")
-        need(role != last or role == "system", f'{where}: roles must alternate between "user" and "assistant"')
-        need(isinstance(content, list) and content, f"{where}.content: must have non-empty content")
+        is_joined = joins and role == last == "user"
+        need(
+            role != last or role == "system" or is_joined,
+            f'{where}: roles must alternate between "user" and "assistant"',
+        )
+        need(role != "system" or before == "user", f"{where}: a system message must follow a user message")
+        need(
+            isinstance(content, list) and (content or message.get("output_config")),
+            f"{where}.content: must have non-empty content",
+        )
         kinds = {"user": {"text", "image", "tool_result"}, "system": {"text"}}.get(role, set(BLOCKS) - {"tool_result"})
         for block in content:
             _block(block, where, kinds, issued)
@@ -91,7 +120,25 @@ def _check_messages(messages: list[dict[str, Any]], issued: dict[str, Any]) -> N
             need(id not in seen, f"{where}: `tool_use` ids must be unique")
             seen.add(id)
         last = role if role != "system" else last
+        before = role
     need(not calls, "`tool_use` ids were found without `tool_result` blocks")
+
+
+def _check_begins_with_thinking(messages: list[dict[str, Any]]) -> None:
+    """Refuse an unfinished series of calls without thinking at its beginning."""
+    first: list[dict[str, Any]] = []
+    for message in reversed(messages):
+        content = parts(message["content"])
+        if message["role"] == "assistant":
+            first = content
+        elif message["role"] == "user" and not any(block["type"] == "tool_result" for block in content):
+            break
+    kind = first[0]["type"] if first else "thinking"
+    need(
+        kind in ("thinking", "redacted_thinking"),
+        f"messages.1.content.0.type: Expected `thinking` or `redacted_thinking`, but found `{kind}`. When `thinking` "
+        "is enabled, a final `assistant` message must start with a thinking block",
+    )
 
 
 def _block(block: dict[str, Any], where: str, kinds: set[str], issued: dict[str, Any]) -> None:
@@ -114,6 +161,10 @@ def _block(block: dict[str, Any], where: str, kinds: set[str], issued: dict[str,
         case "server_thing":
             need(issued.get("server_thing") == block, f"{where}.content.0: `server_thing` blocks cannot be modified")
         case "tool_use":
+            need(
+                NAME.fullmatch(block["name"]),
+                f"{where}.content.0.tool_use.name: String should match pattern '^[a-zA-Z0-9_-]{{1,128}}$'",
+            )
             need(
                 isinstance(block["input"], dict),
                 f"{where}.content.0.tool_use.input: Input should be a valid dictionary",
@@ -138,7 +189,7 @@ def events(answer: Any, body: dict[str, Any], server: Any) -> Iterator[bytes]:
     yield _event({"type": "message_start", "message": start})
     yield _event({"type": "ping"})
     for index, block in enumerate(answer.blocks):
-        begun, deltas = _wire_block(block, server)
+        begun, deltas = _wire_block(block, body, server)
         yield _event({"type": "content_block_start", "index": index, "content_block": begun})
         for delta in deltas:
             yield _event({"type": "content_block_delta", "index": index, "delta": delta})
@@ -153,7 +204,7 @@ def whole(answer: Any, body: dict[str, Any], server: Any) -> dict[str, Any]:
     """Return `answer` as one body, for a request without streaming."""
     content = []
     for block in answer.blocks:
-        begun, deltas = _wire_block(block, server)
+        begun, deltas = _wire_block(block, body, server)
         for delta in deltas:
             for key in ("text", "thinking", "signature"):
                 begun |= {key: begun[key] + delta[key]} if key in delta else {}
@@ -181,20 +232,22 @@ def _counts(answer: Any) -> dict[str, int]:
     }
 
 
-def _wire_block(block: dict[str, Any], server: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _wire_block(
+    block: dict[str, Any], body: dict[str, Any], server: Any
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the block as the stream begins it, and the deltas of the block."""
     if "text" in block:
         deltas = [{"type": "text_delta", "text": piece} for piece in halves(block["text"])]
         return {"type": "text", "text": "", "citations": None}, deltas
     if "thinking" in block:
         signature = sign(block["thinking"])
-        server.issued[signature] = block["thinking"]
+        server.issued |= {signature: block["thinking"], f"model/{signature}": body["model"]}
         deltas = [{"type": "thinking_delta", "thinking": piece} for piece in halves(block["thinking"])]
         deltas.append({"type": "signature_delta", "signature": signature})
         return {"type": "thinking", "thinking": "", "signature": ""}, deltas
     if "redacted" in block:
         made = {"type": "redacted_thinking", "data": sign(block["redacted"])}
-        server.issued[made["data"]] = made
+        server.issued |= {made["data"]: made, f"model/{made['data']}": body["model"]}
         return made, []
     if "other" in block:
         made = {"type": "server_thing", "data": block["other"], "nothing": None}

@@ -49,8 +49,9 @@ class Answer(Struct, kw_only=True):
     `usage` has input, output, cache_read and cache_write. If `status` is set, the answer is an error of the type
     `kind`. After `after` events, the stream ends as `how` states; None means all events. If `how` is "pings", the
     server sends comments and empty lines until the client disconnects. `hangup` closes the connection before the first
-    byte. The server waits for `gate` before it answers. `crumbs` is the size in bytes of the pieces in which the stream
-    is sent. `raw` contains bytes that replace the stream.
+    byte. The server waits for `gate` before it answers. `pause` is a number of events and what the server waits for
+    after them. `crumbs` is the size in bytes of the pieces in which the stream is sent. `raw` contains bytes that
+    replace the stream or the body of the error.
     """
 
     blocks: tuple[dict[str, Any], ...] = ()
@@ -64,6 +65,7 @@ class Answer(Struct, kw_only=True):
     how: How = "eof"
     hangup: bool = False
     gate: asyncio.Event | None = None
+    pause: tuple[int, asyncio.Event] | None = None
     crumbs: int = 0
     raw: tuple[bytes, ...] | None = None
 
@@ -110,6 +112,8 @@ class ModelServer:
         """Values that must come back unchanged, by their signature or id."""
         self.installed: list[str] = []
         """The models that the server lists as Ollama does."""
+        self.facts: dict[str, Any] = {}
+        """What the server says about its models: the answers to GET requests, by path."""
         self.arrived = asyncio.Event()
         """Set by every request. Clear it to wait for the next request."""
         self._lines: set[asyncio.StreamWriter] = set()
@@ -162,6 +166,10 @@ class ModelServer:
         if request.path == "/api/tags":
             writer.write(_json({"models": [{"name": name} for name in self.installed]}))
             return True
+        if head[0].startswith("GET "):
+            known = request.path in self.facts
+            writer.write(_json(self.facts[request.path]) if known else _head(404, {"content-length": "0"}))
+            return True
         self.requests.append(request)
         self.arrived.set()
         api = APIS.get(request.path) or cloud_rules.at(request.path)
@@ -182,7 +190,9 @@ class ModelServer:
             return False
         if answer.status != 200:
             error = (api or messages_rules).error(answer.kind, answer.message)
-            writer.write(_json(error, answer.status, answer.headers))
+            body = json.dumps(error).encode() if answer.raw is None else b"".join(answer.raw)
+            usual = {"content-type": "application/json", "content-length": str(len(body))}
+            writer.write(_head(answer.status, usual | answer.headers) + body)
             await writer.drain()
             return True
         if self.plain and not request.body.get("stream"):
@@ -199,6 +209,8 @@ class ModelServer:
         async for event in _each(events):
             if answer.after is not None and sent >= answer.after:
                 return await self._break(api, answer, writer)
+            if answer.pause is not None and sent == answer.pause[0]:
+                await answer.pause[1].wait()
             sent += 1
             for piece in _pieces(event, answer.crumbs):
                 writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")

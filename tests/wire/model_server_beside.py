@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from orch_worker.conversation.live_subagents import HEADING
+from orch_worker.conversation.live_subagents import ARCHIVES, HEADING
 from wire.model_server import Answer, ModelServer, Request, call, say
 
 __all__ = ["Apart", "reads_files"]
@@ -79,7 +79,7 @@ def _turns(body: dict[str, Any]) -> list[str | None]:
             collected.append(_text(item.get("output") if kind else content))
         elif results:
             collected += results
-        elif role == "user" and parts[0]["text"].startswith(HEADING):
+        elif role == "user" and parts[0]["text"].startswith((HEADING, ARCHIVES)):
             continue  # the blocks after the conversation are not a question
         elif role == "user":
             collected = [parts[0]["text"]]

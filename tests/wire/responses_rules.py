@@ -7,12 +7,14 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from wire.rules import bearer, encodable, halves, need, only, parts, sign, sse
+from wire.rules import NAME, bearer, encodable, halves, need, only, parts, sign, sse
 
 FIELDS = frozenset(
     {"model", "input", "instructions", "tools", "tool_choice", "stream", "max_output_tokens", "store", "include"}
-    | {"prompt_cache_key", "reasoning", "parallel_tool_calls", "text"}
+    | {"prompt_cache_key", "reasoning", "parallel_tool_calls", "text", "client_metadata"}
 )
+CALLS = ("function_call", "custom_tool_call")
+OUTPUTS = tuple(f"{kind}_output" for kind in CALLS)
 ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 INCOMPLETE = {"max_tokens": "max_output_tokens", "refusal": "content_filter"}
 
@@ -35,14 +37,15 @@ def check(body: dict[str, Any], headers: Mapping[str, str], issued: dict[str, An
     need(body.get("stream") is True, "Streaming is required")
     need(body.get("store", False) is False, "store must be false: nothing is kept here")
     need(body["input"], "input: [] is too short")
-    for tool in body.get("tools") or []:
-        need(tool.get("strict") is False, f"Invalid schema for function {tool['name']!r}: strict needs required fields")
+    for tool in [tool for tool in body.get("tools") or [] if tool["type"] == "function"]:
+        strict = tool.get("strict") is False or _is_strict(tool["parameters"])
+        need(strict, f"Invalid schema for function {tool['name']!r}: strict needs required fields")
     open_calls: list[str] = []
     calls: set[str] = set()
     reasoning = False
     for place, item in enumerate(body["input"]):
         where, kind = f"input[{place}]", item.get("type", "message")
-        if kind == "function_call_output":
+        if kind in OUTPUTS:
             need(
                 item["call_id"] in open_calls,
                 f"No tool call found for function call output with call_id {item['call_id']}.",
@@ -50,18 +53,25 @@ def check(body: dict[str, Any], headers: Mapping[str, str], issued: dict[str, An
             open_calls.remove(item["call_id"])
             need(item["output"], f"{where}.output: must not be empty")
             continue
-        output = kind in ("function_call", "reasoning") or item.get("role") == "assistant"
+        output = kind in (*CALLS, "reasoning") or item.get("role") == "assistant"
         need(output or not open_calls, f"No tool output found for function call {open_calls}.")
         need(output or not reasoning, f"{where}: 'reasoning' was provided without its required following item.")
         if kind == "reasoning":
             same = _with_values(issued.get(item["id"], {})) == _with_values(item)
-            need(same, f"{where}: The encrypted content could not be verified.")
-        elif kind == "function_call":
+            own = issued.get(f"model/{item['id']}") == body["model"]
+            need(same and own, f"The encrypted content for item {item['id']} could not be verified.")
+        elif kind == "additional_tools":
+            need(item["role"] == "developer" and item["tools"], f"{where}: developer tools expected")
+        elif kind in CALLS:
             need(ID.fullmatch(item["call_id"]), f"{where}.call_id: invalid")
+            need(NAME.fullmatch(item["name"]), f"Invalid '{where}.name': {item['name']!r} does not match pattern")
             need(item["call_id"] not in calls, f"{where}: Duplicate call_id {item['call_id']}")
             calls.add(item["call_id"])
             open_calls.append(item["call_id"])
-            need(isinstance(json.loads(item["arguments"]), dict), f"{where}.arguments: must be an object")
+            if kind == "function_call":
+                need(isinstance(json.loads(item["arguments"]), dict), f"{where}.arguments: must be an object")
+            else:
+                need(isinstance(item["input"], str), f"{where}.input: must be a string")
         else:
             need(kind == "message", f"{where}.type: invalid value {kind!r}")
             _check_message(item, where, issued)
@@ -69,6 +79,11 @@ def check(body: dict[str, Any], headers: Mapping[str, str], issued: dict[str, An
     need(not open_calls, f"No tool output found for function call {open_calls}.")
     need(not reasoning, "'reasoning' was provided without its required following item.")
     need(body["input"][-1].get("role") != "assistant", "the last item must not be the assistant's")
+
+
+def _is_strict(schema: dict[str, Any]) -> bool:
+    required = set(schema.get("required", ()))
+    return schema.get("additionalProperties") is False and required == set(schema.get("properties", ()))
 
 
 def _with_values(item: dict[str, Any]) -> dict[str, Any]:
@@ -99,7 +114,8 @@ def events(answer: Any, body: dict[str, Any], server: Any) -> Iterator[bytes]:
     for index, block in enumerate(answer.blocks):
         item = _item(block, body, server)
         items.append(item)
-        yield _event({"type": "response.output_item.added", "output_index": index, "item": item})
+        begun = item | {name: type(item[name])() for name in ("arguments", "content") if name in item}
+        yield _event({"type": "response.output_item.added", "output_index": index, "item": begun})
         base = {"item_id": item["id"], "output_index": index, "content_index": 0}
         for piece in halves(block.get("text", "")):
             yield _event(base | {"type": "response.output_text.delta", "delta": piece, "logprobs": []})
@@ -107,6 +123,8 @@ def events(answer: Any, body: dict[str, Any], server: Any) -> Iterator[bytes]:
             yield _event(base | {"type": "response.refusal.delta", "delta": piece})
         for piece in halves(item.get("arguments", "")):
             yield _event(base | {"type": "response.function_call_arguments.delta", "delta": piece})
+        for piece in halves(item.get("input", "")):
+            yield _event(base | {"type": "response.custom_tool_call_input.delta", "delta": piece})
         yield _event({"type": "response.output_item.done", "output_index": index, "item": item})
     ended = response | {"output": items, "usage": _usage(answer.usage), "status": "completed"}
     if answer.stop == "failed":
@@ -143,8 +161,11 @@ def _item(block: dict[str, Any], body: dict[str, Any], server: Any) -> dict[str,
         asked = "reasoning.encrypted_content" in body.get("include", [])
         item = {"type": "reasoning", "id": f"rs_{number}", "summary": [], "content": None}
         item["encrypted_content"] = sign(block["thinking"]) if asked else None
-        server.issued[item["id"]] = item
+        server.issued |= {item["id"]: item, f"model/{item['id']}": body["model"]}
         return item
+    if "custom" in block:
+        made = {"type": "custom_tool_call", "id": f"ctc_{number}", "status": "completed", "name": block["custom"]}
+        return made | {"call_id": f"call_{number}", "input": block["input"]}
     arguments = block["raw"] if "raw" in block else json.dumps(block.get("input", {}))
     call = {"type": "function_call", "id": f"fc_{number}", "status": "completed", "name": block["call"]}
     return call | {"call_id": block.get("id") or f"call_{number}", "arguments": arguments}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,6 +16,10 @@ class Refused(Exception):
         super().__init__(message)
         self.status = status
         self.kind = kind
+
+
+NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+"""Names of tools and of calls that the APIs of OpenAI accept."""
 
 
 def need(condition: object, message: str) -> None:

@@ -22,18 +22,25 @@ STUB = re.compile(r"\[archived (?:turn|phase|turns)\]\\+nsubagent_id: ([a-f][0-9
 ERA = "earlier turns of this conversation]"
 BLOCKS = (HEADING, PLAN_MODE.splitlines()[0], TASKS, TAKEN, WORKSPACE, OBJECTS, DAY)
 """The beginnings of the blocks after a conversation."""
+_LIST = rb'# Live Subagents\\n\\nThese subagents hold(?:[^"\\]|\\.)*'
+LIST = re.compile(rb',\{"type":"(?:input_)?text","text":"' + _LIST + rb'"\}|\\n\\n' + _LIST)
+"""The list of archived turns, which follows their records."""
 SLACK = 200
 """The maximum number of bytes between the beginning of a record and the first byte of its message."""
 
 
 class Sent(Struct, frozen=True):
-    """One request. `pieces` contains the blocks of its conversation, and `tail` the blocks after the conversation."""
+    """One request. `pieces` contains the blocks of its conversation, and `tail` the blocks after the conversation.
+
+    `listed` is the list of archived turns, which follows their records and is not in `pieces`.
+    """
 
     system: str
     tools: str
     pieces: tuple[str, ...]
     tail: str
     raw: bytes
+    listed: str = ""
 
     @property
     def holders(self) -> list[str]:
@@ -42,29 +49,32 @@ class Sent(Struct, frozen=True):
 
     @property
     def bare(self) -> bytes:
-        """The request without its cache markers."""
-        return self.raw.replace(MARKER, b"")
+        """The request without its cache markers and the list of archived turns."""
+        return LIST.sub(b"", self.raw.replace(MARKER, b""))
 
 
 def taken_apart(request: Request) -> Sent:
     """Return the parts of `request`."""
-    body = request.body
+    raw, system = request.raw.replace(MARKER, b""), _system(request.body)
+    listed = None if HEADING in system else LIST.search(raw)
+    body = json.loads(LIST.sub(b"", raw) if listed else raw)
     messages = body.get("messages") or body["input"]
-    system = body.get("instructions") or body.get("system") or ""
-    if messages[0]["role"] == "system":
-        system = messages.pop(0)["content"]
+    if messages[0].get("role") == "system":
+        messages.pop(0)
     pieces = [piece for message in messages for piece in _pieces(message)]
     tail = ""
     if any(heading in pieces[-1] for heading in BLOCKS):
         tail = pieces.pop()
     assert not any(heading in "".join(pieces) for heading in BLOCKS)
-    return Sent(
-        system if isinstance(system, str) else "".join(part["text"] for part in system),
-        json.dumps(body.get("tools")),
-        tuple(pieces),
-        tail,
-        request.raw,
-    )
+    text = listed[0].decode() if listed else ""
+    return Sent(system, json.dumps(body.get("tools")), tuple(pieces), tail, request.raw, text)
+
+
+def _system(body: dict[str, Any]) -> str:
+    first = (body.get("messages") or body["input"])[0]
+    own = first["content"] if first.get("role") == "system" else ""
+    system = body.get("instructions") or body.get("system") or own
+    return system if isinstance(system, str) else "".join(part["text"] for part in system)
 
 
 def of_agents(requests: Sequence[Request]) -> list[Sent]:

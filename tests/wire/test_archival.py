@@ -18,7 +18,7 @@ from orch_protocol.agent.config import SummaryConfig, TriggerConfig
 from orch_worker.conversation.live_subagents import HEADING
 from orch_worker.session.session_reader import read_session
 from wire.model_server import Answer, ModelServer, Request, call, fail, say
-from wire.sent_requests import MARKER, Sent, assert_goes_on, of_agents, taken_apart
+from wire.sent_requests import MARKER, STUB, Sent, assert_goes_on, of_agents, taken_apart
 
 MODELS = {
     "messages": "anthropic:claude-sonnet-5-5",
@@ -27,7 +27,14 @@ MODELS = {
 }
 SEED = ArchivalConfig(enabled=True, async_=False, profile="seed", trigger=TriggerConfig(tool_call_threshold=2))
 TIGHT = ArchivalConfig(
-    enabled=True, profile="economy", high_tokens=4000, low_tokens=1200, rollup_tokens=900, gate=True, block_entries=3
+    enabled=True,
+    profile="economy",
+    high_tokens=4000,
+    low_tokens=1200,
+    rollup_tokens=900,
+    gate=True,
+    block_entries=3,
+    summary=SummaryConfig(style="structured"),
 )
 SUMMARY = '{"outcome": "All was read.", "key_findings": ["one.txt says 4711"]}'
 PATIENT = 30.0
@@ -151,8 +158,10 @@ async def test_long_conversation_with_archival_stays_valid(
     assert server.refused == []
     sent = of_agents(server.requests)
     gone = set().union(*(assert_goes_on(*pair) for pair in pairwise(sent)))
-    rows = await root.archives.list()
+    shown = {row.id for row in await root.archives.list()}
+    rows = await root.supervisor.archives.list_records(root.supervisor.tree.agents[agent.id].spec)
     assert {row.kind for row in rows} == {"turn", "phase", "era"}
+    assert shown < {row.id for row in rows}
     assert len(gone) > 10
     assert cut
     assert {"beside", "apart"} & set(works.asked)
@@ -160,11 +169,13 @@ async def test_long_conversation_with_archival_stays_valid(
     assert not all(row.summarized for row in rows if row.kind != "era")
     assert len(max((each.raw for each in sent), key=len)) < 40_000
     for each in sent:
-        assert_block_placement(each)
+        assert_list_placement(each)
 
 
-async def test_archive_block_ends_each_request(server: ModelServer, begin: Begin, model: str, folder: Path) -> None:
-    """After a turn was archived, the live-subagents block ends each request, and is not in the transcript."""
+async def test_archived_turns_are_listed_once_after_their_records(
+    server: ModelServer, begin: Begin, model: str, folder: Path
+) -> None:
+    """Each request lists the archived turns once, after their records. The list is not in the transcript."""
     root = await begin(model, SEED)
     agent = await reader(root, folder)
     server.script += [read("one.txt", "two.txt"), say("4711"), say(SUMMARY), read("one.txt"), say("again"), say("bye")]
@@ -173,10 +184,12 @@ async def test_archive_block_ends_each_request(server: ModelServer, begin: Begin
         await agent.query(prompt)
     assert server.refused == []
     sent = of_agents(server.requests)
-    assert [bool(each.tail) for each in sent] == [False, False, True, True, True]
+    assert [bool(each.listed) for each in sent] == [False, False, True, True, True]
+    assert sent[2].listed == sent[3].listed == sent[4].listed
     for each in sent:
-        assert_block_placement(each)
-    assert f"- id: {reply.archived_to} | task: Archive: Which port?" in sent[-1].tail
+        assert_list_placement(each)
+        assert not each.tail
+    assert f"- id: {reply.archived_to} | task: Archive: Which port?" in sent[-1].listed
     folder_of = Path((await agent.state()).folder)
     assert HEADING not in (folder_of / "session.jsonl").read_text()
     assert not any(HEADING in repr(message) for message in read_session(folder_of).messages)
@@ -205,7 +218,7 @@ async def test_archive_block_in_the_system_text(server: ModelServer, begin: Begi
     """With the placement `system`, the live-subagents block is at the end of the system text, and there is no tail."""
     root = await begin(model, msgspec.structs.replace(SEED, placement="system"))
     agent = await reader(root, folder)
-    turn = [read("one.txt", "two.txt"), say("4711"), say(SUMMARY)]
+    turn = [read("one.txt", "two.txt"), say("4711", usage={"input": 900}), say(SUMMARY)]
     server.script += turn * 2
     reply = await agent.query("Which port?")
     await agent.query("Once more?")
@@ -251,10 +264,10 @@ async def test_archival_decision_depends_on_the_models_prices(server: ModelServe
     assert gone == {"anthropic:claude-haiku-4-5": False, "openai:gpt-4": True}
 
 
-async def test_subagents_are_listed_before_archives(
+async def test_subagents_are_listed_at_the_end_of_each_request(
     server: ModelServer, begin: Begin, model: str, folder: Path
 ) -> None:
-    """The live-subagents block lists a subagent before the archives, until the subagent is killed."""
+    """The end of each request lists a subagent until the subagent is killed. Archives are not listed there."""
     root = await begin(model, SEED)
     agent = await reader(root, folder, "spawn_subagent")
     spawning = {"call": "spawn_subagent", "input": {"task": "Count the pumps", "tools": ["read_file"]}}
@@ -266,11 +279,11 @@ async def test_subagents_are_listed_before_archives(
     await root.kill(child.id)
     await agent.query("And now?")
     assert server.refused == []
-    tails = [each.tail for each in of_agents(server.requests)]
+    sent = of_agents(server.requests)
     mine = f"- id: {child.id} | task: Count the pumps"
-    assert [mine in tail for tail in tails] == [False, True, True, True, True, False]
-    assert tails[4].index(mine) < tails[4].index(reply.archived_to)
-    assert reply.archived_to in tails[5]
+    assert [mine in each.tail for each in sent] == [False, True, True, True, True, False]
+    assert [f"- id: {reply.archived_to}" in each.listed for each in sent] == [False] * 4 + [True] * 2
+    assert not any(str(reply.archived_to) in each.tail for each in sent)
 
 
 async def test_holder_receives_numbered_text_and_no_tools(
@@ -348,20 +361,19 @@ async def test_failed_summary_leaves_the_receipt(
     (row,) = await root.archives.list()
     assert not row.summarized
     last = of_agents(server.requests)[-1]
-    assert "Tools: read_file x2" in "".join(last.pieces)
+    assert "Read: {one,two}.txt" in "".join(last.pieces)
     assert last.holders == [row.id]
 
 
-def assert_block_placement(sent: Sent) -> None:
-    """Assert that the live-subagents block is in a request exactly once if there are archives, after all cached
-    content.
-    """
-    messages, _, system = sent.raw.partition(b'"system":[')
-    assert sent.raw.count(HEADING.encode()) == bool(sent.tail)
-    assert bool(sent.tail) == bool(sent.holders)
-    if sent.tail and MARKER in messages:
-        assert messages.rindex(MARKER) < messages.index(HEADING.encode())
-        assert HEADING.encode() not in system
+def assert_list_placement(sent: Sent) -> None:
+    """Assert that a request with records of archives lists them once, after the last record and before later steps."""
+    text = sent.raw.decode()
+    assert text.count(HEADING) == bool(sent.listed) == bool(sent.holders)
+    if sent.listed:
+        place = text.index(HEADING)
+        assert max(match.start() for match in STUB.finditer(text)) < place
+        if MARKER in sent.raw:
+            assert text.rindex(MARKER.decode()) > place
 
 
 async def until(condition: Callable[[], bool]) -> None:

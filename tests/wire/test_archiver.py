@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from orch import ArchivalConfig, Archiver
-from orch_worker.conversation.live_subagents import HEADING
+from orch_worker.conversation.live_subagents import ARCHIVES
 from wire.model_server import Answer, Request, call, say
 from wire.model_server_beside import Apart
 
@@ -168,10 +168,10 @@ def test_servers_accept_archiver_output(
                 found = plain(found) if dumped else found
                 whole += found
                 live += found
-        kinds = {record.kind for record in archiver.archives()}
+        kinds = {record.kind for record in archiver.archives(merged=True)}
     assert apart.server.refused == []
     assert kinds >= {"tight": {"turn", "phase", "era"}, "phases": {"phase"}, "seed": {"turn"}}.get(config, {"turn"})
-    assert HEADING.encode() in apart.server.requests[-1].raw
+    assert ARCHIVES.encode() in apart.server.requests[-1].raw
 
 
 class CompatibleItems(Items):
@@ -201,7 +201,7 @@ def test_compatible_servers_accept_archiver_output(loop: Callable[[dict[str, str
                     live += found
         assert apart.server.refused == []
         raw = b"".join(request.raw for request in apart.server.requests)
-        assert HEADING.encode() in raw
+        assert ARCHIVES.encode() in raw
         assert b"[A note of the system:]" in raw
 
 

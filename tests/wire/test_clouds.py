@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,12 @@ from orch_protocol.agent.spec import BackendSpec
 from orch_protocol.core.errors import BackendError, ConfigError, ContextOverflowError, RateLimitError
 from orch_protocol.core.messages import Image, Text, Thinking, ToolResult, text_of, tool_uses, user
 from orch_worker.backends import models
+from orch_worker.backends.clients.bedrock import MessageDecoder
 from orch_worker.backends.http.remote import RemoteBackend
 from orch_worker.backends.registry import complete, make_backend
 from pictures import png
 from wire.api_backends import Talk
+from wire.cloud_rules import frame
 from wire.model_server import ModelServer, call, fail, say
 
 pytest.importorskip("botocore")
@@ -205,6 +209,21 @@ async def test_broken_event_streams_of_aws(server: ModelServer, talk: Open, how:
     assert len(made.retries) == 1
 
 
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_pieces_of_an_aws_event_stream_may_have_any_size(size: int) -> None:
+    """Events do not depend on the pieces. A wrong checksum is an error before the message is complete."""
+    events = [{"type": "ping"}, {"type": "message_stop", "filler": "x" * 100}]
+    chunk = {":event-type": "chunk", ":message-type": "event"}
+    frames = [frame(chunk, {"bytes": base64.b64encode(json.dumps(each).encode()).decode()}) for each in events]
+    stream = b"".join(frames)
+    decoder = MessageDecoder()
+    pieces = [stream[start : start + size] for start in range(0, len(stream), size)]
+    found = [event for piece in pieces for event in decoder.feed(piece)]
+    assert found == [(each["type"], json.dumps(each)) for each in events]
+    with pytest.raises(Exception, match="Checksum mismatch"):
+        list(decoder.feed(b"\xff" + frames[0][1:13]))
+
+
 @pytest.mark.parametrize(
     ("provider", "env", "why"),
     [
@@ -277,6 +296,6 @@ async def test_credentials_of_clouds_reach_their_own_agents(server: ModelServer,
 
 def test_without_boto3(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without boto3, the error of a Bedrock model names the extra to install."""
-    monkeypatch.setattr("orch_worker.backends.providers.bedrock.find_spec", lambda _: None)
+    monkeypatch.setattr("orch_worker.backends.clients.bedrock.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"pip install 'orch-agents\[bedrock\]'"):
         make_backend(complete(BackendSpec("bedrock", CLAUDE), models.load(), AWS, AWS), AWS)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orch import AsyncOrchestrator, CompactionConfig, Config
+from orch import ArchivalConfig, AsyncOrchestrator, CompactionConfig, Config
 from orch.processes.in_process import InProcessLauncher
 from orch_protocol.core.errors import ContextOverflowError
 from orch_protocol.core.messages import assistant, text_of, user
@@ -60,16 +61,78 @@ async def test_context_overflow_is_compacted_once_and_answered(server: ModelServ
     assert "Eight questions" in text_of(session.messages[0])
 
 
-@pytest.mark.parametrize("model", MODELS[:1])
-async def test_repeated_context_overflow_is_an_error(server: ModelServer, model: str, tmp_path: Path) -> None:
-    """If the request after a compaction is also too long, the query fails, and the next query is answered."""
-    server.script += [TOO_LONG, say("notes"), TOO_LONG]
-    async with orchestrator(server, model, tmp_path / "home") as o:
+async def test_request_that_never_fits_is_an_error_after_few_attempts(server: ModelServer, tmp_path: Path) -> None:
+    """If nothing more can be shortened, the query fails, and the next query is answered."""
+    server.otherwise = lambda request: say("notes") if "notes for an agent" in str(request.body) else TOO_LONG
+    async with orchestrator(server, MODELS[0], tmp_path / "home") as o:
         agent = await o.spawn("Read", preset="minimal", cwd=tmp_path, history=HISTORY)
         with pytest.raises(ContextOverflowError, match="too long"):
             await agent.query("What is the port?")
-        assert len(server.requests) == 3
+        assert 3 < len(server.requests) < 12
+        server.otherwise = lambda _: say("done")
         assert (await agent.query("And now?")).text == "done"
+
+
+async def test_repeated_refusals_shorten_the_conversation_and_results_until_it_fits(
+    server: ModelServer, tmp_path: Path
+) -> None:
+    """A server that names no window refuses a long result: older messages go first, then the result is shortened."""
+    (tmp_path / "one.txt").write_text("the port is 4711\n" * 1_500)
+    read = call({"call": "read_file", "input": {"path": "one.txt"}})
+
+    def answer(request: Request) -> Any:
+        if len(str(request.body["messages"])) > 8_000:
+            return fail(400, "invalid_request_error", "prompt is too long")
+        return say("notes") if "notes for an agent" in str(request.body) else say("It is 4711.")
+
+    server.script, server.otherwise = deque([read]), answer
+    async with orchestrator(server, MODELS[0], tmp_path / "home") as o:
+        agent = await o.spawn("Read", preset="minimal", cwd=tmp_path, history=HISTORY)
+        assert (await agent.query("What is the port?")).text == "It is 4711."
+        messages = (await agent.show()).messages
+    assert "characters left out" in str(server.requests[-1].body)
+    assert len(str(messages[-2])) > 20_000, "the recorded result is unchanged"
+
+
+async def test_refused_conversation_is_archived_before_it_is_compacted(server: ModelServer, tmp_path: Path) -> None:
+    """If archiving frees enough, no summary is written, and the archived turns can be searched."""
+    server.script += [TOO_LONG, say("It is 4711.")]
+    long = [message for n in range(8) for message in (user(f"question {n}"), assistant(f"answer {n} " + "x" * 9_000))]
+    config = Config(archival=ArchivalConfig(enabled=True, profile="roomy"))
+    async with AsyncOrchestrator(
+        MODELS[0], home=tmp_path / "home", env=environment(server), config=config, launcher=InProcessLauncher
+    ) as o:
+        agent = await o.spawn("Read", preset="minimal", cwd=tmp_path, history=long)
+        assert (await agent.query("What is the port?")).text == "It is 4711."
+        assert "[archived turn" in str((await agent.show()).messages)
+    assert "notes for an agent" not in str([request.body for request in server.requests])
+    assert len(server.requests[1].raw) < len(server.requests[0].raw) // 3
+
+
+async def test_window_that_a_server_names_prevents_further_refusals(server: ModelServer, tmp_path: Path) -> None:
+    """After one refusal by a server whose window is smaller than expected, later turns are compacted in time.
+
+    Each request after the first refusal fits in the window of the server.
+    """
+    window = 4_000
+    refused: list[int] = []
+
+    def answer(request: Request) -> Any:
+        size = len(str(request.body["messages"])) // 4
+        if size > window:
+            refused.append(len(server.requests))
+            text = f"request ({size} tokens) exceeds the available context size ({window} tokens), try increasing it"
+            return fail(500, "exceed_context_size_error", text)
+        is_summary = "notes for an agent" in str(request.body)
+        return say("Short notes." if is_summary else "x" * 1_200, usage={"input": size, "output": 300})
+
+    server.otherwise = answer
+    async with orchestrator(server, "openai:gpt-4o", tmp_path / "home") as o:
+        agent = await o.spawn("Read", preset="minimal", cwd=tmp_path)
+        for number in range(14):
+            assert (await agent.query(f"question {number} " + "z" * 1_200)).text.startswith("x")
+    assert len(refused) == 1
+    assert sum("notes for an agent" in str(request.body) for request in server.requests) > 1
 
 
 async def test_context_overflow_without_compaction_is_an_error(server: ModelServer, tmp_path: Path) -> None:

@@ -286,8 +286,14 @@ class TestChoosing:
         ]
 
     async def test_sdk_of_the_configured_model_is_preloaded(self, server: ModelServer, tmp_path: Path) -> None:
-        """The SDK is loaded in advance only for a configured model with a key."""
-        for model, env, warmed in ((MODEL, environment(server), ["sdk"]), (MODEL, {}, []), ("extractive:", {}, [])):
+        """Only the SDK of the configured model is loaded in advance, and none if the model has no key."""
+        with_key = environment(server)
+        for model, env, warmed in (
+            (MODEL, with_key, ["anthropic"]),
+            ("openai:gpt-6-luna", with_key, ["openai"]),
+            (MODEL, {}, ["lean"]),
+            ("extractive:", {}, ["lean"]),
+        ):
             launcher = FakeLauncher()
             async with AsyncOrchestrator(model, home=tmp_path, env=env, **fake_world(launcher)):
                 assert launcher.warmed == warmed

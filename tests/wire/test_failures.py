@@ -6,6 +6,7 @@ import asyncio
 import pickle
 from collections.abc import Callable
 
+import anthropic
 import httpx2
 import pytest
 
@@ -20,7 +21,7 @@ from orch_protocol.core.errors import (
 )
 from orch_protocol.core.messages import text_of, tool_uses
 from orch_worker.backends.http.retry import RetryPolicy
-from orch_worker.backends.http.transport import Deadlines, ResponseWatch, client_options
+from orch_worker.backends.http.transport import Deadlines, ResponseWatch, http_client
 from wire.api_backends import CHAT, MESSAGES, PEERS, RESPONSES, Peer, Talk
 from wire.model_server import Answer, How, ModelServer, call, fail, say
 
@@ -61,7 +62,7 @@ class TestProxies:
         async with await asyncio.start_server(proxy, "127.0.0.1", 0) as listening:
             port = listening.sockets[0].getsockname()[1]
             monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{port}")
-            client = httpx2.AsyncClient(**client_options("http://localhost.example"))
+            client = http_client(anthropic.DefaultAioHttpClient, "http://localhost.example")
             with pytest.raises(httpx2.TransportError):
                 async with ResponseWatch(Deadlines()).listening():
                     await client.get("http://localhost.example/v1")

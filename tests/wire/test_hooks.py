@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from orch import Abort, AsyncOrchestrator, Config, SubagentsConfig
+from orch.testing import fake_world
 from orch_protocol.agent.config import HooksConfig
 from orch_protocol.hooks.stages import STAGES
 from wire.each_api import MODELS
@@ -121,7 +122,7 @@ async def test_failing_hooks_end_no_agent(house: House) -> None:
     for kind, stages in at.items():
         text += f"@hook(*{stages!r}, kind={kind!r})\ndef {kind}(event, ctx):\n    raise ValueError('broken')\n"
     house.file.write_text(text)
-    async with house.root() as root:
+    async with house.root(**fake_world()) as root:
         for model in MODELS:
             house.server.script += [call(read("one.txt"), read("two.txt")), say("Done."), say("Again.")]
             agent = await root.spawn("Read", model=model, tools=["read_file"], cwd=house.folder)
@@ -135,7 +136,7 @@ ENDS = ("before_turn", "context", "before_provider_request", "after_provider_res
 
 async def test_aborted_turn_leaves_a_valid_conversation(house: House) -> None:
     """A hook can abort the turn at each of six stages. The reply is its message, and the next turn works."""
-    async with house.root("") as root:
+    async with house.root("", **fake_world()) as root:
         agents = [await root.spawn("Read", model=each, tools=["read_file"], cwd=house.folder) for each in MODELS]
         for agent, stage in product(agents, ENDS):
             house.server.script += [call(read("one.txt"), read("two.txt")), say("Done.")]

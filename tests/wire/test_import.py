@@ -48,9 +48,11 @@ SESSIONS = {
 
 
 def signed(server: ModelServer, path: Path) -> Path:
-    """Let `server` accept the signed content of the file at `path`, and return `path`."""
-    path.write_text(path.read_text().replace("c2ln", sign("Hm.")))
+    """Let `server` accept the signed content of the file at `path` from its model, and return `path`."""
+    model = MODELS[0].partition(":")[2]
+    path.write_text(path.read_text().replace("c2ln", sign("Hm.")).replace("some-model", model))
     server.issued |= {sign("Hm."): "Hm.", HIDDEN["data"]: HIDDEN}
+    server.issued |= {f"model/{sign('Hm.')}": model, f"model/{HIDDEN['data']}": model}
     return path
 
 
@@ -70,10 +72,10 @@ async def test_imported_conversation_accepts_a_further_question(
         assert "Task:" not in sent
 
 
-async def test_signed_content_returns_to_its_provider_only(server: ModelServer, tmp_path: Path) -> None:
-    """Signed thinking and images are sent to the provider that signed the thinking.
+async def test_signed_content_returns_to_its_model_only(server: ModelServer, tmp_path: Path) -> None:
+    """Signed thinking and images are sent to the model that signed the thinking.
 
-    Another provider does not get the signature.
+    Another model does not get the signature, even if it is a model of the same provider.
     """
     path = signed(server, dump_lines(tmp_path / "session.jsonl", pi_tree()[:8]))
     async with AsyncOrchestrator(MODELS[0], home=tmp_path / "home", env=environment(server), **fake_world()) as root:
@@ -83,6 +85,9 @@ async def test_signed_content_returns_to_its_provider_only(server: ModelServer, 
         thinking = {"type": "thinking", "thinking": "Hm.", "signature": sign("Hm.")}
         assert [block for block in sent if "thinking" in block["type"]] == [thinking, HIDDEN]
         assert PICTURE in json.dumps(sent)
-        other = await root.sessions.import_(path, tools=[], model=MODELS[1])
-        await other.query("And what now?")
-        assert sign("Hm.") not in json.dumps(server.requests[-1].body)
+        for model in (MODELS[1], "anthropic:claude-opus-4-8"):
+            other = await root.sessions.import_(path, tools=[], model=model)
+            await other.query("And what now?")
+            assert sign("Hm.") not in json.dumps(server.requests[-1].body)
+            assert HIDDEN["data"] not in json.dumps(server.requests[-1].body)
+        assert server.refused == []

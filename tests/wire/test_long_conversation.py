@@ -20,16 +20,16 @@ from orch_worker.tools.api.base import tool
 from wire.api_backends import KIMI, PEERS, Talk
 from wire.model_server import Answer, ModelServer, Request, call, fail, say
 
-STEPS = 200
+STEPS = 80
 ALL_PEERS = PEERS | {"kimi": KIMI}
 HALF = Message("assistant", (ToolUse("half_1", "look", {"n": 1}), ToolUse("half_2", "look", {"n": 2})))
 
 
 @pytest.mark.parametrize("name", ALL_PEERS)
-async def test_two_hundred_steps_with_failures_are_accepted(
+async def test_many_steps_with_failures_are_accepted(
     server: ModelServer, begin: Callable[..., Talk], name: str, tmp_path: Path
 ) -> None:
-    """The server accepts 200 requests with parallel calls, errors, broken streams and truncated responses.
+    """The server accepts 80 requests with parallel calls, errors, broken streams and truncated responses.
 
     The turns can also be cancelled, and the transcript is opened again several times.
     """
@@ -77,5 +77,5 @@ async def test_two_hundred_steps_with_failures_are_accepted(
             transcript.message(HALF, "q")  # as if the process had ended between the calls and their results
         transcript.close()
     assert server.refused == []
-    assert cuts > 5
+    assert cuts > 2
     assert_valid(read_session(tmp_path).messages)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from orch_protocol.core.errors import BackendError, BackendTimeoutError
 from orch_protocol.core.messages import Message, Text, text_of
 from orch_protocol.policy.budget import BudgetAmounts, amounts_of
 from orch_worker.backends import models
+from orch_worker.backends.formats.server_sent_events import ServerSentEvent
 from orch_worker.backends.http.transport import Deadlines, ResponseLimits
 from wire.api_backends import CHAT, KIMI, MESSAGES, PEERS, RESPONSES, Peer, Talk
 from wire.model_server import Answer, ModelServer, call, fail, say
@@ -76,7 +78,6 @@ MALFORMED: dict[str, list[tuple[bytes, ...]]] = {
         stream(start(), block(0, "text"), STOP, END),
         stream(start(), block(0, {"type": "tool_use", "id": 7, "name": "w", "input": {}}), STOP, END),
         stream(start(), block(0, {"type": "tool_use", "id": "a", "name": None, "input": {}}), STOP, END),
-        stream(start(), block(0, {"type": "tool_use", "id": "a", "name": "w", "input": [1]}), STOP, END),
         stream(start(), block(0, {"type": "tool_use"}), STOP, END),
         stream(start(), block(0, {"type": "thinking"}), STOP, END),
         stream(start(), block(0, TEXT), block("1", TEXT), STOP, END),
@@ -107,8 +108,6 @@ MALFORMED: dict[str, list[tuple[bytes, ...]]] = {
         stream(chunk({"tool_calls": ["x"]}, "stop")),
         stream(chunk({"tool_calls": [{"index": 0, "id": 7, "function": {"name": "w", "arguments": "{}"}}]}, "stop")),
         stream(chunk({"tool_calls": [{"index": 0, "id": "a", "function": {"name": 7}}]}, "stop")),
-        stream(chunk({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "w", "arguments": {}}}]}, "stop"))
-        + stream(chunk({"tool_calls": [{"index": 0, "id": "a", "function": {"arguments": {"a": 1}}}]}, "stop")),
         stream(chunk({"tool_calls": [{"index": 0, "id": "a", "function": "w"}]}, "stop")),
         stream(chunk({}, {"reason": "stop"})),
         stream(chunk({}, ["stop"])),
@@ -131,7 +130,6 @@ MALFORMED: dict[str, list[tuple[bytes, ...]]] = {
         stream(item({"type": "message", "content": [{"text": 5}]}), COMPLETED),
         stream(item({"type": "function_call"}), COMPLETED),
         stream(item({"type": "function_call", "call_id": 7, "name": "w", "arguments": "{}"}), COMPLETED),
-        stream(item({"type": "function_call", "call_id": "a", "name": "w", "arguments": {}}), COMPLETED),
         stream(item({}, [0]), COMPLETED),
         stream({"type": "response.output_item.done"}, COMPLETED),
         stream({"type": "response.output_text.delta"}, COMPLETED),
@@ -250,8 +248,8 @@ class TestLimits:
         assert text_of((await begin(CHAT).ask()).message) == "hello"
 
     async def test_compressed_bomb_uses_bounded_memory(self, server: ModelServer, talk: Talk) -> None:
-        """Half a megabyte that decompresses to half a gigabyte is decompressed in small steps, only up to the limit."""
-        bomb = gzip.compress(b"data: " + b"\0" * (1 << 29), 9)
+        """64 KB that decompress to 64 MB are decompressed in small steps, only up to the limit."""
+        bomb = gzip.compress(b"data: " + b"\0" * (1 << 26), 9)
         server.script.append(Answer(raw=(bomb,), headers={"content-encoding": "gzip"}))
         talk.backend.limits = ResponseLimits(event=1 << 20)
         tracemalloc.start()
@@ -291,11 +289,11 @@ class TestContent:
     async def test_empty_chunks_do_not_extend_the_content_deadline(self, begin: Begin) -> None:
         """A chunk without new content is not counted as progress."""
         talk = begin(CHAT)
-        reading = talk.backend._api.new_reader("openai")
+        reading = talk.backend._format.new_reader("openai")
         for empty in ({"choices": []}, chunk({}), chunk({"role": "assistant", "content": ""}), {"object": "x"}):
-            reading.feed(empty)
+            reading.feed(ServerSentEvent("", json.dumps(empty)))
         assert reading.progress == 0
-        reading.feed(chunk({"reasoning": "hm"}))
+        reading.feed(ServerSentEvent("", json.dumps(chunk({"reasoning": "hm"}))))
         assert reading.progress == 1
 
     @pytest.mark.parametrize(
@@ -453,5 +451,5 @@ class TestCompatibleServers:
         """Only requests to hosts of OpenAI contain `store` and `prompt_cache_key`."""
         talk = begin(peer, base_url=url)
         talk.backend.append_user((Text("hi"),))
-        body = talk.backend._api.request(talk.backend._make_request())
+        body = talk.backend._format.request(talk.backend._make_request())
         assert {"store", "prompt_cache_key"} <= set(body) if own else not {"store", "prompt_cache_key"} & set(body)

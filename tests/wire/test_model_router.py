@@ -10,6 +10,7 @@ import pytest
 
 from orch import AsyncOrchestrator, Config, SubagentsConfig
 from orch.sessions.audit import audit
+from orch.testing import fake_world
 from orch_protocol.agent.config import HooksConfig
 from orch_protocol.hooks.options import ModelRouter
 from wire.model_server import ModelServer, call, fail, say
@@ -28,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 def opened(server: ModelServer, folder: Path, hooks: HooksConfig | None = None, **options: Any) -> AsyncOrchestrator:
     """Return a root whose models are at `server`."""
     config = Config(MODEL, hooks=hooks or HooksConfig(), **options)
-    return AsyncOrchestrator(config=config, home=folder / "home", env=environment(server))
+    return AsyncOrchestrator(config=config, home=folder / "home", env=environment(server), **fake_world())
 
 
 def asked(server: ModelServer) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from orch import AsyncOrchestrator
+from orch.testing import fake_world
 from wire.each_api import MODELS, each_model
 from wire.model_server import ModelServer, call, say
 from wire.sent_requests import Sent, assert_goes_on, of_agents
@@ -20,7 +21,9 @@ async def root(server: ModelServer, tmp_path: Path) -> AsyncIterator[AsyncOrches
     """A root that approves every plan, and a folder with a file."""
     (tmp_path / "one.txt").write_text("this is one\n")
     env = environment(server)
-    async with AsyncOrchestrator(MODEL, home=tmp_path / "home", env=env, approve=lambda _: True) as root:
+    async with AsyncOrchestrator(
+        MODEL, home=tmp_path / "home", env=env, approve=lambda _: True, **fake_world()
+    ) as root:
         yield root
 
 
@@ -57,7 +60,7 @@ async def test_revoking_tools_keeps_the_cached_prefix(server: ModelServer, tmp_p
     reading = [call(read("one.txt")), say("one")]
     home, env = tmp_path / "home", environment(server)
     first, then, ids = dict[str, list[Sent]](), dict[str, list[Sent]](), dict[str, str]()
-    async with AsyncOrchestrator(MODEL, home=home, env=env, run="r") as root:
+    async with AsyncOrchestrator(MODEL, home=home, env=env, run="r", **fake_world()) as root:
         for model in MODELS:
             server.script += reading * 2
             agent = await root.spawn("x", model=model, tools=["read_file", "list_files"], cwd=tmp_path)
@@ -65,7 +68,7 @@ async def test_revoking_tools_keeps_the_cached_prefix(server: ModelServer, tmp_p
             await agent.revoke_tools(keep=["list_files"])
             assert (await agent.query("Go")).tool_calls == 0
             ids[model], first[model] = agent.id, of_agents(server.requests[-4:])
-    async with AsyncOrchestrator(MODEL, home=home, env=env, run="r") as root:
+    async with AsyncOrchestrator(MODEL, home=home, env=env, run="r", **fake_world()) as root:
         for model in MODELS:
             server.script += reading
             assert (await (await root.get(ids[model])).query("Go")).tool_calls == 0

@@ -34,14 +34,29 @@ OSLO = {"call": "weather", "input": {"city": "Oslo"}}
 
 
 async def test_text_is_streamed_and_returned(server: ModelServer, talk: Talk) -> None:
-    """The text arrives in pieces and as a whole message, with the stop reason."""
+    """The streamed text is the text of the message, which has a stop reason."""
     server.script.append(say("Hello, wörld \N{GRINNING FACE}!"))
     turn = await talk.ask()
     assert turn.message == Message("assistant", (Text("Hello, wörld \N{GRINNING FACE}!"),))
     assert turn.stop_reason == "end_turn"
-    assert len(talk.texts) > 1
     assert "".join(talk.texts) == text_of(turn.message)
     assert (server.refused, talk.retries) == ([], [])
+
+
+async def test_first_text_is_passed_on_before_the_rest_arrives(server: ModelServer, talk: Talk, peer: Peer) -> None:
+    """The server sends the rest only after the first text was passed on."""
+    shown = asyncio.Event()
+
+    class Texts(list[str]):
+        def append(self, text: str) -> None:
+            super().append(text)
+            shown.set()
+
+    talk.texts = Texts()
+    server.script.append(say("Hello, wörld \N{GRINNING FACE}!", pause=(2 if peer == CHAT else 4, shown)))
+    turn = await talk.ask()
+    assert len(talk.texts) > 1
+    assert "".join(talk.texts) == text_of(turn.message)
 
 
 async def test_parallel_calls_make_a_round_trip(server: ModelServer, talk: Talk) -> None:
@@ -196,7 +211,7 @@ async def test_headers_from_the_callers_variable(server: ModelServer) -> None:
     """Headers that the user set in the variable of the provider are sent."""
     talk = MESSAGES.talk(server)
     keys = {"ANTHROPIC_API_KEY": "k", "ANTHROPIC_CUSTOM_HEADERS": "X-Team: blue\nanthropic-version: 2023-06-01"}
-    backend = type(talk.backend)(MESSAGES.spec(server), keys, talk.backend._api)
+    backend = type(talk.backend)(MESSAGES.spec(server), keys, talk.backend._format, talk.backend._new_client)
     backend.append_user((Text("hi"),))
     await backend.assistant_turn()
     await backend.close()
@@ -214,10 +229,12 @@ async def test_unsendable_header_or_key_is_an_immediate_error(server: ModelServe
     spec = MESSAGES.spec(server)
     spec = replace(spec, options=spec.options | {"headers": {"X-Team": "{ACME_TEAM}"}})
     with pytest.raises(ConfigError, match=r"cannot send the header 'X-Team' of anthropic:[^ ]*: the value") as caught:
-        type(talk.backend)(spec, {"ANTHROPIC_API_KEY": "k", "ACME_TEAM": value}, talk.backend._api)
+        type(talk.backend)(
+            spec, {"ANTHROPIC_API_KEY": "k", "ACME_TEAM": value}, talk.backend._format, talk.backend._new_client
+        )
     assert value not in str(caught.value)
     with pytest.raises(ConfigError, match=r"cannot send the key of anthropic:[^ ]*: the value"):
-        type(talk.backend)(spec, {"ANTHROPIC_API_KEY": f"k{value}"}, talk.backend._api)
+        type(talk.backend)(spec, {"ANTHROPIC_API_KEY": f"k{value}"}, talk.backend._format, talk.backend._new_client)
 
 
 async def test_provider_can_configure_its_key_header(server: ModelServer, begin: Begin) -> None:
@@ -271,7 +288,7 @@ class TestThinking:
         assert [block["type"] for block in sent[:3]] == ["thinking", "redacted_thinking", "server_thing"]
 
     async def test_altered_thinking_is_refused_by_the_test_server(self, server: ModelServer, begin: Begin) -> None:
-        """The test server refuses thinking whose text does not match its signature."""
+        """The test server refuses thinking whose text does not match its signature. The request is repeated."""
         server.script.append(Answer(blocks=({"thinking": "Hm"}, {"text": "T"})))
         talk = begin(MESSAGES)
         turn = await talk.ask()
@@ -279,8 +296,8 @@ class TestThinking:
         assert isinstance(thinking, Thinking)
         altered = Thinking("Hmm", thinking.signature, thinking.provider)
         talk.backend.load([*talk.messages()[:-1], Message("assistant", (altered, Text("T")))])
-        with pytest.raises(BackendError, match="Invalid `signature`"):
-            await talk.ask()
+        await talk.ask()
+        assert ["Invalid `signature`" in refused for refused in server.refused] == [True]
 
     async def test_encrypted_reasoning_returns(self, server: ModelServer, begin: Begin) -> None:
         """Encrypted reasoning is sent back before the message or the calls that followed it.

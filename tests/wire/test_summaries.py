@@ -88,8 +88,10 @@ async def test_separate_summary_request_has_the_archived_part_only(
     assert "Both were read" in shown[3]
 
 
-async def test_model_without_reliable_json_writes_a_paragraph(server: ModelServer, folder: Path) -> None:
-    """A local model is asked for a paragraph, although the configured style is structured."""
+async def test_model_without_reliable_json_writes_a_paragraph(
+    server: ModelServer, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A local model is asked for a paragraph, although the configured style is structured. This is printed once."""
     archival = ArchivalConfig(
         enabled=True, async_=False, profile="seed", trigger=TriggerConfig(tool_call_threshold=1, token_threshold=10**9)
     )
@@ -103,5 +105,29 @@ async def test_model_without_reliable_json_writes_a_paragraph(server: ModelServe
         agent = await o.spawn("Read", preset="minimal", cwd=folder)
         await agent.query("What does it say?")
         assert "One file was read" in text_of((await agent.show()).messages[1])
+        await o.spawn("Read again", preset="minimal", cwd=folder)
     assert server.refused == []
     assert "Answer with one paragraph" in str(server.requests[-1].body)
+    note = "orch: summaries of archived turns are paragraphs, because models of ollama do not write JSON reliably"
+    assert capsys.readouterr().err.count(note) == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "archival", "noted"),
+    [
+        ("ollama:qwen3", {"enabled": True, "summary": SummaryConfig(style="paragraph")}, False),
+        ("ollama:qwen3", {"enabled": False}, False),
+        ("openai:gpt-5.2", {"enabled": True}, False),
+        ("openai:gpt-5.2", {"enabled": True, "summary": SummaryConfig("structured", "ollama:qwen3")}, True),
+        ("openai:gpt-5.2", {"enabled": True, "summary": SummaryConfig(model="ollama:qwen3")}, False),
+    ],
+)
+async def test_forced_paragraphs_are_noted_if_they_differ_from_the_settings(
+    server: ModelServer, folder: Path, capsys: pytest.CaptureFixture[str], model: str, archival: Any, noted: bool
+) -> None:
+    """The model that writes the summaries counts."""
+    env = environment(server) | {"OLLAMA_HOST": server.url}
+    config = Config(archival=ArchivalConfig(**archival))
+    async with AsyncOrchestrator(model, home=folder / "home", env=env, config=config, launcher=InProcessLauncher) as o:
+        await o.spawn("Read", preset="minimal", cwd=folder)
+    assert ("paragraphs, because models of ollama" in capsys.readouterr().err) is noted

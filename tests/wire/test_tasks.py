@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,17 @@ from orch_protocol.core.errors import AgentDiedError
 from wire.each_api import each_model
 from wire.model_server import Answer, ModelServer, call, say
 from wire.sent_requests import assert_goes_on, of_agents
-from wire.test_plan import root
-
-__all__ = ["root"]
+from wire.test_end_to_end import MODEL, environment
 
 CREATE = {"call": "task_create", "input": {"tasks": ["look", "say"]}}
+
+
+@pytest.fixture
+async def root(server: ModelServer, tmp_path: Path) -> AsyncIterator[AsyncOrchestrator]:
+    """A root with real processes that approves every call."""
+    env = environment(server)
+    async with AsyncOrchestrator(MODEL, home=tmp_path / "home", env=env, approve=lambda _: True) as root:
+        yield root
 
 
 def update(index: int, status: str) -> dict[str, Any]:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
 
-from orch_protocol.core.errors import AgentDiedError, BadReplyError, ConfigError, OrchError, QueryTimeoutError
+from orch_protocol.core.errors import (
+    AgentDiedError,
+    BadReplyError,
+    ConcurrencyLimitError,
+    ConfigError,
+    OrchError,
+    QueryTimeoutError,
+)
 from orch_protocol.core.messages import Image, Prompt, Reply, prompt_of
 from orch_protocol.core.prompts import PromptShown
 from orch_protocol.policy.budget import Budget
@@ -37,7 +44,7 @@ from orch_protocol.wire.worker_messages import TurnEvent
 from ..policy.budget_rules import budget_change
 from ..policy.caller import USER
 from ..services import call, check_seconds
-from ..services.agents.query import answer, ask, check_prompt
+from ..services.agents.query import answer, ask, ask_with_place, check_prompt
 from ..services.agents.worktrees import with_report
 from ..supervisor.watchers import watching
 from ..tree.interface.topics import QueryTopic
@@ -205,8 +212,9 @@ class AsyncSubagent:
         """Start a query and return a future of its reply. `collect` can also return this reply, once.
 
         Raises AgentBusyError if another query is running. With `queue`, the new query waits until the running query and
-        all queued queries are done. A waiting query exists only in this program; cancelling the future withdraws the
-        query. With `returns`, the result of the future is a value of this type; see `query`.
+        all queued queries are done. A query also waits while the agent has no process and no other agent is idle, if
+        `subagents.max_concurrent` is reached. A waiting query exists only in this program; cancelling the future
+        withdraws the query. With `returns`, the result of the future is a value of this type; see `query`.
         """
         text, images = prompt_of(prompt)
         if returns is None:
@@ -236,10 +244,19 @@ class AsyncSubagent:
             self._orchestrator.queued[self.id] = place
             place.add_done_callback(self._leave_queue)
         else:
-            query_id = ask(root, self._node, USER, request)
-            reply = asyncio.ensure_future(self._wait_for_reply(query_id))
+            try:
+                query_id = ask(root, self._node, USER, request)
+                reply = asyncio.ensure_future(self._wait_for_reply(query_id))
+            except ConcurrencyLimitError:
+                if not root.tree.is_full:
+                    raise
+                reply = asyncio.ensure_future(self._wait_for_place(root, request))
         reply.add_done_callback(_mark_retrieved)
         return reply
+
+    async def _wait_for_place(self, root: Supervisor, request: QueryAgent) -> Reply:
+        """Query the agent when it may get a process, and return the reply."""
+        return await self._wait_for_reply(await ask_with_place(root, self._node, USER, request))
 
     async def _wait_for_reply(self, query_id: str) -> Reply:
         root = self._orchestrator.supervisor
@@ -272,19 +289,49 @@ class AsyncSubagent:
         if self._orchestrator.queued.get(self.id) is place:
             del self._orchestrator.queued[self.id]
 
-    async def collect(self, *, timeout: float | None = None, again: bool = False, query: str = "") -> Reply | None:
+    @overload
+    async def collect(
+        self, *, timeout: float | None = None, again: bool = False, query: str = "", returns: type[T]
+    ) -> T | None: ...
+    @overload
+    async def collect(
+        self, *, timeout: float | None = None, again: bool = False, query: str = "", returns: JsonSchema
+    ) -> Any: ...
+    @overload
+    async def collect(
+        self, *, timeout: float | None = None, again: bool = False, query: str = "", returns: None = None
+    ) -> Reply | None: ...
+    async def collect(
+        self,
+        *,
+        timeout: float | None = None,
+        again: bool = False,
+        query: str = "",
+        returns: type[T] | JsonSchema | None = None,
+    ) -> Reply | T | None:
         """Return the reply to the last query.
 
         Each reply is returned once. Return None if the reply does not arrive within `timeout` seconds. Replies to
         queries that were started without waiting (`orch query --no-wait`) are returned first, beginning with the
         oldest. `query` selects a query by its id. With `again`, return a reply that was already taken. Raises
         NoResultError if no such reply exists.
+
+        With `returns`, return the value in the reply; see `query`. If the reply is invalid, the model can correct it
+        once, without the time limit.
         """
+        expected: ReturnType[T] | None = None if returns is None else return_type(returns)
         try:
             reply = await self._call(COLLECT, Collect(self.id, timeout, again, query))
         except QueryTimeoutError:
             return None
-        return reply
+        if expected is None:
+            return reply
+
+        def ask(correction: str) -> Awaitable[Reply]:
+            # The query may have been submitted without `returns`, so that the model has not seen the schema.
+            return self._query(structured_output.prompt_for_value(correction, expected), None, None)
+
+        return (await parse_with_correction(self, reply, expected, ask))[0]
 
     async def state(self) -> AgentRow:
         """Return the agent's current state. The state includes status, usage, task and model."""

@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypedDict, TypeVar, get_args
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypedDict, TypeVar, get_args
 
 import msgspec
 
@@ -32,6 +32,7 @@ from ..config import paths
 from ..policy.approvals import Approver
 from ..policy.budget_rules import check_budget
 from ..resources.prompt_templates import PromptTemplate
+from .fan_out import OnProgress
 
 __all__ = [
     "AgentHandle",
@@ -39,6 +40,8 @@ __all__ = [
     "AgentRefs",
     "BackendLike",
     "LentBackends",
+    "MapArguments",
+    "MapOptions",
     "ScriptedBackendLike",
     "ToolLike",
     "as_list",
@@ -72,8 +75,9 @@ CHOICES: Final[dict[str, Any]] = {
     "queue_mode": QueueMode,
     "follow_up_mode": QueueMode,
     "isolation": Isolation,
+    "depth": Literal[0, 1],
 }
-"""The options of an agent that accept only certain strings."""
+"""The options of an agent that accept only certain values."""
 
 ToolLike = str | Tool | Callable[..., Any]
 """The name of a built-in tool, or a function that runs in this program."""
@@ -163,11 +167,8 @@ class LentBackends:
             custom_providers.unregister_object(self._lent.popitem()[1])
 
 
-class AgentOptions(TypedDict, total=False):
-    """The options of a new agent, for `spawn(task, **options)` and `session(**options)`.
-
-    `AsyncOrchestrator.spawn` describes each option.
-    """
+class MapOptions(TypedDict, total=False):
+    """The options of the agents of a map; `AsyncOrchestrator.spawn` describes each option."""
 
     agent: str | None
     preset: str | None
@@ -175,13 +176,10 @@ class AgentOptions(TypedDict, total=False):
     model: str | None
     thinking: str | None
     backend: BackendLike | None
-    name: str | None
     cwd: str | os.PathLike[str] | None
     env: Mapping[str, str] | None
     history: Sequence[Any]
     limits: Limits | None
-    max_cost: float | None
-    budget: Budget | None
     template: Template | None
     queue_mode: QueueMode
     follow_up_mode: QueueMode | None
@@ -198,6 +196,29 @@ class AgentOptions(TypedDict, total=False):
     approve: Approver | None
     isolation: Isolation | None
     tool_executor: Executor | str | None
+
+
+class MapArguments(MapOptions, total=False):
+    """The arguments of `AsyncOrchestrator.map` after the prompt, except `returns`."""
+
+    workers: int
+    key: Callable[[Any], str] | None
+    name: str | None
+    max_cost: float | None
+    budget: Budget | None
+    stop_on_error: bool
+    on_progress: OnProgress | None
+
+
+class AgentOptions(MapOptions, total=False):
+    """The options of a new agent, for `spawn(task, **options)` and `session(**options)`.
+
+    `AsyncOrchestrator.spawn` describes each option.
+    """
+
+    name: str | None
+    max_cost: float | None
+    budget: Budget | None
 
 
 async def executor_spec(

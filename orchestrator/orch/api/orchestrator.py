@@ -11,30 +11,50 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, Unpack, overload
 
 import msgspec
+from msgspec.structs import replace
 
 from orch_protocol.agent.config import Config, parse_model
 from orch_protocol.agent.project import ProjectContext
 from orch_protocol.agent.spec import Limits, QueueMode, Template
-from orch_protocol.core.errors import ConfigError, OrchError, StoreError, UnsupportedPlatformError
+from orch_protocol.core.errors import (
+    BadReplyError,
+    ConfigError,
+    ContextOverflowError,
+    OrchError,
+    StoreError,
+    UnsupportedPlatformError,
+)
 from orch_protocol.core.ids import new_id
-from orch_protocol.core.messages import Prompt, Reply, prompt_of
+from orch_protocol.core.messages import Image, Prompt, Reply, prompt_of
 from orch_protocol.core.worktrees import Isolation
 from orch_protocol.hooks.stages import ALIASES, STAGES
 from orch_protocol.policy.budget import Budget
 from orch_protocol.policy.policy import PolicySpec
 from orch_protocol.services.agents.lifecycle import KILL, RESUME, Kill, Resume
-from orch_protocol.services.agents.query import ASK_ALL, WAIT, AskAll, AskAllResult, Wait, Waited
+from orch_protocol.services.agents.query import (
+    ASK_ALL,
+    QUERY,
+    WAIT,
+    AskAll,
+    AskAllResult,
+    QueryAgent,
+    Wait,
+    Waited,
+)
 from orch_protocol.services.agents.run_events import LIST_EVENTS, EventsSince, RunEvent
+from orch_protocol.services.agents.runs import LIST_RUNS, RunRow
 from orch_protocol.services.agents.spawn import SPAWN, Spawn
 from orch_protocol.services.agents.status import LIST_AGENTS, AgentRow, ListAgents
-from orch_protocol.services.service import Service
+from orch_protocol.services.service import Empty, Service
 from orch_worker.backends import models
 from orch_worker.backends.local_servers import LOCAL
-from orch_worker.backends.registry import complete, template_for
+from orch_worker.backends.models import ModelCatalog
+from orch_worker.backends.registry import APIS, complete, template_for
 from orch_worker.policy.policy_callback import PolicyCallback, PolicyFunction
 from orch_worker.sandbox.probe import available_levels
 from orch_worker.session.log.lock import FolderLock
@@ -68,6 +88,7 @@ from ..supervisor.recovery.orphan_cleanup import kill_orphans, remove_git_scratc
 from ..supervisor.supervisor import Supervisor
 from ..supervisor.watchers import Observer, Watchers
 from ..tree.journal.journal import JOURNAL, Journal
+from ..tree.rules.query_results import kept_reply
 from .agent import AsyncSubagent, OnEvent, parse_with_correction
 from .arguments import (
     AgentHandle,
@@ -75,6 +96,8 @@ from .arguments import (
     AgentRefs,
     BackendLike,
     LentBackends,
+    MapArguments,
+    MapOptions,
     ToolLike,
     as_list,
     as_names,
@@ -82,6 +105,19 @@ from .arguments import (
     executor_spec,
     split_tools,
     validate_request,
+)
+from .fan_out import (
+    CORRECTION,
+    MapItem,
+    MapResult,
+    OnProgress,
+    Place,
+    complete_reply,
+    default_name,
+    make_items,
+    run_items,
+    stops_at,
+    task_of,
 )
 from .registration import Registration
 from .resources.archives import AsyncArchives
@@ -176,16 +212,17 @@ class AsyncOrchestrator(Registration):
         self._has_run_name = run is not None
         self.run = run or f"{paths.UNNAMED_RUN_PREFIX}{new_id()}"
         self._hooks = RootHooks(self.home, self.run)
-        self._known, self._env = models.load(self.home), environ
-        check_keys(keys or {}, self._known)
-        self._keys = dict(keys) if keys is not None else keys_in(environ, self._known)
+        self._known: ModelCatalog | models.CatalogFile = models.CatalogFile(self.home)
+        self._env = environ
+        known = models.valid_catalog(self._known)
+        check_keys(keys or {}, known)
+        self._keys = dict(keys) if keys is not None else None
+        """The keys of the program. None means those in its environment."""
         self.credentials: Credentials = ProgramCredentials()
         """The keys and servers that agents use. The daemon sets its own credentials before `start`."""
-        default = configuration.DefaultModel.for_keys(self._known, self._keys)
+        default = configuration.DefaultModel.for_keys(known, self._own_keys(known))
         default_notice = default.notice if model is None and initial_config.model is None else None
-        self.config = msgspec.structs.replace(initial_config, model=model or initial_config.model or default.model)
-        self._withheld: dict[str, frozenset[str]] = {}
-        """The variables that agents do not get, by the provider of the agent. Computed on first use."""
+        self.config = replace(initial_config, model=model or initial_config.model or default.model)
         self._templates = templates_for(self.config, paths.current_folder(), self.home)
         self._program = ProgramExtensions()
         self.archives = AsyncArchives(self._call)
@@ -197,6 +234,7 @@ class AsyncOrchestrator(Registration):
         self.skills = Skills(self.config, self.home)
         self.notes = loaded.notes if loaded else ()
         """The parts of the configuration that were ignored, and the reasons."""
+        self._code = loaded.code if loaded else None
         self._environment = (*self.config.environment.pass_, *(as_names("environment", environment) or ()))
         self._notices = Notices(default_notice, configuration.unknown_tool_notes(configuration.flatten(self.config)))
         self._make_launcher = launcher or default_launcher
@@ -247,8 +285,7 @@ class AsyncOrchestrator(Registration):
             launcher.environment = self._environment
             stack.push_async_callback(launcher.stop)
             await launcher.start()
-            if (template := self._template()) != "lean":
-                launcher.warm(template)
+            launcher.warm(self._template())
             socket = Path(paths.root_socket(folder))
             policy_callback = PolicyCallback(self._policy) if self._policy is not None else None
             supervisor = Supervisor(
@@ -356,6 +393,7 @@ class AsyncOrchestrator(Registration):
         approve: Approver | None = None,
         isolation: Isolation | None = None,
         tool_executor: Executor | str | None = None,
+        _place: Place | None = None,
     ) -> AsyncSubagent:
         """Start an agent and return it when its process is ready.
 
@@ -365,7 +403,8 @@ class AsyncOrchestrator(Registration):
           in the message format of a provider's API.
         - `agent`: an agent type (see `agent_types`) that supplies prompt, tools and model. `preset` and `tools` limit
           the tools of the agent type; `model` replaces its model.
-        - `tools`: names of built-in tools, and functions of this program. These tools replace the tools of `preset`.
+        - `tools`: names of built-in tools, and functions of this program. They replace the default preset. If `preset`
+          is also given, the agent gets both.
         - `model`, `thinking`: the agent's model and reasoning effort (see `AsyncSubagent.set_thinking`). None uses the
           configuration. `backend`: a ScriptedBackend, or a CustomBackend for an agent in this process.
         - `budget`: limits on the total usage of the agent and its descendants. `max_cost` is the limit in USD. These
@@ -412,7 +451,7 @@ class AsyncOrchestrator(Registration):
             agent=agent,
             preset=preset,
             tools=names,
-            root_tools=tuple(function.spec() for function in functions if not function.missing(tool_context)),
+            root_tools=tuple(function.spec_in(tool_context) for function in functions),
             model=backend_arguments.model,
             thinking=thinking,
             script=backend_arguments.script,
@@ -439,7 +478,10 @@ class AsyncOrchestrator(Registration):
             usable_credentials=as_names("usable_credentials", usable_credentials) or (),
             isolation=isolation,
             executor=executor,
+            code=self._code,
         )
+        if _place is not None:
+            request = _place.request(request, self.config.model)
         spawned = await call(self.supervisor, USER, SPAWN, validate_request(request))
         if namespace is not None:
             await share_namespace(self.supervisor, spawned, namespace, self._resources.callback)
@@ -496,6 +538,10 @@ class AsyncOrchestrator(Registration):
     async def agents(self, *, all: bool = False) -> list[AgentRow]:
         """Return the state of every agent. Killed agents and archive holders are included only with `all`."""
         return await self._call(LIST_AGENTS, ListAgents(all))
+
+    async def runs(self) -> list[RunRow]:
+        """Return the runs of the home, including those of other programs and of the daemon, latest activity first."""
+        return await self._call(LIST_RUNS, Empty())
 
     async def events(self, since: int = 0, *, ref: str | None = None, timeout: float = 0.0) -> list[RunEvent]:
         """Return the events of the run after event number `since`, at most 1,000.
@@ -564,6 +610,144 @@ class AsyncOrchestrator(Registration):
             return AskedValue(result.ref, value, reply)
         except OrchError as error:
             return AskedValue(result.ref, None, result.reply, str(error))
+
+    @overload
+    async def map(
+        self,
+        items: Iterable[Any],
+        prompt: str | Callable[[Any], Prompt],
+        *,
+        returns: type[T],
+        **options: Unpack[MapArguments],
+    ) -> list[MapResult[T]]: ...
+    @overload
+    async def map(
+        self,
+        items: Iterable[Any],
+        prompt: str | Callable[[Any], Prompt],
+        *,
+        returns: JsonSchema,
+        **options: Unpack[MapArguments],
+    ) -> list[MapResult[Any]]: ...
+    @overload
+    async def map(
+        self,
+        items: Iterable[Any],
+        prompt: str | Callable[[Any], Prompt],
+        *,
+        returns: None = None,
+        **options: Unpack[MapArguments],
+    ) -> list[MapResult[str]]: ...
+    async def map(
+        self,
+        items: Iterable[Any],
+        prompt: str | Callable[[Any], Prompt],
+        *,
+        workers: int = 4,
+        returns: type[T] | JsonSchema | None = None,
+        key: Callable[[Any], str] | None = None,
+        name: str | None = None,
+        max_cost: float | None = None,
+        budget: Budget | None = None,
+        stop_on_error: bool = False,
+        on_progress: OnProgress | None = None,
+        **options: Unpack[MapOptions],
+    ) -> list[MapResult[T]] | list[MapResult[Any]] | list[MapResult[str]]:
+        """Spawn an agent for each item, query it once, and return the results in the order of `items`.
+
+            results = await o.map(Path("src").glob("*.py"), "Review {item}", workers=6, returns=Review)
+
+        If the run has a name, its journal keeps the replies. When the map runs again, for example after `kill -9`,
+        items with a complete reply cost nothing, and only the other items are asked. An item is asked again if its
+        key, its prompt or the settings of its agent changed. A failed item has an error and does not stop the others.
+
+        - `prompt`: a template with `{item}`, or `{item.field}` for a mapping or object; or a function that returns the
+          prompt of an item.
+        - `workers`: how many agents work at a time. At most `subagents.max_concurrent` have a process.
+        - `returns`: the type of the values; see `AsyncSubagent.query`. Without a type, the values are texts.
+        - `key`: a function that returns the unique key of an item. None uses the item as text or JSON.
+        - `name`: the name of the map: of the agent that has the agents of the items as subagents. Another name starts
+          a map with no kept replies. None derives the name from the prompt and the type.
+        - `max_cost`, `budget`: limits on the total usage of all items, including earlier runs. After a limit is
+          reached, no more items are started. `limits` applies to each agent.
+        - `stop_on_error`: start no more items after an error.
+        - `on_progress`: a function that is called in the event loop's thread with a MapProgress whenever an item starts
+          or ends.
+        - `options` are the arguments of `spawn` for each agent.
+
+        If the call is cancelled, the turns in progress are cancelled. Raises ConfigError for invalid arguments and keys
+        that are not unique.
+        """
+        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+            raise ConfigError(f"workers must be a whole number above 0; got {workers!r}")
+        expected: ReturnType[Any] | None = None if returns is None else return_type(returns)
+        todo = make_items(as_list("items", items), prompt, key)
+        if expected is not None:
+            todo = [replace(item, prompt=prompt_for_value(item.prompt, expected)) for item in todo]
+        if not todo:
+            return []
+        schema = "" if expected is None else msgspec.json.encode(expected.schema, order="deterministic").decode()
+        map_name = name or default_name(prompt, schema)
+        parent = await self._parent_of_map(map_name, len(todo), max_cost, budget, options)
+
+        async def answer(item: MapItem) -> MapResult[Any]:
+            return await self._answer_item(item, map_name, parent, expected, options)
+
+        return await run_items(
+            todo,
+            answer,
+            workers=workers,
+            stop_on_error=stop_on_error,
+            stops=stops_at(self.supervisor.tree.agents[parent].spec.limits, options.get("limits")),
+            on_progress=on_progress,
+        )
+
+    async def _parent_of_map(
+        self, name: str, count: int, max_cost: float | None, budget: Budget | None, options: MapOptions
+    ) -> str:
+        """Return the id of the agent that has the budget of the map. Spawn this agent if it does not exist."""
+        if (known := self.supervisor.tree.agents.find_by_name(name)) is not None:
+            parent = await self.resume(known.spec.id, max_cost=max_cost, budget=budget)
+        else:
+            own = MapOptions(**{**options, "isolation": None, "namespace": None})
+            parent = await self.spawn(
+                f"A map of {count} items", name=name, max_cost=max_cost, budget=budget, _place=Place(), **own
+            )
+        return parent.id
+
+    async def _answer_item(
+        self, item: MapItem, name: str, parent: str, expected: ReturnType[Any] | None, options: MapOptions
+    ) -> MapResult[Any]:
+        agents, agent, before = self.supervisor.tree.agents, None, 0.0
+        result: MapResult[Any] = MapResult(item.key, item.value)
+        try:
+            agent = await self.spawn(task_of(item, name), _place=Place(parent, item), **options)
+            id, before = agents[agent.id].spec.item, agents.tree_usage(agent.id).cost_usd
+            kept, kept_correction = (kept_reply(agents[agent.id], each) is not None for each in (id, id + CORRECTION))
+            result = replace(result, agent=agent.id)
+            reply = await self._ask_about_item(agent, id, item.prompt, item.images)
+            value: Any = reply.text
+            if expected is None and reply.whole:
+                value = await agent.value(reply.whole)
+            if expected is not None:
+                ask = partial(self._ask_about_item, agent, id + CORRECTION)
+                value, corrected = await parse_with_correction(agent, reply, expected, ask)
+                kept, reply = kept and (corrected is reply or kept_correction), corrected
+            result = replace(result, value=value, reply=reply, kept=kept)
+        except OrchError as error:
+            result = replace(
+                result, error=str(error), error_type=type(error).__name__, exit_code=error.exit_code, value=None
+            )
+            if agent is not None and isinstance(error, BadReplyError | ContextOverflowError):
+                await agent.kill()  # in this conversation, the same question would fail again
+        cost = agents.tree_usage(agent.id).cost_usd - before if agent is not None else 0.0
+        return replace(result, cost_usd=cost)
+
+    async def _ask_about_item(
+        self, agent: AsyncSubagent, id: str, prompt: str, images: tuple[Image, ...] = ()
+    ) -> Reply:
+        """Return the complete reply to the question `id` of a map. Raises an error for an incomplete reply."""
+        return complete_reply(await self._call(QUERY, QueryAgent(agent.id, prompt, images=images, item=id)))
 
     async def kill(self, *refs: str | int, all: bool = False) -> tuple[str, ...]:
         """Kill agents and their descendants.
@@ -652,20 +836,23 @@ class AsyncOrchestrator(Registration):
 
     def _keys_for(self, id: str) -> dict[str, str]:
         """Return the keys that are written to the birth pipe of the agent's worker."""
-        values = self.credentials.values(id)
-        keys = self._keys if values is None else keys_in(values, self._known)
+        values, known = self.credentials.values(id), models.valid_catalog(self._known)
+        keys = self._own_keys(known) if values is None else keys_in(values, known)
         provider = self.supervisor.tree.agents[id].spec.backend.provider
-        if provider not in self._withheld:
-            self._withheld[provider] = self._known.withheld_from({provider, *configured_providers(self.config)})
-        return {name: value for name, value in keys.items() if name not in self._withheld[provider]}
+        withheld = known.withheld_from({provider, *configured_providers(self.config)})
+        return {name: value for name, value in keys.items() if name not in withheld}
+
+    def _own_keys(self, known: ModelCatalog) -> dict[str, str]:
+        return keys_in(self._env, known) if self._keys is None else self._keys
 
     def _template(self) -> Template:
         """Return the zygote template for agents with the configured model."""
         spec = parse_model(self.config.model)
         if spec.provider == LOCAL:
-            return "sdk"
+            return APIS["chat"].template
+        known = models.valid_catalog(self._known)
         try:
-            return template_for(complete(spec, self._known, self._env, self._keys))
+            return template_for(complete(spec, known, self._env, self._own_keys(known)))
         except ConfigError:
             return "lean"  # spawning such an agent raises the error
 

@@ -5,7 +5,9 @@ A blocking class names the asynchronous method of each of its methods:
     class Subagent(BlockingProxy[AsyncSubagent]):
         kill = blocking(AsyncSubagent.kill)
 
-`kill` then has the signature, result type and docstring of the asynchronous method, without `await`.
+`kill` then has the signature, result type and docstring of the asynchronous method, without `await`. The method is
+built when it is used first. Until then AsyncSubagent may be an ImportedLater, because the asynchronous classes import
+the whole root.
 """
 
 from __future__ import annotations
@@ -17,14 +19,15 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from functools import wraps
+from importlib import import_module
 from inspect import signature
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, cast, overload
 
-from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.errors import ConfigError, OrchError
 
 from ..config.interrupts import InterruptLimit
 
-__all__ = ["BlockingMethod", "BlockingProxy", "Portal", "blocking", "blocking_as", "direct", "on_loop"]
+__all__ = ["BlockingMethod", "BlockingProxy", "ImportedLater", "Portal", "blocking", "blocking_as", "direct", "on_loop"]
 
 A = TypeVar("A")
 C = TypeVar("C", bound="BlockingProxy[Any]")
@@ -64,7 +67,11 @@ class Portal:
             return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` on the loop's thread and return its result. Ctrl-C stops the wait and cancels `work`."""
+        """Run `work` on the loop's thread and return its result. Ctrl-C stops the wait and cancels `work`.
+
+        The traceback of an OrchError begins here: its message says what the program did wrong, and the frames of the
+        root do not.
+        """
         try:
             self.forbid_own_thread()
         except ConfigError:
@@ -82,6 +89,9 @@ class Portal:
             # `future.result()` would be wrong here: if an interrupt arrives while this call takes the future's lock,
             # the lock stays held and the loop blocks on that lock.
             finished.acquire()
+            error = future.exception()
+            if isinstance(error, OrchError):
+                raise error.with_traceback(None)
             return future.result()
         except BaseException:
             if future is not None:
@@ -171,14 +181,57 @@ class BlockingMethod(Protocol[P, R_co]):
     def __get__(self, instance: object, owner: type) -> Callable[P, R_co]: ...
 
 
+class ImportedLater:
+    """The class `name` of the module `module`, which is not imported yet. Its attributes stand for methods."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self._module, self._name = module, name
+
+    def __getattr__(self, attribute: str) -> _MethodOfLaterClass:
+        return _MethodOfLaterClass(self._module, self._name, attribute)
+
+
+class _MethodOfLaterClass(NamedTuple):
+    """A method of an ImportedLater."""
+
+    module: str
+    class_name: str
+    name: str
+
+    def load(self) -> Callable[..., Any]:
+        """Import the class and return its method."""
+        method: Callable[..., Any] = getattr(getattr(import_module(self.module), self.class_name), self.name)
+        return method
+
+
+class _BuiltLater:
+    """A method of a blocking class. When the method is used first, `build(method)` replaces this object."""
+
+    def __init__(self, method: Any, build: Callable[[Any], Any]) -> None:
+        self._method, self._build = method, build
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._owner, self._name = owner, name
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        method = self._method.load() if isinstance(self._method, _MethodOfLaterClass) else self._method
+        call = self._build(method)
+        call.__qualname__ = call.__qualname__.removeprefix("Async")  # AsyncSubagent.kill becomes Subagent.kill
+        setattr(self._owner, self._name, call)
+        return call.__get__(instance, owner)
+
+
 def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> BlockingMethod[P, R]:
     """Return the method of a BlockingProxy that waits for `method` of its target."""
 
-    @wraps(method)
-    def call(self: BlockingProxy[Any], *args: P.args, **kwargs: P.kwargs) -> R:
-        return self._portal.wait(method(self._async, *args, **kwargs))
+    def build(method: Callable[..., Coroutine[Any, Any, R]]) -> Callable[..., R]:
+        @wraps(method)
+        def call(self: BlockingProxy[Any], *args: Any, **kwargs: Any) -> R:
+            return self._portal.wait(method(self._async, *args, **kwargs))
 
-    return cast("BlockingMethod[P, R]", _name_for_blocking_class(call))
+        return call
+
+    return cast("BlockingMethod[P, R]", _BuiltLater(method, build))
 
 
 def blocking_as(
@@ -186,13 +239,16 @@ def blocking_as(
 ) -> BlockingMethod[P, C]:
     """Like `blocking`, for a `method` that returns an asynchronous object. The result is wrapped in `proxy`."""
 
-    @wraps(method)
-    def call(self: BlockingProxy[Any], *args: P.args, **kwargs: P.kwargs) -> C:
-        return proxy(self._portal, self._portal.wait(method(self._async, *args, **kwargs)))
+    def build(method: Callable[..., Coroutine[Any, Any, A]]) -> Callable[..., C]:
+        @wraps(method)
+        def call(self: BlockingProxy[Any], *args: Any, **kwargs: Any) -> C:
+            return proxy(self._portal, self._portal.wait(method(self._async, *args, **kwargs)))
 
-    new_signature = signature(method).replace(return_annotation=getattr(proxy, "__name__", ""))
-    call.__signature__ = new_signature  # type: ignore[attr-defined]
-    return cast("BlockingMethod[P, C]", _name_for_blocking_class(call))
+        new_signature = signature(method).replace(return_annotation=getattr(proxy, "__name__", ""))
+        call.__signature__ = new_signature  # type: ignore[attr-defined]
+        return call
+
+    return cast("BlockingMethod[P, C]", _BuiltLater(method, build))
 
 
 def direct(method: Callable[Concatenate[Any, P], R]) -> BlockingMethod[P, R]:
@@ -201,30 +257,30 @@ def direct(method: Callable[Concatenate[Any, P], R]) -> BlockingMethod[P, R]:
     The function runs in the thread of the caller.
     """
 
-    @wraps(method)
-    def call(self: BlockingProxy[Any], *args: P.args, **kwargs: P.kwargs) -> R:
-        return method(self._async, *args, **kwargs)
+    def build(method: Callable[..., R]) -> Callable[..., R]:
+        @wraps(method)
+        def call(self: BlockingProxy[Any], *args: Any, **kwargs: Any) -> R:
+            return method(self._async, *args, **kwargs)
 
-    return cast("BlockingMethod[P, R]", _name_for_blocking_class(call))
+        return call
+
+    return cast("BlockingMethod[P, R]", _BuiltLater(method, build))
 
 
 def on_loop(method: Callable[Concatenate[Any, P], R]) -> BlockingMethod[P, R]:
     """Like `direct`, but `method` is called on the loop's thread."""
 
-    @wraps(method)
-    def call(self: BlockingProxy[Any], *args: P.args, **kwargs: P.kwargs) -> R:
-        async def work() -> R:
-            return method(self._async, *args, **kwargs)
+    def build(method: Callable[..., R]) -> Callable[..., R]:
+        @wraps(method)
+        def call(self: BlockingProxy[Any], *args: Any, **kwargs: Any) -> R:
+            async def work() -> R:
+                return method(self._async, *args, **kwargs)
 
-        return self._portal.wait(work())
+            return self._portal.wait(work())
 
-    return cast("BlockingMethod[P, R]", _name_for_blocking_class(call))
+        return call
 
-
-def _name_for_blocking_class(call: Callable[..., Any]) -> Any:
-    """Name the method after the blocking class: `AsyncSubagent.kill` becomes `Subagent.kill`."""
-    call.__qualname__ = call.__qualname__.removeprefix("Async")
-    return call
+    return cast("BlockingMethod[P, R]", _BuiltLater(method, build))
 
 
 async def _wait_for(tasks: set[asyncio.Task[Any]], seconds: float) -> set[asyncio.Task[Any]]:

@@ -1,42 +1,55 @@
 """The blocking API: Orchestrator, Subagent and Session.
 
-Each method runs the asynchronous method with the same name and waits for its result.
+Each method runs the asynchronous method with the same name and waits for its result. The asynchronous classes import
+the whole root, so this module imports them when a program creates an Orchestrator.
 """
 
 from __future__ import annotations
 
-import asyncio
 import atexit
-import os
 import signal
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
-from orch_protocol.agent.config import Config
-from orch_protocol.core.messages import Prompt, Reply
-from orch_worker.policy.policy_callback import PolicyFunction
-
-from ..policy.approvals import Approver
-from ..processes.base import Launcher
-from .agent import AsyncSubagent, OnEvent
-from .agent_session import AsyncAgentSession
-from .arguments import AgentRefs
-from .orchestrator import AsyncOrchestrator, AsyncSession
-from .portal import BlockingProxy, Portal, blocking, blocking_as, direct, on_loop
-from .resources.agent_queue import AsyncAgentQueue
-from .resources.agent_workspace import AsyncAgentWorkspace
-from .resources.archives import AsyncArchives
-from .resources.budget import AsyncRunBudget
-from .resources.permissions import AsyncPermissions
-from .sessions import AsyncSessions
+from .portal import BlockingProxy, ImportedLater, Portal, blocking, blocking_as, direct, on_loop
 
 if TYPE_CHECKING:
-    from orch_protocol.services.agents.query import AskAllResult
+    import asyncio
+    import os
+    from collections.abc import Callable, Iterable, Mapping
+    from concurrent.futures import Future
+    from pathlib import Path
 
+    from orch_protocol.agent.config import Config
+    from orch_protocol.core.messages import Prompt, Reply
+    from orch_protocol.services.agents.query import AskAllResult
+    from orch_worker.policy.policy_callback import PolicyFunction
+
+    from ..policy.approvals import Approver
+    from ..processes.base import Launcher
+    from .agent import AsyncSubagent, OnEvent
+    from .agent_session import AsyncAgentSession
+    from .arguments import AgentRefs, MapArguments
+    from .fan_out import MapResult
+    from .orchestrator import AsyncOrchestrator, AsyncSession
+    from .resources.agent_queue import AsyncAgentQueue
+    from .resources.agent_workspace import AsyncAgentWorkspace
+    from .resources.archives import AsyncArchives
+    from .resources.budget import AsyncRunBudget
+    from .resources.permissions import AsyncPermissions
     from .return_types import JsonSchema
+    from .sessions import AsyncSessions
     from .structured_output import AskedValue, Returned
+else:
+    AsyncAgentQueue = ImportedLater("orch.api.resources.agent_queue", "AsyncAgentQueue")
+    AsyncAgentSession = ImportedLater("orch.api.agent_session", "AsyncAgentSession")
+    AsyncAgentWorkspace = ImportedLater("orch.api.resources.agent_workspace", "AsyncAgentWorkspace")
+    AsyncArchives = ImportedLater("orch.api.resources.archives", "AsyncArchives")
+    AsyncOrchestrator = ImportedLater("orch.api.orchestrator", "AsyncOrchestrator")
+    AsyncPermissions = ImportedLater("orch.api.resources.permissions", "AsyncPermissions")
+    AsyncRunBudget = ImportedLater("orch.api.resources.budget", "AsyncRunBudget")
+    AsyncSession = ImportedLater("orch.api.orchestrator", "AsyncSession")
+    AsyncSessions = ImportedLater("orch.api.sessions", "AsyncSessions")
+    AsyncSubagent = ImportedLater("orch.api.agent", "AsyncSubagent")
 
 __all__ = [
     "AgentQueue",
@@ -57,7 +70,7 @@ T = TypeVar("T")
 # --- One agent ---
 
 
-class AgentQueue(BlockingProxy[AsyncAgentQueue]):
+class AgentQueue(BlockingProxy["AsyncAgentQueue"]):
     """The queue of one agent; `agent.steer` and `agent.follow_up` add to it."""
 
     list = blocking(AsyncAgentQueue.list)
@@ -65,7 +78,7 @@ class AgentQueue(BlockingProxy[AsyncAgentQueue]):
     set_modes = blocking(AsyncAgentQueue.set_modes)
 
 
-class AgentWorkspace(BlockingProxy[AsyncAgentWorkspace]):
+class AgentWorkspace(BlockingProxy["AsyncAgentWorkspace"]):
     """The workspace of one agent."""
 
     show = blocking(AsyncAgentWorkspace.show)
@@ -74,7 +87,7 @@ class AgentWorkspace(BlockingProxy[AsyncAgentWorkspace]):
     prune = blocking(AsyncAgentWorkspace.prune)
 
 
-class Subagent(BlockingProxy[AsyncSubagent]):
+class Subagent(BlockingProxy["AsyncSubagent"]):
     """One agent of the run. Every method may raise AgentError; see `orch_protocol.core.errors`.
 
     `session` has the methods for the agent's session file. `queue` has the methods for its undelivered messages, and
@@ -118,36 +131,27 @@ class Subagent(BlockingProxy[AsyncSubagent]):
         """The agent's files, values and results."""
         return AgentWorkspace(self._portal, self._async.workspace)
 
-    @overload
-    def query(
-        self, prompt: Prompt, *, timeout: float | None = None, returns: type[T], on_event: OnEvent | None = None
-    ) -> T: ...
-    @overload
-    def query(
-        self, prompt: Prompt, *, timeout: float | None = None, returns: JsonSchema, on_event: OnEvent | None = None
-    ) -> Any: ...
-    @overload
-    def query(
-        self, prompt: Prompt, *, timeout: float | None = None, return_name: str, on_event: OnEvent | None = None
-    ) -> Returned: ...
-    @overload
-    def query(
-        self, prompt: Prompt, *, timeout: float | None = None, returns: None = None, on_event: OnEvent | None = None
-    ) -> Reply: ...
-    def query(
-        self,
-        prompt: Prompt,
-        *,
-        timeout: float | None = None,
-        returns: type[T] | JsonSchema | None = None,
-        return_name: str | None = None,
-        on_event: OnEvent | None = None,
-    ) -> Reply | Returned | T:
-        options: Any = {"timeout": timeout, "returns": returns, "return_name": return_name, "on_event": on_event}
-        result: Reply | Returned | T = self._portal.wait(self._async.query(prompt, **options))
-        return result
+    if TYPE_CHECKING:
 
-    query.__doc__ = AsyncSubagent.query.__doc__
+        @overload
+        def query(
+            self, prompt: Prompt, *, timeout: float | None = None, returns: type[T], on_event: OnEvent | None = None
+        ) -> T: ...
+        @overload
+        def query(
+            self, prompt: Prompt, *, timeout: float | None = None, returns: JsonSchema, on_event: OnEvent | None = None
+        ) -> Any: ...
+        @overload
+        def query(
+            self, prompt: Prompt, *, timeout: float | None = None, return_name: str, on_event: OnEvent | None = None
+        ) -> Returned: ...
+        @overload
+        def query(
+            self, prompt: Prompt, *, timeout: float | None = None, returns: None = None, on_event: OnEvent | None = None
+        ) -> Reply: ...
+        def query(self, prompt: Prompt, **options: Any) -> Any: ...
+    else:
+        query = blocking(AsyncSubagent.query)
 
     @overload
     def submit(self, prompt: Prompt, *, queue: bool = False, returns: type[T]) -> Future[T]: ...
@@ -161,8 +165,9 @@ class Subagent(BlockingProxy[AsyncSubagent]):
         """Start a query and return a future of its reply. `collect` can also return this reply, once.
 
         Raises AgentBusyError if another query is running. With `queue`, the new query waits until the running query and
-        all queued queries are done. A waiting query exists only in this program. With `returns`, the future's result is
-        a value of that type; see `query`.
+        all queued queries are done. A query also waits while the agent has no process and no other agent is idle, if
+        `subagents.max_concurrent` is reached. A waiting query exists only in this program. With `returns`, the result
+        of the future is a value of that type; see `query`.
         """
         portal = self._portal
         options: Any = {"queue": queue, "returns": returns}
@@ -176,8 +181,25 @@ class Subagent(BlockingProxy[AsyncSubagent]):
     async def _submit(self, prompt: Prompt, options: dict[str, Any]) -> asyncio.Future[Any]:
         return self._async.submit(prompt, **options)
 
+    if TYPE_CHECKING:
+
+        @overload
+        def collect(
+            self, *, timeout: float | None = None, again: bool = False, query: str = "", returns: type[T]
+        ) -> T | None: ...
+        @overload
+        def collect(
+            self, *, timeout: float | None = None, again: bool = False, query: str = "", returns: JsonSchema
+        ) -> Any: ...
+        @overload
+        def collect(
+            self, *, timeout: float | None = None, again: bool = False, query: str = "", returns: None = None
+        ) -> Reply | None: ...
+        def collect(self, **options: Any) -> Any: ...
+    else:
+        collect = blocking(AsyncSubagent.collect)
+
     value = blocking(AsyncSubagent.value)
-    collect = blocking(AsyncSubagent.collect)
     state = blocking(AsyncSubagent.state)
     show = blocking(AsyncSubagent.show)
     prompt_parts = blocking(AsyncSubagent.prompt_parts)
@@ -202,7 +224,7 @@ class Session(Subagent):
     run = blocking(AsyncSession.run)
 
 
-class AgentSession(BlockingProxy[AsyncAgentSession]):
+class AgentSession(BlockingProxy["AsyncAgentSession"]):
     """The session of one agent. The ways to identify an `entry` are listed in `orch.api.agent_session`."""
 
     tree = blocking(AsyncAgentSession.tree)
@@ -222,30 +244,31 @@ class AgentSession(BlockingProxy[AsyncAgentSession]):
 # --- The orchestrator ---
 
 
-class Archives(BlockingProxy[AsyncArchives]):
+class Archives(BlockingProxy["AsyncArchives"]):
     """The archives of a run's agents. To ask an archive a question, query its holder: `o.get(id)` or `o.ask_all`."""
 
     list = blocking(AsyncArchives.list)
     search = blocking(AsyncArchives.search)
     read = blocking(AsyncArchives.read)
+    delete = blocking(AsyncArchives.delete)
     prune = blocking(AsyncArchives.prune)
 
 
-class Permissions(BlockingProxy[AsyncPermissions]):
+class Permissions(BlockingProxy["AsyncPermissions"]):
     """The permissions that are valid now."""
 
     list = blocking(AsyncPermissions.list)
     revoke = blocking(AsyncPermissions.revoke)
 
 
-class RunBudget(BlockingProxy[AsyncRunBudget]):
+class RunBudget(BlockingProxy["AsyncRunBudget"]):
     """The budget of a run."""
 
     show = blocking(AsyncRunBudget.show)
     set = blocking(AsyncRunBudget.set)
 
 
-class Sessions(BlockingProxy[AsyncSessions]):
+class Sessions(BlockingProxy["AsyncSessions"]):
     """Sessions on disk. An `entry` is an entry or a turn number; see `orch.api.agent_session`."""
 
     list = blocking(AsyncSessions.list)
@@ -259,7 +282,7 @@ class Sessions(BlockingProxy[AsyncSessions]):
     prune = blocking(AsyncSessions.prune)
 
 
-class Orchestrator(BlockingProxy[AsyncOrchestrator]):
+class Orchestrator(BlockingProxy["AsyncOrchestrator"]):
     """Supervises the agents of one run, for programs without an event loop.
 
         with Orchestrator() as o:
@@ -285,6 +308,8 @@ class Orchestrator(BlockingProxy[AsyncOrchestrator]):
         policy: PolicyFunction | None = None,
         launcher: Callable[[str, Path], Launcher] | None = None,
     ) -> None:
+        from .orchestrator import AsyncOrchestrator
+
         target = AsyncOrchestrator(
             model,
             config=config,
@@ -341,36 +366,60 @@ class Orchestrator(BlockingProxy[AsyncOrchestrator]):
     get = blocking_as(Subagent, AsyncOrchestrator.get)
     resume = blocking_as(Subagent, AsyncOrchestrator.resume)
     agents = blocking(AsyncOrchestrator.agents)
+    runs = blocking(AsyncOrchestrator.runs)
     events = blocking(AsyncOrchestrator.events)
     wait = blocking(AsyncOrchestrator.wait)
 
-    @overload
-    def ask_all(
-        self, agents: AgentRefs, prompt: Prompt, *, timeout: float | None = None, returns: type[T]
-    ) -> list[AskedValue[T]]: ...
-    @overload
-    def ask_all(
-        self, agents: AgentRefs, prompt: Prompt, *, timeout: float | None = None, returns: JsonSchema
-    ) -> list[AskedValue[Any]]: ...
-    @overload
-    def ask_all(
-        self, agents: AgentRefs, prompt: Prompt, *, timeout: float | None = None, returns: None = None
-    ) -> list[AskAllResult]: ...
-    def ask_all(
-        self,
-        agents: AgentRefs,
-        prompt: Prompt,
-        *,
-        timeout: float | None = None,
-        returns: type[T] | JsonSchema | None = None,
-    ) -> list[AskAllResult] | list[AskedValue[T]]:
-        options: Any = {"timeout": timeout, "returns": returns}
-        results: list[AskAllResult] | list[AskedValue[T]] = self._portal.wait(
-            self._async.ask_all(agents, prompt, **options)
-        )
-        return results
+    if TYPE_CHECKING:
 
-    ask_all.__doc__ = AsyncOrchestrator.ask_all.__doc__
+        @overload
+        def ask_all(
+            self, agents: AgentRefs, prompt: Prompt, *, timeout: float | None = None, returns: type[T]
+        ) -> list[AskedValue[T]]: ...
+        @overload
+        def ask_all(
+            self, agents: AgentRefs, prompt: Prompt, *, timeout: float | None = None, returns: JsonSchema
+        ) -> list[AskedValue[Any]]: ...
+        @overload
+        def ask_all(
+            self, agents: AgentRefs, prompt: Prompt, *, timeout: float | None = None, returns: None = None
+        ) -> list[AskAllResult]: ...
+        def ask_all(self, agents: AgentRefs, prompt: Prompt, **options: Any) -> Any: ...
+    else:
+        ask_all = blocking(AsyncOrchestrator.ask_all)
+
+    if TYPE_CHECKING:
+
+        @overload
+        def map(
+            self,
+            items: Iterable[Any],
+            prompt: str | Callable[[Any], Prompt],
+            *,
+            returns: type[T],
+            **options: Unpack[MapArguments],
+        ) -> list[MapResult[T]]: ...
+        @overload
+        def map(
+            self,
+            items: Iterable[Any],
+            prompt: str | Callable[[Any], Prompt],
+            *,
+            returns: JsonSchema,
+            **options: Unpack[MapArguments],
+        ) -> list[MapResult[Any]]: ...
+        @overload
+        def map(
+            self,
+            items: Iterable[Any],
+            prompt: str | Callable[[Any], Prompt],
+            *,
+            returns: None = None,
+            **options: Unpack[MapArguments],
+        ) -> list[MapResult[str]]: ...
+        def map(self, items: Iterable[Any], prompt: str | Callable[[Any], Prompt], **options: Any) -> Any: ...
+    else:
+        map = blocking(AsyncOrchestrator.map)
 
     kill = blocking(AsyncOrchestrator.kill)
     emit_event = blocking(AsyncOrchestrator.emit_event)

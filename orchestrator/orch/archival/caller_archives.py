@@ -9,11 +9,11 @@ from orch_protocol.core.errors import StoreError
 from orch_protocol.core.messages import Message
 from orch_protocol.services.archives.archiving import SummaryRequest
 from orch_worker.backends.prices import Prices
-from orch_worker.conversation.receipt import with_summary
 
 from .adapters import encode_message, to_json_data
 from .conversation_items import ConversationItem, ItemReader
-from .plan.plan import due_upgrades
+from .fold import summarized_text
+from .plan.plan import due_upgrades, first_uncached_message
 from .store.catalog import ArchiveRecord, StoredMessage
 from .store.store import ArchiveStore
 from .summary import SummaryRequester
@@ -45,7 +45,7 @@ class ArchiveFiler:
         After the call, the caller may remove `items` from the conversation. If `summarize` is True, request a summary
         of `messages`.
         """
-        raws = [item.raw if isinstance(item.raw, Message) else to_json_data(item.raw) for item in items]
+        raws = [item.data if isinstance(item.data, Message) else to_json_data(item.data) for item in items]
         stored = self._archive.add(record, [StoredMessage(*encode_message(self._reader.format, raw)) for raw in raws])
         self._on_stored(stored)
         if (
@@ -54,25 +54,29 @@ class ArchiveFiler:
             and not stored.summarized
             and (text := self._summary_requester.request(stored.id, messages))
         ):
-            return self._archive.summarize(stored.id, with_summary(stored.receipt, text))
+            return self._archive.summarize(stored.id, summarized_text(stored, text))
         return stored
 
     def store_late_summaries(self) -> None:
         """Store summaries that arrived after their time limit. Does not raise; errors are added to the notes."""
         for id, text in self._summary_requester.late_summaries() if self._summary_requester else ():
+            if self._archive.records[id].deleted:
+                continue
             try:
-                self._archive.summarize(id, with_summary(self._archive.records[id].receipt, text))
+                self._archive.summarize(id, summarized_text(self._archive.records[id], text))
             except StoreError as error:
                 self._archive.notes.append(f"the late summary of archive {id} could not be stored: {error}")
 
     def with_late_summaries(
-        self, items: list[ConversationItem], before: Sequence[ConversationItem], first_uncached: int, prices: Prices
+        self, items: list[ConversationItem], before: Sequence[ConversationItem], prices: Prices
     ) -> list[ConversationItem]:
         """Return `items` with late summaries in place of receipts where this invalidates little of the prompt cache.
 
-        `before` is the conversation of the last request. The messages from the position `first_uncached` on are not in
-        the prompt cache.
+        `before` is the conversation before the fold.
         """
+        if not self._archive.has_summaries:
+            return items
+        first_uncached = first_uncached_message([item.message for item in before])
         upgrades = {
             index: upgrade for index, item in enumerate(items) if (upgrade := self._reader.with_late_summaries(item))
         }

@@ -6,18 +6,19 @@ in threads to answer these requests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from orch_protocol.agent.config import ArchivalConfig
-from orch_protocol.agent.spec import AgentSpec
+from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.archives import ArchiveSource, Collapse, Span
 from orch_protocol.core.errors import AgentNotFoundError, StoreError
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.messages import Message
+from orch_protocol.core.taint import join_labels
 from orch_protocol.services.archives.archiving import (
     ArchivePlan,
     PlanArchiving,
@@ -28,25 +29,45 @@ from orch_protocol.services.archives.archiving import (
 from orch_protocol.services.archives.recall import SearchHit
 from orch_worker.backends.model_families import estimator_of
 from orch_worker.backends.prices import Prices
-from orch_worker.conversation.receipt import with_summary
 from orch_worker.conversation.stubs import stub_text
-from orch_worker.session.archived_entries import read_spans, sha256_of
+from orch_worker.policy.taint import labels_file, remember_file_taint
+from orch_worker.session.archived_entries import lines_in, read_spans, sha256_of
 from orch_worker.session.session_reader import NAME
 from orch_worker.session.visible_messages import VisibleMessage
+from orch_worker.system.files import io_error
 
 from ..config.archival_profiles import archival_rules
 from ..tree.agents.agent_record import archive_deleted_error
 from .adapters import format_named
 from .conversation_items import ConversationItem, ItemReader, profile_estimator
-from .fold import RangeArchiver
+from .fold import RangeArchiver, summarized_text
 from .store.archive_pool import ArchivePool, OpenArchives, ThreadRunner
-from .store.catalog import ArchiveCatalog, ArchiveRecord, StoredMessage
-from .store.deletion import DeletedContent, delete_archives, finish_deletion, session_bytes
-from .store.prune import ContentToDelete, entries_to_delete
+from .store.catalog import ArchiveCatalog, ArchiveRecord, StoredMessage, containing
+from .store.deletion import (
+    HOLDERS,
+    DeletedContent,
+    delete_archives,
+    finish_deletion,
+    remove_sessions,
+    session_bytes,
+    turns_of_sessions,
+)
+from .store.prune import ArchivesToDelete, ContentToDelete, entries_to_delete
 from .store.session_archives import LineRange, SessionArchives, join_ranges, read_archive
-from .summary import SummaryStyle, in_conversation_summary_prompts, summary_prompts
+from .store.text_files import texts_missing, write_texts
+from .summary import SummaryStyle, in_conversation_summary_prompts, requested_style, summary_prompts
 
-__all__ = ["ArchiveDraft", "ArchiveEngine", "merge_hits"]
+__all__ = ["ArchiveDraft", "ArchiveEngine", "merge_hits", "writes_json"]
+
+PARAGRAPH_NOTE: Final = (
+    "summaries of archived turns are paragraphs, because models of {provider} do not write JSON reliably; "
+    'archival.summary.style = "paragraph" removes this note'
+)
+
+
+def writes_json(backend: BackendSpec) -> bool:
+    """Return whether the model of `backend` can be instructed to answer with JSON only."""
+    return bool(backend.options.get("flags", {}).get("json", True))
 
 
 # --- The draft of the next archives of a session ---
@@ -90,14 +111,20 @@ class ArchiveDraft:
             own_spans = self._spans(
                 own_ranges, ranges, [index for index, item in enumerate(items) if id(item.message) in message_ids]
             )
-        if any(each.summaries for each in ranges):  # a summary may cover lines that belong to other archives
-            own_spans = _subtract_spans(own_spans, self._spans_of(holder for item in items for holder in item.holders))
         counted_ranges = own_ranges if record.kind == "phase" else ranges
+        count = sum(each.messages for each in dict.fromkeys(counted_ranges))
+        if any(each.summaries for each in ranges):  # a summary may cover lines that belong to other archives
+            holders = [holder for item in items for holder in item.holders]
+            own_spans = _subtract_spans(own_spans, self._spans_of(holders))
+            if others := [holder for holder in holders if holder not in record.members]:
+                # The summary still shows these archives, and they can be deleted before this one.
+                full_spans = _subtract_spans(full_spans, self._spans_of(others))
+                count = sum(line.is_message for line in lines_in(self._archives.path, full_spans))
         complete = msgspec.structs.replace(
             record,
             id=new_id(),
             number=len(self.catalog.records) + 1,
-            count=sum(each.messages for each in dict.fromkeys(counted_ranges)),
+            count=count,
             spans=full_spans,
             own=own_spans,
             # An era has no hash, because an era may be large. The members of the era have hashes, and each line has a
@@ -221,6 +248,7 @@ class ArchiveEngine:
         self.rules = archival_rules(config)
         self._pool = ArchivePool(run_in_thread)
         self._reported_sizes: dict[str, int] = {}
+        self._noted_providers: set[str] = set()
 
     async def close(self) -> None:
         """Wait at most 2 s for running requests, then close all archives."""
@@ -253,22 +281,33 @@ class ArchiveEngine:
         return self.size(spec) != self._reported_sizes.get(spec.id, 0)
 
     async def summarize(
-        self, spec: AgentSpec, step: SummarizeArchive, *, json: bool = True
+        self, spec: AgentSpec, step: SummarizeArchive, backend: BackendSpec
     ) -> SummaryRequest | str | None:
-        """Return the next step for the summary of an archive.
+        """Return the next step for the summary of an archive by the model of `backend`.
 
-        The step is a request to a model, or the final text of the record. Return None if there is no summary. If `json`
-        is False, the request asks for a paragraph, because the model may not be able to write valid JSON.
+        The step is a request to the model, or the final text of the record. Return None if there is no summary. If the
+        model may not be able to write valid JSON, the request asks for a paragraph.
         """
-        style = self.config.summary.style if json else "paragraph"
+        style = requested_style(self.rules.summary_style) if writes_json(backend) else "paragraph"
         return await self._pool.work(Path(spec.folder), self._next_summary_step, step, style)
 
-    async def search(
-        self, spec: AgentSpec, query: str, limit: int, among: Container[str] | None = None
-    ) -> list[SearchHit]:
-        """Return up to `limit` passages for `query` in the agent's archives, best first. Raises StoreError.
+    def paragraph_note(self, backend: BackendSpec) -> str:
+        """Return a note that summaries by `backend` are paragraphs although the configured style is "structured".
 
-        `among` restricts the search to archives with these ids.
+        Return "" if they have the configured style, or if this object returned the note for this provider before.
+        """
+        provider = backend.provider
+        if self.rules.summary_style != "structured" or writes_json(backend) or provider in self._noted_providers:
+            return ""
+        self._noted_providers.add(provider)
+        return PARAGRAPH_NOTE.format(provider=provider)
+
+    async def search(
+        self, spec: AgentSpec, query: str, limit: int, among: Collection[str] | None = None
+    ) -> list[SearchHit]:
+        """Return up to `limit` passages for `query` in the agent's archives, best first.
+
+        `among` restricts the search to archives with these ids. Raises StoreError, ConfigError.
         """
         return await self._pool.work(Path(spec.folder), _search_archives, query, limit, among)
 
@@ -276,12 +315,41 @@ class ArchiveEngine:
         """Return up to `limit` passages that may answer `question`, from the archives below the era `era`."""
         return await self._pool.work(Path(spec.folder), _passages, question, era, limit)
 
-    async def read(self, spec: AgentSpec, id: str, first: int, last: int | None) -> list[Message]:
-        """Return the messages `first` to `last` of an archive of the agent. The first message has the number 1.
+    async def list_shown(self, spec: AgentSpec, given: Collection[str] | None = None) -> list[ArchiveRecord]:
+        """Return the archives that the agent's conversation shows, and those of abandoned branches.
+
+        `given` restricts the archives to these ids; those that belong to another of them are left out. Raises
+        StoreError.
+        """
+        return await self._pool.work(Path(spec.folder), _load_shown, given)
+
+    async def write_texts(self, spec: AgentSpec) -> None:
+        """Write the agent's archives as text files in its folder, and record the taint labels of these files.
+
+        Raises ConfigError, StoreError.
+        """
+        await self._pool.work(Path(spec.folder), _write_texts)
+
+    def texts_missing(self, spec: AgentSpec) -> bool:
+        """Return whether the text files of the agent's archives have to be written."""
+        return texts_missing(Path(spec.folder))
+
+    async def read_stored(self, spec: AgentSpec, id: str, count: int) -> list[Message]:
+        """Return the first `count` messages of an archive, also of one that was merged into another archive.
 
         Raises AgentNotFoundError, AmbiguousRefError, ArchiveDeletedError, DamagedError, StoreError.
         """
-        return await self._pool.work(Path(spec.folder), _read, id, first, last)
+        return await self._pool.work(Path(spec.folder), _read_stored, id, count)
+
+    async def read(
+        self, spec: AgentSpec, id: str, first: int, last: int | None, given: Collection[str] | None = None
+    ) -> list[Message]:
+        """Return the messages `first` to `last` of an archive of the agent. The first message has the number 1.
+
+        `given` restricts the archives to these ids. Raises AgentNotFoundError, which names the archive into which `id`
+        was merged. Raises AmbiguousRefError, ArchiveDeletedError, DamagedError, StoreError.
+        """
+        return await self._pool.work(Path(spec.folder), _read, id, first, last, given)
 
     async def record(self, spec: AgentSpec, id: str) -> ArchiveRecord:
         """Return the record of the agent's archive `id`.
@@ -290,20 +358,20 @@ class ArchiveEngine:
         """
         return await self._pool.work(Path(spec.folder), _find_archive, id)
 
-    async def content_to_delete(self, spec: AgentSpec, before: str) -> tuple[ContentToDelete, int]:
-        """Return the content that a deletion of the agent's archives up to the time `before` (ISO 8601) would remove.
+    async def content_to_delete(self, spec: AgentSpec, which: ArchivesToDelete) -> tuple[ContentToDelete, int]:
+        """Return the content that a deletion of those of the agent's archives that `which` selects would remove.
 
         The second value is the total size in bytes of the sessions of these archives' holders. Raises StoreError.
         """
-        return await self._pool.work(Path(spec.folder), _deletion_candidates, before)
+        return await self._pool.work(Path(spec.folder), _deletion_candidates, which)
 
-    async def delete(self, spec: AgentSpec, before: str, when: str) -> ContentToDelete:
-        """Permanently delete the agent's archives from `before` or earlier. `when` is the time of the deletion.
+    async def delete(self, spec: AgentSpec, which: ArchivesToDelete, when: str) -> ContentToDelete:
+        """Permanently delete those of the agent's archives that `which` selects. `when` is the time of the deletion.
 
         Neither the agent nor the holders of these archives may have a process. The caller must call `finish_deletion`
         afterwards. Raises StoreError. Raises LockedError if the agent or a holder has a process.
         """
-        return await self._pool.work(Path(spec.folder), _delete_archives, before, when)
+        return await self._pool.work(Path(spec.folder), _delete_archives, which, when)
 
     async def finish_deletion(self, spec: AgentSpec, *, rewritten: bool) -> DeletedContent:
         """Remove the data that a deletion has left. Return all deleted content of the agent's session.
@@ -311,6 +379,14 @@ class ArchiveEngine:
         If `rewritten` is True, remove data in other files of the session folder too. Raises LockedError, StoreError.
         """
         return await self._pool.work(Path(spec.folder), _finish_deletion, rewritten)
+
+    async def turns_of_holders(self, spec: AgentSpec, ids: Collection[str]) -> dict[str, set[str]]:
+        """Return the ids of the queries to the holders `ids` of the agent's archives, by holder. Raises StoreError."""
+        return await self._pool.work(Path(spec.folder), _turns_of_holders, ids)
+
+    async def remove_holder_sessions(self, spec: AgentSpec, ids: Collection[str]) -> None:
+        """Remove the sessions of the holders `ids` of the agent's archives. Raises LockedError, StoreError."""
+        await self._pool.work(Path(spec.folder), _remove_holder_sessions, ids)
 
     async def replace_session_file(self, spec: AgentSpec, change: Callable[[], T]) -> T:
         """Call `change`, which replaces the agent's session file.
@@ -344,13 +420,15 @@ class ArchiveEngine:
         items_before, visible = draft.items, draft.visible
         # If another turn has begun, the messages of that turn stay in the conversation.
         stop_reason = request.stop_reason if visible and visible[-1].last == request.last else None
-        RangeArchiver(draft.reader, self.rules, draft.store, draft.record_change).fold_all(
+        other_tokens = max(0, request.context_tokens - sum(item.tokens for item in items_before))
+        rules = self.rules.within(max(0, request.window - other_tokens)) if request.window else self.rules
+        RangeArchiver(draft.reader, rules, draft.store, draft.record_change).fold_all(
             items_before,
             self.config.trigger,
             prices,
             stop_reason,
-            other_tokens=max(0, request.context_tokens - sum(item.tokens for item in items_before)),
-            summaries=request.summaries,
+            other_tokens=other_tokens,
+            summaries=request.summaries and rules.summary_style != "none",
             depth=spec.depth,
             every_turn=request.now,
         )
@@ -363,7 +441,7 @@ class ArchiveEngine:
         The cheaper way is chosen.
         """
         separate_cost = record.tokens * prices.fresh
-        in_conversation = request.with_conversation and self.config.summary.model is None and record.kind == "turn"
+        in_conversation = request.with_conversation and self.config.summary.model is None
         return SummaryOrder(
             record.id, with_conversation=in_conversation and request.context_tokens * prices.read < separate_cost
         )
@@ -375,11 +453,13 @@ class ArchiveEngine:
         record = opened.archives.records.get(step.holder)
         if record is None:
             raise AgentNotFoundError(f"no archive {step.holder!r} in {opened.archives.path}")
-        if step.answer is None and step.with_conversation:
-            opened.summary_requests[record.id] = in_conversation_summary_prompts(record.task, style)
-        elif step.answer is None:
+        if step.answer is None:
             messages = [stored.message for stored in opened.archives.messages(record.id)]
-            opened.summary_requests[record.id] = summary_prompts(messages, style, self.config.summary.model)
+            opened.summary_requests[record.id] = (
+                in_conversation_summary_prompts(record.kind, record.task, messages, style)
+                if step.with_conversation
+                else summary_prompts(messages, style, self.config.summary.model)
+            )
         # Remove the generator first, because a generator that raised cannot be continued.
         requests = opened.summary_requests.pop(record.id, None)
         if requests is None:
@@ -392,7 +472,7 @@ class ArchiveEngine:
         except StopIteration as end:
             if not end.value:
                 return None
-            return stub_text(record.kind, record.id, with_summary(record.receipt, end.value), record.answer)
+            return stub_text(record.kind, record.id, summarized_text(record, end.value), record.answer)
         opened.summary_requests[record.id] = requests
         return request
 
@@ -410,19 +490,36 @@ def _find_archive(opened: OpenArchives, id: str) -> ArchiveRecord:
     return record
 
 
-def _deletion_candidates(opened: OpenArchives, before: str) -> tuple[ContentToDelete, int]:
+def _deletion_candidates(opened: OpenArchives, which: ArchivesToDelete) -> tuple[ContentToDelete, int]:
     opened.catch_up()
-    content = entries_to_delete(opened.archives, before)
-    return content, session_bytes(opened.archives.folder, [record.id for record in content.records])
+    content = entries_to_delete(opened.archives, which)
+    ids = [record.id for record in content.records]
+    return content, session_bytes(opened.archives.folder, [*ids, *containing(opened.archives.records.values(), ids)])
 
 
-def _delete_archives(opened: OpenArchives, before: str, when: str) -> ContentToDelete:
+def _delete_archives(opened: OpenArchives, which: ArchivesToDelete, when: str) -> ContentToDelete:
     opened.summary_requests.clear()
-    return delete_archives(opened.archives, opened.search, before, when)
+    return delete_archives(opened.archives, opened.search, which, when)
 
 
 def _finish_deletion(opened: OpenArchives, rewritten: bool) -> DeletedContent:
     return finish_deletion(opened.archives, rewritten=rewritten)
+
+
+def _turns_of_holders(opened: OpenArchives, ids: Collection[str]) -> dict[str, set[str]]:
+    folder = opened.archives.folder / HOLDERS
+    try:
+        return turns_of_sessions(folder, ids)
+    except OSError as error:
+        raise io_error("read sessions in", folder, error) from error
+
+
+def _remove_holder_sessions(opened: OpenArchives, ids: Collection[str]) -> None:
+    folder = opened.archives.folder / HOLDERS
+    try:
+        remove_sessions(folder, ids)
+    except OSError as error:
+        raise io_error("delete sessions in", folder, error) from error
 
 
 def _reindex(opened: OpenArchives, change: Callable[[], T]) -> T:
@@ -442,18 +539,38 @@ def _source(opened: OpenArchives, spec: AgentSpec, holder: str) -> ArchiveSource
     return ArchiveSource(spec.folder, spec.id, record.kind, record.task, record.spans, record.sha256)
 
 
-def _search_archives(opened: OpenArchives, query: str, limit: int, among: Container[str] | None) -> list[SearchHit]:
+def _load_shown(opened: OpenArchives, given: Collection[str] | None) -> list[ArchiveRecord]:
+    opened.catch_up()
+    return [opened.archives.records[id] for id in opened.search.shown(given).ids]
+
+
+def _search_archives(opened: OpenArchives, query: str, limit: int, among: Collection[str] | None) -> list[SearchHit]:
     opened.catch_up()
     return opened.search.search(query, limit, among) if opened.archives.records else []
 
 
 def _passages(opened: OpenArchives, question: str, era: str, limit: int) -> list[SearchHit]:
-    members = {record.id for record in opened.archives.descendants(_find_archive(opened, era))}
-    return opened.search.passages(question, members, limit)
+    return opened.search.passages(question, _find_archive(opened, era).id, limit)
 
 
-def _read(opened: OpenArchives, id: str, first: int, last: int | None) -> list[Message]:
+def _read_stored(opened: OpenArchives, id: str, count: int) -> list[Message]:
+    return opened.archives.read(_find_archive(opened, id).id, 1, count)
+
+
+def _write_texts(opened: OpenArchives) -> None:
+    opened.catch_up()
+    archives, shown = opened.archives, opened.search.shown()
+    try:
+        folder = write_texts(archives, shown)
+    except OSError as error:
+        raise io_error("write the texts of archives in", archives.folder, error) from error
+    labels = join_labels((), (label for id in shown.ids for label in archives.records[id].marks))
+    remember_file_taint(labels_file(archives.folder), [str(folder)], labels, replace_labels=True)
+
+
+def _read(opened: OpenArchives, id: str, first: int, last: int | None, given: Collection[str] | None) -> list[Message]:
     record = _find_archive(opened, id)
+    opened.search.shown(given).check(record)
     return opened.archives.read(record.id, first, last)
 
 

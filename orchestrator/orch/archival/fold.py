@@ -14,7 +14,9 @@ from msgspec import Struct
 from orch_protocol.agent.config import TriggerConfig
 from orch_protocol.core.messages import Block, Image, Message, StopReason, Text, assistant, text_of, user
 from orch_worker.backends.prices import Prices
-from orch_worker.conversation.receipt import Receipt, merge, receipt_of, render
+from orch_worker.conversation.receipt import Receipt, merge, receipt_of, with_places
+from orch_worker.conversation.receipt_text import KEPT_CHARS, render, title_of, with_summary
+from orch_worker.conversation.records.prose import cut_at_sentence, last_sentences
 from orch_worker.conversation.stubs import era_prompt, is_summary, stub_text
 from orch_worker.conversation.tokens import CHARS_PER_TOKEN, clip
 from orch_worker.conversation.turns import responses, task_of, turns_of
@@ -22,11 +24,12 @@ from orch_worker.conversation.turns import responses, task_of, turns_of
 from ..config.archival_profiles import ArchivalRules
 from .conversation_items import ConversationItem, ItemReader
 from .plan import plan
-from .plan.plan import RECEIPT_TOKENS, ArchiveRange
-from .plan.rollup import era_tokens
-from .store.catalog import ArchiveRecord
+from .plan.economics import summary_cost
+from .plan.plan import ArchiveRange
+from .plan.rollup import RECORD_TOKENS, era_tokens, record_tokens
+from .store.catalog import ArchiveRecord, original_tokens
 
-__all__ = ["ArchivedRange", "RangeArchiver"]
+__all__ = ["ArchivedRange", "RangeArchiver", "summarized_text"]
 
 StoreItems = Callable[[ArchiveRecord, Sequence[ConversationItem], Sequence[Message], bool], ArchiveRecord]
 """A function that stores items under a record and returns the complete record. Raises StoreError.
@@ -41,9 +44,17 @@ The arguments are the conversation before and after the change, the id of the ne
 changed range.
 """
 
-MIN_RECEIPT: Final = 30
 UNKNOWN_ID: Final = "a00000000000"
 CLIP_HINT: Final = "the archive holds it all"
+ANSWER_MARK: Final = "[… the archive holds the rest{entry}]"
+NO_PROMPT: Final = "(no prompt)"
+TITLE_CHARS: Final = 80
+
+
+def summarized_text(record: ArchiveRecord, summary: str) -> str:
+    """Return the text of `record` with a model's `summary`, and with the facts that the summary leaves out."""
+    growth = record_tokens(original_tokens(record)) - RECORD_TOKENS
+    return with_summary(record.receipt, summary, KEPT_CHARS + growth * CHARS_PER_TOKEN)
 
 
 class ArchivedRange(Struct, frozen=True):
@@ -57,6 +68,44 @@ class ArchivedRange(Struct, frozen=True):
     summarized: bool
 
 
+class _Ledger:
+    """Counts what archiving saves in a conversation, from the state `view` on. See `ArchiveRecord.saved`."""
+
+    def __init__(self, view: plan.ConversationView, rules: ArchivalRules, prices: Prices) -> None:
+        self._view = view
+        self._saved: float | None = None
+        self._calls, self._context = view.calls, view.other_tokens + view.total_tokens
+        self._rules, self._prices = rules, prices
+        self._archives, self._listed = view.archive_count, 0
+        self._cached_end = plan.first_uncached_message(view.messages)
+        """The position up to which the next request reads the conversation from the cache."""
+
+    def booked(
+        self, record: ArchiveRecord, items: Sequence[ConversationItem], archived: ArchiveRange, added: int
+    ) -> ArchiveRecord:
+        """Return `record` with what archiving has saved after `archived`, which adds `added` tokens."""
+        cut = max(archived.body, min(self._cached_end, archived.stop))
+        read = sum(item.tokens for item in items[archived.body : cut])
+        written = sum(item.tokens for item in items[cut : archived.stop])
+        kept = sum(item.tokens for item in items[archived.stop : max(self._cached_end, archived.stop)])
+        if archived.kind == "phase" and archived.start < archived.body <= self._cached_end:
+            kept += items[archived.body - 1].own_tokens  # the record is added to the last prompt
+        # The list of archives is written once, after the last of the archives that are made together.
+        self._archives += 1 - len(record.members)
+        listed, self._listed = self._listed, plan.list_tokens(self._rules, self._archives)
+        prices = self._prices
+        if self._saved is None:
+            self._saved = self._view.account(self._rules, prices).saved
+        self._saved += (written + listed - added - self._listed) * prices.write
+        self._saved -= kept * (prices.write - prices.read)
+        if archived.summarize:
+            self._saved -= summary_cost(
+                read + written, self._context - written, plan.SUMMARY_TOKENS, prices, unsent=written
+            )
+        self._cached_end = min(self._cached_end, archived.body)
+        return msgspec.structs.replace(record, saved=self._saved, saved_calls=self._calls)
+
+
 class RangeArchiver:
     """Archives ranges of conversations according to `rules`. `store` and `on_change` are callbacks."""
 
@@ -68,6 +117,7 @@ class RangeArchiver:
         self._rules = rules
         self._store = store
         self._on_change = on_change
+        self._ledger: _Ledger
 
     def fold_all(
         self,
@@ -91,31 +141,28 @@ class RangeArchiver:
         def view() -> plan.ConversationView:
             return self._reader.view(items, stop_reason, other_tokens=other_tokens, summaries=summaries)
 
-        estimator = self._reader.estimator
         view_before = view()
+        self._ledger = _Ledger(view_before, self._rules, prices)
         if every_turn:
             turns = plan.all_archivable_turns(view_before, self._rules, trigger, depth=depth)
         else:
-            turns = plan.turns_to_archive(view_before, self._rules, trigger, prices, estimator, depth=depth)
+            turns = plan.turns_to_archive(view_before, self._rules, trigger, prices, depth=depth)
         items, archived = self._fold(items, turns)
-        while era := plan.next_era(view(), self._rules, prices):
+        current = view() if archived else view_before
+        while era := plan.next_era(current, self._rules, prices):
             items, new_ranges = self._fold(items, [era])
             archived += new_ranges
-        items, new_ranges = self._fold(items, plan.next_phases(view(), self._rules, prices))
+            current = view()
+        items, new_ranges = self._fold(items, plan.next_phases(current, self._rules, prices))
         archived += new_ranges
-        view_after = view()
-        if (archived or view_before.total_tokens > self._rules.high_tokens) and plan.is_over_bound(
-            view_after, self._rules
-        ):
-            items, new_ranges = self._fold(
-                items, plan.all_archivable_turns(view_after, self._rules, trigger, depth=depth)
-            )
-            archived += new_ranges
-            while plan.is_over_bound(current := view(), self._rules) and (
-                next_range := plan.next_range_over_bound(current, self._rules)
+        if archived or view_before.total_tokens > self._rules.high_tokens:
+            current = view() if new_ranges else current
+            while plan.is_over_bound(current, self._rules) and (
+                next_range := plan.next_range_over_bound(current, self._rules, prices)
             ):
                 items, new_ranges = self._fold(items, [next_range])
                 archived += new_ranges
+                current = view()
         return items, archived
 
     def _fold(
@@ -139,22 +186,24 @@ class RangeArchiver:
     ) -> tuple[list[ConversationItem], list[ArchivedRange]]:
         turn_items = items[archive_range.start : archive_range.stop]
         prompts = [self._shorten_prompt(item) for item in items[archive_range.start : archive_range.body]]
-        task = task_of([item.message for item in prompts])
         removed = sum(item.tokens for item in turn_items) - sum(item.tokens for item in prompts)
         messages = [item.message for item in turn_items]
+        task = task_of([item.message for item in prompts])
         record = self._build_record(
             archive_range, turn_items, messages, task, replaced_messages=max(len(prompts), 1) + 1
         )
-        max_tokens = max(min(RECEIPT_TOKENS, removed // 4), MIN_RECEIPT)
+        max_tokens = max(min(record_tokens(record.original_tokens), removed // 4), plan.MIN_RECEIPT)
+        answer = self._final_answer(messages[-1], record.entries)
         record = msgspec.structs.replace(
-            record, record=self._render_receipt(record.receipt, max_tokens), answer=self._final_answer(messages[-1])
+            record, record=self._render_receipt(record.receipt, max_tokens, answer), answer=answer
         )
         size = self._reader.estimator.text(stub_text("turn", UNKNOWN_ID, record.record, record.answer))
-        if self._rules.gate and size >= removed:
+        if self._rules.gate and not archive_range.triggered and size >= removed:
             return items, []
+        record = self._ledger.booked(record, items, archive_range, size)
         stored = self._store(record, turn_items, messages, archive_range.summarize)
         stub = self._reader.write_message(assistant(stub_text("turn", stored.id, stored.record, stored.answer)))
-        prompts = prompts or [self._reader.write_message(user(task))]
+        prompts = prompts or [self._reader.write_message(user(NO_PROMPT))]
         return [*items[: archive_range.start], *prompts, stub, *items[archive_range.stop :]], [_archived_range(stored)]
 
     def _archive_era(
@@ -162,11 +211,11 @@ class RangeArchiver:
     ) -> tuple[list[ConversationItem], list[ArchivedRange]]:
         era_items = items[archive_range.start : archive_range.stop]
         messages = [item.message for item in self._reader.without_archived(era_items)]
-        record = self._build_record(
-            archive_range, era_items, messages, task_of(messages) if messages else "", replaced_messages=2
-        )
-        text = self._render_receipt(record.receipt, era_tokens(self._rules.rollup_tokens))
+        record = self._build_record(archive_range, era_items, messages, task_of(messages), replaced_messages=2)
+        limit = era_tokens(self._rules.rollup_tokens, record.original_tokens)
+        text = self._render_receipt(record.receipt, limit, requests=True)
         record = msgspec.structs.replace(record, task=f"{record.turns} earlier turns", record=text)
+        record = self._ledger.booked(record, items, archive_range, self._reader.estimator.text(text))
         stored = self._store(record, era_items, messages, False)
         stubs = [user(era_prompt(stored.turns)), assistant(stub_text("era", stored.id, stored.record))]
         return [*items[: archive_range.start], *map(self._reader.write_message, stubs), *items[archive_range.stop :]], [
@@ -192,14 +241,16 @@ class RangeArchiver:
             messages,
             task,
             replaced_messages=1,
+            first_entry=1 if merges or not prompt_indexes else 2,  # the prompt is the first entry of a phase
         )
-        text = self._render_receipt(record.receipt, RECEIPT_TOKENS)
+        text = self._render_receipt(record.receipt, record_tokens(record.original_tokens))
         record = msgspec.structs.replace(record, prompts=int(bool(prompt_indexes)), turns=0, record=text)
+        record = self._ledger.booked(record, items, archive_range, self._reader.estimator.text(text))
         stored = self._store(record, phase_items, messages, archive_range.summarize)
         stub = stub_text("phase", stored.id, stored.record)
         format = self._reader.format
         prompt = self._reader.without_records(phase_items[0]) if merges else phase_items[0]
-        raw = format.with_text(prompt.raw, stub) if prompt_indexes else format.write(user(stub))
+        raw = format.with_text(prompt.data, stub) if prompt_indexes else format.write(user(stub))
         return [*items[:start], self._reader.make_item(raw), *items[archive_range.stop :]], [_archived_range(stored)]
 
     def _shorten_prompt(self, item: ConversationItem) -> ConversationItem:
@@ -221,19 +272,25 @@ class RangeArchiver:
                     blocks.append(block)
         return self._reader.write_message(Message(item.message.role, tuple(blocks)))
 
-    def _final_answer(self, last: Message) -> str:
-        text = text_of(last) if last.role == "assistant" else ""
-        return self._clip(text.strip(), self._rules.answer_tokens)
+    def _final_answer(self, last: Message, entry: int) -> str:
+        """Return the final answer whole, or cut at the end of a sentence. `entry` is its entry, 0 if unknown."""
+        text = text_of(last).strip() if last.role == "assistant" else ""
+        limit = self._rules.answer_tokens
+        size = self._reader.estimator.text(text)
+        mark = ANSWER_MARK.format(entry=f": entry {entry}" if entry else "")
+        return text if size <= limit else cut_at_sentence(text, len(text) * limit // size, mark)
 
     def _clip(self, text: str, limit: int) -> str:
         """Return `text` with at most about `limit` tokens. A long text is cut in the middle."""
         size = self._reader.estimator.text(text)
         return text if size <= limit else clip(text, len(text) * limit // size, CLIP_HINT)
 
-    def _render_receipt(self, receipt: Receipt, max_tokens: int) -> str:
+    def _render_receipt(self, receipt: Receipt, max_tokens: int, answer: str = "", *, requests: bool = False) -> str:
         chars = max_tokens * CHARS_PER_TOKEN
-        size = self._reader.estimator.text(text := render(receipt, chars))
-        return text if size <= max_tokens else render(receipt, chars * max_tokens // size)
+        size = self._reader.estimator.text(text := render(receipt, chars, answer, requests=requests))
+        if size <= max_tokens:
+            return text
+        return render(receipt, chars * max_tokens // size, answer, requests=requests)
 
     def _build_record(
         self,
@@ -243,15 +300,19 @@ class RangeArchiver:
         task: str,
         *,
         replaced_messages: int,
+        first_entry: int = 1,
     ) -> ArchiveRecord:
-        members = tuple(id for item in items for id in item.holders)
-        records = [self._archive.records[id] for id in members]
-        own_receipts = [receipt_of(messages, task)] if messages else []
+        members = tuple(holder for item in items for holder in item.holders)
+        records = [self._archive.records[member] for member in members]
+        receipts, entries = self._receipts(archive_range, items, messages, first_entry)
+        receipt = merge(receipts)
+        own = {id(message) for message in messages}
+        own_tokens = sum(item.own_tokens for item in items if id(item.message) in own)
         return ArchiveRecord(
             id=UNKNOWN_ID,
             number=0,
             kind=archive_range.kind,
-            task=task,
+            task=task or title_of(receipt) or _first_words(messages),
             count=0,
             prompts=archive_range.body - archive_range.start,
             replaced_messages=replaced_messages,
@@ -263,9 +324,81 @@ class RangeArchiver:
             format=self._reader.format.name,
             record="",
             reason=archive_range.reason,
-            receipt=merge([*(record.receipt for record in records), *own_receipts]),
+            receipt=receipt,
             members=members,
+            original_tokens=own_tokens + sum(map(original_tokens, records)),
+            entries=entries,
         )
+
+    def _receipts(
+        self,
+        archive_range: ArchiveRange,
+        items: Sequence[ConversationItem],
+        messages: Sequence[Message],
+        first_entry: int,
+    ) -> tuple[list[Receipt], int]:
+        """Return the receipts of `items` in order, and the number of entries of their archive.
+
+        Adjacent messages of `messages` have one receipt. The receipts of archives have their places in the new archive,
+        or below the id of the earlier archive if the new one does not contain its entries. The number is 0 if unknown.
+        The first item is the entry `first_entry`.
+        """
+        own = {id(message) for message in messages}
+        receipts: list[Receipt] = []
+        run: list[Message] = []
+        numbers: list[int] = []
+        entry = first_entry  # the number of the next entry, 0 if unknown
+
+        def end_run() -> None:
+            if run:
+                receipts.append(receipt_of(run, numbers if all(numbers) else ()))
+                run.clear()
+                numbers.clear()
+
+        for item in items:
+            records = [self._archive.records[holder] for holder in item.holders]
+            if records and not item.is_record:
+                is_own = id(item.message) in own
+                if is_summary(item.message):
+                    entry = 0
+                if is_own:
+                    run.append(item.message)
+                    numbers.append(entry)
+                entry += bool(entry)
+                end_run()
+                for record in records:
+                    contained = archive_range.kind != "phase" and bool(entry)
+                    first = entry + self._merged_entries(record) - record.prompts if contained else 0
+                    receipts.append(with_places(record.receipt, first - 1, "" if contained else record.id))
+                    if contained:
+                        entry = first + record.entries if record.entries else 0
+            elif records:
+                end_run()
+                for record in records:
+                    first = entry - (record.replaced_messages - 1) if entry else 0
+                    contained = first > 0
+                    receipts.append(with_places(record.receipt, first - 1, "" if contained else record.id))
+                    entry = first + record.entries if contained and record.entries else 0
+            else:
+                if id(item.message) in own:
+                    run.append(item.message)
+                    numbers.append(entry)
+                entry += bool(entry)
+        end_run()
+        return receipts, max(entry - 1, 0)
+
+    def _merged_entries(self, record: ArchiveRecord) -> int:
+        """Return the number of entries of the earlier phases that the phase `record` merged."""
+        members = [self._archive.records[id] for id in record.members]
+        return sum(self._merged_entries(member) + member.entries - member.prompts for member in members)
+
+
+def _first_words(messages: Sequence[Message]) -> str:
+    """Return a title for messages without a request and calls: the last sentence of the agent or of the user."""
+    spoken = [
+        text_of(message) for role in ("assistant", "user") for message in reversed(messages) if message.role == role
+    ]
+    return next((line for text in spoken if (line := last_sentences(text, 1, TITLE_CHARS))), NO_PROMPT)
 
 
 def _archived_range(record: ArchiveRecord) -> ArchivedRange:

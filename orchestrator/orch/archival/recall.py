@@ -8,7 +8,7 @@ from typing import Any, Final, TypeGuard
 from orch_protocol.core.errors import AgentError, ConfigError, StoreError
 from orch_protocol.core.messages import Message
 from orch_protocol.services.archives.recall import SearchHit
-from orch_worker.conversation.recalled import shown_entries, shown_hits
+from orch_worker.conversation.recalled import line_range, shown_entries, shown_hits
 
 __all__ = ["TOOLS", "call_tool", "check_entries", "check_search"]
 
@@ -20,15 +20,20 @@ _NUMBER_SCHEMA: Final = {"type": "integer", "minimum": 1}
 TOOLS: Final = (
     (
         "search_archive",
-        "Find text in archived turns of this conversation: words, paths, figures, errors. Returns id, entry, passage.",
+        "Find text in archived turns of this conversation: words, paths, figures, errors, or a regular expression.",
         {"type": "object", "properties": {"query": _TEXT_SCHEMA, "limit": _NUMBER_SCHEMA}, "required": ["query"]},
     ),
     (
         "read_archive",
-        "Show entries of an archived turn exactly as they were. Without first and last, from the beginning.",
+        "Show entries of an archived turn as text, long ones shortened. lines=40-80: only these lines of entry first.",
         {
             "type": "object",
-            "properties": {"id": _TEXT_SCHEMA, "first": _NUMBER_SCHEMA, "last": _NUMBER_SCHEMA},
+            "properties": {
+                "id": _TEXT_SCHEMA,
+                "first": _NUMBER_SCHEMA,
+                "last": _NUMBER_SCHEMA,
+                "lines": _TEXT_SCHEMA,
+            },
             "required": ["id"],
         },
     ),
@@ -69,9 +74,14 @@ def call_tool(
         raise ConfigError(f"no archive tool {name!r}; the tools are {', '.join(tool[0] for tool in TOOLS)}")
     try:
         if name == "search_archive":
-            return shown_hits(search(_required_text(input, "query"), _optional_number(input, "limit") or DEFAULT_LIMIT))
-        first = _optional_number(input, "first") or 1
-        return shown_entries(first, read(_required_text(input, "id"), first, _optional_number(input, "last")))
+            query, limit = _required_text(input, "query"), _optional_number(input, "limit")
+            return shown_hits(search(query, limit or DEFAULT_LIMIT), whole=limit is not None)
+        id, first = _required_text(input, "id"), _optional_number(input, "first") or 1
+        last, lines = _optional_number(input, "last"), input.get("lines")
+        if lines is not None:
+            line_range(lines if isinstance(lines, str) else str(lines))
+            lines, last = str(lines), first
+        return shown_entries(id, first, read(id, first, last), last, lines)
     except (AgentError, ConfigError, StoreError) as error:
         return f"Error: {error}"
 

@@ -15,12 +15,14 @@ import msgspec
 from msgspec import Meta, Struct
 
 from orch_protocol.agent.config import SummaryConfig
+from orch_protocol.core.archives import ArchiveKind
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Message
 from orch_protocol.core.text import scrub
 from orch_protocol.services.archives.archiving import SummaryRequest
 from orch_worker.conversation.rendering import turn_pieces
 from orch_worker.conversation.tokens import clip
+from orch_worker.conversation.turns import calls_of
 
 __all__ = [
     "Summary",
@@ -29,6 +31,7 @@ __all__ = [
     "in_conversation_summary_prompts",
     "parse",
     "request_summary",
+    "requested_style",
     "summary_prompts",
 ]
 
@@ -39,6 +42,7 @@ CHUNK_CHARS: Final = 60_000
 FINDINGS: Final = 5
 MAX_CHARS: Final = 1_600
 ANSWER_CHARS: Final = 100_000
+MAX_ARGUMENTS: Final = 300
 
 _STRUCTURED: Final = """\
 You compress a finished piece of an agent's work. The full transcript is kept elsewhere and can be looked up; what \
@@ -51,7 +55,7 @@ you write is all the agent still sees of it. Answer with one paragraph of three 
 what was done, what came of it, what is still open. Exact names, paths and figures; no headings, no lists."""
 _IN_CONVERSATION: Final = """\
 [This is not part of the conversation. Call no tools.]
-The piece of work is the turn that began with: {task}
+The piece of work is {piece}
 
 {instructions}"""
 _FENCE: Final = re.compile(r"\A\s*```\w*\n(.*?)\n?```\s*\Z", re.S)
@@ -69,6 +73,11 @@ class Summary(Struct, frozen=True):
         lines += [f"- {finding}" for finding in self.key_findings]
         lines += [f"Open: {question}" for question in self.open_questions]
         return "\n".join(lines)
+
+
+def requested_style(configured: Literal["none", "structured", "paragraph"] | None) -> SummaryStyle:
+    """Return the style of a summary that is requested although none is written by default: "structured"."""
+    return "paragraph" if configured == "paragraph" else "structured"
 
 
 def request_summary(
@@ -120,13 +129,19 @@ def summary_prompts(
     return clip(str(combined), MAX_CHARS, "the archive holds it all")
 
 
-def in_conversation_summary_prompts(task: str, style: SummaryStyle) -> Generator[SummaryRequest, str, str | None]:
-    """Yield requests for a summary of the turn with the task `task`, and receive the answers.
+def in_conversation_summary_prompts(
+    kind: ArchiveKind, task: str, messages: Sequence[Message], style: SummaryStyle
+) -> Generator[SummaryRequest, str, str | None]:
+    """Yield requests for a summary of the turn or phase `messages` with the task `task`, and receive the answers.
 
     The model of the conversation answers the requests. Return the summary or None.
     """
     instructions = _STRUCTURED if style == "structured" else _PARAGRAPH
-    prompt = _IN_CONVERSATION.format(task=task, instructions=instructions)
+    piece = f"the turn that began with: {task}"
+    if kind == "phase" and (calls := calls_of(messages)):
+        arguments = clip(msgspec.json.encode(calls[-1].input).decode(), MAX_ARGUMENTS, "cut")
+        piece = f"a part of {piece}\nThe part ends with the result of this call: {calls[-1].name} {arguments}"
+    prompt = _IN_CONVERSATION.format(piece=piece, instructions=instructions)
     answer = parse((yield SummaryRequest("", prompt)), style)
     if isinstance(answer, str):
         retry_prompt = f"{prompt}\n\nYour previous answer was not usable: {answer}. Answer again."
@@ -226,14 +241,15 @@ class SummaryRequester:
 
     def _run(self, pending: _PendingSummary, messages: Sequence[Message]) -> None:
         settings = self._settings
+        style = requested_style(settings.style)
         try:
-            text = request_summary(messages, settings.style, settings.model, self._summarize)
+            text = request_summary(messages, style, settings.model, self._summarize)
         except BaseException as error:  # an exception in the caller's code must not prevent archiving
             name = type(error).__name__
             pending.failure = (name, f"{name}: {error}")
         else:
             pending.text = None if text is None else scrub(text)
-            pending.failure = ("unusable", f"the result is not a {settings.style} summary") if text is None else None
+            pending.failure = ("unusable", f"the result is not a {style} summary") if text is None else None
 
     def _take_result(self, pending: _PendingSummary) -> str | None:
         if pending.failure is not None:

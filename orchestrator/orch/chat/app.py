@@ -123,7 +123,7 @@ class Chat:
         self._chose_deny = chose_deny
         self.absent = BackgroundAgents(self)
         self._echo = echo
-        self._clock = clock
+        self.clock = clock
         self._own_requests: set[str] = set()
         self._steers: set[str] = set()
         self._turn_log = TurnLog(output, self._own_requests)
@@ -183,7 +183,12 @@ class Chat:
     @property
     def working(self) -> float | None:
         """Seconds since the current turn began. None between turns."""
-        return None if self._turn_start is None else self._clock() - self._turn_start
+        return None if self._turn_start is None else self.clock() - self._turn_start
+
+    @property
+    def open_calls(self) -> list[str]:
+        """The tool calls of the agent that still run."""
+        return self._turn_log.open_calls
 
     async def refresh_rows(self) -> None:
         """Refresh the rows of all agents. Errors are ignored here, because other requests report them."""
@@ -220,32 +225,44 @@ class Chat:
 
     # Input.
 
+    def is_choice(self, typed: str) -> bool:
+        """Return whether `typed` answers the open question or is a line to collect, and is no prompt or command."""
+        return self._leaving or self.commands.pasting or self.questions.is_answer(typed)
+
     async def process_input(self, typed: str, *, follow_up: bool = False, question_id: str | None = None) -> None:
         """Process the input `typed`. Errors are shown in the output.
 
-        `question_id` is the question that the input answers. If this question is no longer open, the input becomes the
-        draft.
+        While an approval question is open, input that is not an answer is sent as usual, and the question stays open.
+        `question_id` is the question that was open when the user typed the input. If this question is no longer open,
+        the input becomes the draft.
         """
         if question_id and question_id != self.question_id:
-            self.draft = typed
+            self._add_to_draft(typed)
             self.changed()
             return
         try:
             if self._leaving:
                 await self._finish_leaving(typed)
-            elif self.questions.input_hint:
+            elif self.questions.is_answer(typed):
                 await self.questions.answer(typed)
-            elif self.commands.accepts(typed):
-                await self._command(typed)
-            elif typed.strip():
-                async with self._input_order.turn() as is_current:
-                    if is_current:
-                        await self.send_prompt(unescape(typed), follow_up=follow_up)
-                    else:
-                        self._restore_draft(typed)
+            else:
+                open_question = self.questions.id
+                await self._prompt_or_command(typed, follow_up=follow_up)
+                if open_question and open_question == self.questions.id:
+                    self.output.note("  (the question is still open)", "ask")
         except CommandError as failure:
             self._fail(failure)
         self.changed()
+
+    async def _prompt_or_command(self, typed: str, *, follow_up: bool) -> None:
+        if self.commands.accepts(typed):
+            await self._command(typed)
+        elif typed.strip():
+            async with self._input_order.turn() as is_current:
+                if is_current:
+                    await self.send_prompt(unescape(typed), follow_up=follow_up)
+                else:
+                    self._restore_draft(typed)
 
     async def _command(self, typed: str) -> None:
         if not (may_switch := self.commands.may_switch(typed)) and not self._input_order.is_switching:
@@ -267,8 +284,12 @@ class Chat:
 
         The input was meant for an agent, but the switch to that agent failed.
         """
-        self.draft = f"{self.draft}\n{typed}" if self.draft else typed
+        self._add_to_draft(typed)
         self.output.note("not sent: the text was for another agent", "error")
+
+    def _add_to_draft(self, typed: str) -> None:
+        """Add `typed` to the draft, on a separate line."""
+        self.draft = f"{self.draft}\n{typed}" if self.draft else typed
 
     def _fail(self, failure: CommandError) -> None:
         self.failed = True
@@ -315,7 +336,7 @@ class Chat:
     def _set_working(self) -> None:
         self._is_new = False
         if self._turn_start is None:
-            self._turn_start = self._clock()
+            self._turn_start = self.clock()
         self.idle.clear()
 
     def _set_idle(self) -> None:
@@ -433,7 +454,7 @@ class Chat:
         if self.commands.running and self._turn_start is None:
             self.commands.stop()
             return "stop"
-        meaning = self._interrupts.meaning(self._clock(), typed=typed, working=self._turn_start is not None)
+        meaning = self._interrupts.meaning(self.clock(), typed=typed, working=self._turn_start is not None)
         try:
             if meaning == "cancel":
                 self.output.note("the turn ends at its next safe point; Ctrl-C again ends it at once")

@@ -144,14 +144,16 @@ class Questions:
         """Remove all questions except those of the busy agents in `absent`."""
         self._set_open([each for each in self._open if each.get("absent") in absent])
 
+    def is_answer(self, typed: str) -> bool:
+        """Return whether there is a current question and `typed` is a valid answer to this question."""
+        return bool(self._open) and parse_consent(typed, self._open[0]["tool"]) is not None
+
     async def answer(self, typed: str) -> None:
-        """Answer the current question, if `typed` is a valid answer. Raises CommandError."""
+        """Answer the current question with the valid answer `typed`. Raises CommandError."""
         chat, event = self._chat, self._open[0]
         consent = parse_consent(typed, event["tool"])
         if consent is None:
-            chat.output.note("not a valid answer: nothing was allowed or sent", "error")
-            chat.draft = typed
-            return
+            raise ValueError(f"not an answer to the question: {typed!r}")
         self._open.pop(0)
         next_question = self._open[:1]
         decision = (

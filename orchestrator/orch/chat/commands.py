@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 __all__ = ["END", "KEYS", "Commands", "InputOrder", "unescape"]
 
 
-KEYS: Final = """\
+KEYS: Final = """
+keys:
   Enter        send; while the agent works, deliver the text before its next step
   Alt-Enter    send; while the agent works, deliver the text at the end of its turn
   Ctrl-J       new line (also: a backslash at the end of a line)
   Ctrl-C       clear the line, or end the turn; again within 2 s: end the turn at once, or leave
   Ctrl-D       leave
   Tab          complete commands, agents after an @, paths
-  Up, Ctrl-R   earlier input
-"""
+  Up, Ctrl-R   earlier input"""
 ESCAPED: Final = ("//", "\\/", "\\!")
 END: Final = "/end"
 MAX_WIDGETS: Final = 4
@@ -131,9 +131,7 @@ class Commands:
         chat, cancelled = self._chat, threading.Event()
         text, _ = chat.pastes.unfold(typed)
         name = read(text).name
-        if name == "help" and not read(text).text:
-            chat.output.note(KEYS)
-        elif name not in ("quit", "q", "exit"):
+        if name not in ("quit", "q", "exit"):
             chat.echo(format_prompt(typed))
         self._running.add(cancelled)
         try:
@@ -141,6 +139,8 @@ class Commands:
         finally:
             self._running.discard(cancelled)
         self._show(result)
+        if result["command"] == "help" and not read(text).text:
+            chat.output.note(KEYS, "")
         if (effect := result["effect"]) is not None:
             await self._apply_effect(result["command"], effect)
         chat.run_in_background(chat.refresh_rows())

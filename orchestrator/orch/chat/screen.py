@@ -17,6 +17,7 @@ from typing import Any, Final, TextIO
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import in_terminal
+from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition, has_focus
@@ -36,7 +37,7 @@ from .app import Chat
 from .commands import END
 from .completion import suggestions
 from .text.live_text import LiveText
-from .text.styled_text import Piece, wrap
+from .text.styled_text import Piece, fit
 
 __all__ = ["LineInput", "PlainScreen", "Screen", "buffer_early_keys"]
 
@@ -69,9 +70,11 @@ REFRESH_SECONDS: Final = 1.0
 IDLE_SECONDS: Final = 4.0
 LIVE_ROWS: Final = 6
 """The maximum height in rows of incomplete output above the input line. The first rows of higher output scroll away."""
+CONTINUATION_SECONDS: Final = 1.0
+"""A line that is begun this early after a question has interrupted a line continues the interrupted line."""
 PROMPT: Final = "> "
-PROSE: Final = frozenset({"note", "error", "ask", "you", "call"})
-"""Styles of lines that are wrapped between words; other lines are not wrapped."""
+PROSE: Final = frozenset({"task", "note", "error", "ask", "you", "call", "add", "del"})
+"""Styles of lines whose further rows are indented."""
 HANG: Final = "  "
 DEFAULT: Final = "DEFAULT_BUFFER"
 
@@ -93,6 +96,11 @@ class Screen:
     ) -> None:
         self._chat = chat
         self._saved_input = ""
+        """Input that returns to the input line when no question is open."""
+        self._saved_at: float | None = None
+        """The time when a question interrupted the typing of a line. None after the next line."""
+        self._continues_saved_input = False
+        """Whether the first key after the interruption came so early that it continues the interrupted line."""
         self._shown_id = ""
         """The question shown on the screen. Input can answer only this question."""
         self._extension_keys: tuple[dict[str, str] | None, KeyBindings] = None, KeyBindings()
@@ -121,6 +129,7 @@ class Screen:
         )
         # Some built-in keys of the library accept the line. Without this handler they would end the chat.
         self._session.default_buffer.accept_handler = lambda _: True
+        self._session.default_buffer.on_text_insert += self._detect_continuation
         chat.output.resize(self._session.output.get_size().columns)
 
     async def run(self) -> None:
@@ -158,13 +167,12 @@ class Screen:
 
     def _message(self) -> FormattedText:
         """Return the incomplete output and the open question, which are shown before the cursor."""
-        found: list[tuple[str, str]] = []
-        for line in self._chat.output.live[-LIVE_ROWS:]:
-            found += [*_format_pieces(line), ("", "\n")]
-        found += [("class:note", f"{each}\n") for each in self._chat.commands.widgets["panel"]]
+        lines = self._chat.output.live[-LIVE_ROWS:]
+        lines += [[("call", call)] for call in self._chat.open_calls[-LIVE_ROWS:]]
+        lines += [[("note", each)] for each in self._chat.commands.widgets["panel"]]
         if self._chat.question_id == self._shown_id and (input_hint := self._chat.input_hint):
-            found.append(("class:ask", f"{input_hint}\n"))
-        return FormattedText([*found, ("class:you", PROMPT)])
+            lines.append([("ask", input_hint)])
+        return FormattedText([*self._format_lines(lines), ("class:you", PROMPT)])
 
     def _bar(self) -> FormattedText:
         return FormattedText(_format_pieces(self._chat.bar(self._session.output.get_size().columns - 1)))
@@ -187,13 +195,11 @@ class Screen:
 
     def _print(self, lines: Iterable[list[Piece]]) -> None:
         text: list[tuple[str, str]] = []
-        width = self._session.output.get_size().columns
         for line in lines:
             if self._needs_blank_line and line and line[0][0] == "you" and line[0][1].startswith(PROMPT):
                 text.append(("", "\n"))
             self._needs_blank_line = any(piece.strip() for _, piece in line)
-            for row in wrap(line, width, hang=HANG) if len(line) == 1 and line[0][0] in PROSE else [line]:
-                text += [*_format_pieces(row), ("", "\n")]
+            text += self._format_lines([line])
         if text:
             print_formatted_text(
                 FormattedText(text),
@@ -204,17 +210,28 @@ class Screen:
                 include_default_pygments_style=False,
             )
 
+    def _format_lines(self, lines: Iterable[list[Piece]]) -> list[tuple[str, str]]:
+        """Return the rows of `lines` at the width of the terminal."""
+        width, text = self._session.output.get_size().columns, []
+        for line in lines:
+            for row in fit(line, width, HANG if line and line[0][0] in PROSE else ""):
+                text += [*_format_pieces(row), ("", "\n")]
+        return text
+
     def _take_draft(self) -> None:
         """When a question arrives, save and clear the input. After the answer, restore the input."""
         chat, buffer = self._chat, self._session.default_buffer
-        self._saved_input, chat.draft = self._saved_input + chat.draft, ""
+        self._saved_input, chat.draft = _on_lines(self._saved_input, chat.draft), ""
         if chat.question_id:
             if not self._shown_id and buffer.text:
-                self._saved_input += buffer.text
+                self._saved_input = _on_lines(self._saved_input, buffer.text)
+                self._saved_at = chat.clock()
+                self._continues_saved_input = False
                 buffer.reset()
         elif self._saved_input:
-            buffer.insert_text(self._saved_input)
+            buffer.document = Document(_on_lines(self._saved_input, buffer.text))
             self._saved_input = ""
+            self._saved_at = None
         if chat.copied is not None:
             # This is the escape sequence for the terminal's clipboard. Terminals without support for it ignore it.
             data = base64.b64encode(chat.copied.encode("utf-8", "replace")).decode()
@@ -292,14 +309,26 @@ class Screen:
 
     def _enter(self, event: KeyPressEvent, *, follow_up: bool) -> None:
         buffer = event.current_buffer
-        text = buffer.text
-        if text.strip() and not self._chat.input_hint:
+        text, chat = buffer.text, self._chat
+        is_continuation, self._saved_at = self._saved_at is not None and self._continues_saved_input, None
+        if chat.question_id and is_continuation:
+            buffer.reset()
+            self._saved_input += text
+            chat.output.note("  (not sent: this text returns to the input line after the answer)", "ask")
+            chat.changed()
+            return
+        if text.strip() and not chat.is_choice(text):
             buffer.append_to_history()
         buffer.reset()
-        if self._chat.question_id and self._chat.question_id != self._shown_id:
-            self._saved_input += text  # the text was typed before the question was visible
+        if chat.question_id and chat.question_id != self._shown_id:
+            self._saved_input = _on_lines(self._saved_input, text)  # typed before the question was visible
             return
-        self._start(self._chat.process_input(text, follow_up=follow_up, question_id=self._chat.question_id))
+        self._start(chat.process_input(text, follow_up=follow_up, question_id=chat.question_id))
+
+    def _detect_continuation(self, _: Buffer) -> None:
+        """Decide, at the first key after a question has interrupted a line, whether the key continues that line."""
+        if self._saved_at is not None and len(self._session.default_buffer.text) == 1:
+            self._continues_saved_input = self._chat.clock() - self._saved_at < CONTINUATION_SECONDS
 
     async def _interrupt(self, typed: str) -> None:
         if await self._chat.interrupt(typed=bool(typed)) == "clear":
@@ -330,6 +359,11 @@ class _SafeHistory(FileHistory):
         """Append an entry."""
         with suppress(OSError):
             super().store_string(scrub(string))
+
+
+def _on_lines(*texts: str) -> str:
+    """Return the texts that are not empty, on separate lines."""
+    return "\n".join(filter(None, texts))
 
 
 def _continues(document: Document) -> bool:

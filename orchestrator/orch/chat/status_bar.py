@@ -6,13 +6,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from ..render import terminal
-from .text.styled_text import Piece, truncate
+from .text.styled_text import Piece, display_width, truncate
 
 __all__ = ["descendants", "format_status_bar", "live_descendants"]
 
 METER_STYLES: Final = ((90, "error"), (75, "ask"))
 """The styles of the context meter. Each style applies from a minimum percentage of the context window."""
-NAME_WIDTH: Final = 24
+NAME_WIDTH: Final = 40
+MAX_ROWS: Final = 3
+SEPARATOR: Final = " · "
 ACTIVITY_WIDTH: Final = 40
 ENDED: Final = ("killed", "failed")
 
@@ -44,7 +46,8 @@ def format_status_bar(
 ) -> list[Piece]:
     """Return the status bar for `width` columns. `working` is the duration of the turn in seconds.
 
-    `widgets` are the texts of extensions.
+    `widgets` are the texts of extensions. The bar has as many rows as its parts need, at most MAX_ROWS. The last row
+    then ends with the number of parts that are not shown.
     """
     row = next((row for row in rows if row["id"] == id), None)
     if row is None:
@@ -55,7 +58,7 @@ def format_status_bar(
     if live_rows := live_descendants(rows, id):
         parts.append([("", f"{terminal.pluralize(len(live_rows), 'subagent')}, {len(working_rows)} at work")])
     parts += [[("note", _format_activity(each, now))] for each in working_rows]
-    return truncate(_join_parts(parts), width)
+    return _join_rows(parts, width)
 
 
 def _agent_parts(row: dict[str, Any], working: float | None) -> Iterator[Piece]:
@@ -85,8 +88,28 @@ def _format_activity(row: dict[str, Any], now: float | None) -> str:
     return f"{terminal.truncate_line(row['name'], NAME_WIDTH)}: {activity} {terminal.age(row['last_activity'], now)}"
 
 
-def _join_parts(parts: Sequence[Sequence[Piece]]) -> Iterator[Piece]:
+def _join_rows(parts: Sequence[Sequence[Piece]], width: int) -> list[Piece]:
+    rows: list[list[Piece]] = [[]]
     for number, part in enumerate(parts):
-        if number:
-            yield "note", " · "
-        yield from part
+        joined = [*rows[-1], *([("note", SEPARATOR)] if rows[-1] else []), *part]
+        is_last_row, left = len(rows) == MAX_ROWS, len(parts) - number - 1
+        rest = len(f"{SEPARATOR}{_more(left)}") if is_last_row and left else 0
+        if not rows[-1] or _width(joined) + rest <= width:
+            rows[-1] = joined
+        elif not is_last_row:
+            rows.append([*part])
+        else:
+            rows[-1] += [("note", f"{SEPARATOR}{_more(left + 1)}")]
+            break
+    bar: list[Piece] = []
+    for row in rows:
+        bar += [*([("", "\n")] if bar else []), *truncate(row, width)]
+    return bar
+
+
+def _width(pieces: Sequence[Piece]) -> int:
+    return sum(display_width(text) for _, text in pieces)
+
+
+def _more(parts: int) -> str:
+    return f"{parts} more"

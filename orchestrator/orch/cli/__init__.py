@@ -19,11 +19,13 @@ VERBS = {
     "query": ("orch.cli.agents.query", "ask an agent and print its answer"),
     "collect": ("orch.cli.agents.query", "take the answer to a query submitted with --no-wait"),
     "run": ("orch.cli.agents.run_once", "ask a new agent, print its answer, and end it"),
+    "map": ("orch.cli.agents.map_items", "ask a new agent about each file or line, several at a time"),
     "chat": ("orch.cli.agents.chat", "chat with an agent interactively"),
     "send": ("orch.cli.agents.send", "send part of a file, or any text, to an agent (for editors)"),
     "queue": ("orch.cli.agents.queue", "show or retract messages an agent has not received yet"),
     "cancel": ("orch.cli.agents.query", "cancel the running turn of an agent"),
     "list": ("orch.cli.agents.agents", "list agents"),
+    "runs": ("orch.cli.agents.runs", "list the runs of the daemon and of programs"),
     "show": ("orch.cli.agents.agents", "show one agent and the end of its conversation"),
     "execute": ("orch.cli.agents.execute", "run a slash command in an agent's session, such as /status"),
     "events": ("orch.cli.system.events", "show what happened to agents, in order"),
@@ -36,7 +38,10 @@ VERBS = {
         if " " not in verb.words
     },
     "archive": ("orch.cli.sessions.archive", "search, read and ask archived turns"),
+    "import": ("orch.cli.sessions.import_past", "copy sessions of other programs, to search them"),
     "session": ("orch.cli.sessions.session", "show, branch, fork, import and export sessions"),
+    "proxy": ("orch.cli.system.proxy", "archive the conversations of any client, by its base URL"),
+    "wrap": ("orch.cli.system.wrap", "start a coding assistant whose conversations are archived"),
     "forget": ("orch.cli.sessions.forget", "delete a session permanently"),
     "memory": ("orch.cli.resources.memory", "show and edit what agents remember about a project"),
     "workspace": ("orch.cli.resources.workspace", "show and pin the workspace objects of an agent"),
@@ -54,11 +59,16 @@ VERBS = {
         "orch.cli.sessions.replay",
         "compare the cost of a recorded session under other policies",
     ),
+    "init": ("orch.cli.system.init", "choose a model: find keys and local servers, and try one"),
+    "completion": ("orch.cli.system.completion", "print the code that completes commands in a shell"),
+    "version": ("orch.cli.system.version", "print the version"),
     "doctor": ("orch.cli.system.doctor", "check whether this machine meets orch's requirements"),
     "fsck": ("orch.cli.system.fsck", "find and repair damaged files"),
 }
 """The module and the summary of each verb."""
 
+RESERVED_MEMORY = bytearray(4 << 20)
+"""Address space for the report of an error when no more is left. The pages are not used."""
 USAGE = 2
 INTERRUPTED = 130
 
@@ -109,6 +119,8 @@ def run(argv: list[str]) -> int:
 
 
 def _dispatch(argv: list[str]) -> int:
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks for completions
+        __import__(VERBS["completion"][0], fromlist=["complete"]).complete(VERBS)
     name = argv[0] if argv else ""
     if name == "help" and argv[1:]:
         name, argv = argv[1], [argv[1], "--help"]
@@ -121,9 +133,9 @@ def _dispatch(argv: list[str]) -> int:
         print(_overview())
         return 0
     if name in ("-V", "--version"):
-        from ..config.version import version
+        from ..config.version import __version__
 
-        print(f"orch {version()}")
+        print(f"orch {__version__}")
         return 0
     if not name:
         print(_overview(), file=sys.stderr)
@@ -156,11 +168,26 @@ def _report_error(argv: list[str], error: Exception) -> int:
     if (code := getattr(error, "exit_code", None)) is not None:
         kind, outcome = getattr(error, "kind", type(error).__name__), getattr(error, "outcome", "")
         return _print_error(argv, kind, str(error), code, outcome)
+    if (message := _memory_error(error)) is not None:
+        return _print_error(argv, type(error).__name__, message, 1)
     if isinstance(error, OSError):
         from ..client.failure import describe_os_error
 
         return _print_error(argv, "OSError", describe_os_error(error), 1)
     raise error
+
+
+def _memory_error(error: Exception) -> str | None:
+    """Return the message if a limit of the address space can be the cause of `error`."""
+    RESERVED_MEMORY.clear()
+    text = f"{type(error).__name__}: {error}".removesuffix(": ")
+    try:
+        from orch_worker.system.memory_limit import with_memory_limit
+
+        message = with_memory_limit(text)
+    except (ImportError, MemoryError, OSError):  # there is no memory for the check
+        return None
+    return message if message != text else None
 
 
 def _print_error(argv: list[str], kind: str, message: str, code: int, outcome: str = "") -> int:

@@ -46,6 +46,7 @@ __all__ = [
     "print_switched",
     "print_trusted",
     "print_untrusted",
+    "run_argument",
     "seconds",
     "text",
     "variables_argument",
@@ -83,16 +84,24 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise CommandError."""
-        raise CommandError("UsageError", f"{message}{self._dash_hint()}; see: {self.prog} --help", 2)
+        hint = "" if message.startswith("argument ") else self._hint()
+        raise CommandError("UsageError", f"{message}{hint}; see: {self.prog} --help", 2)
 
-    def _dash_hint(self) -> str:
-        """Return a hint if the parser may have read a text as an option."""
-        texts = [action.metavar for action in self._get_positional_actions() if action.metavar in TEXTS]
+    def _hint(self) -> str:
+        """Return a hint if an option is misspelled, or if the parser may have read a text as an option."""
         known = self._option_string_actions
-        unknown = [
-            each for each in self._argv if each[:1] == "-" and each != "-" and each.partition("=")[0] not in known
-        ]
-        if not texts or not unknown or "--" in self._argv:
+        words = [each.partition("=")[0] for each in self._argv]
+        unknown = [each for each in words if each[:1] == "-" and each != "-" and each not in known]
+        if not unknown or "--" in words:
+            return ""
+        from difflib import get_close_matches
+
+        if unknown[0].startswith("--"):
+            longer = [each for each in known if each.startswith(unknown[0])]
+            if similar := longer or get_close_matches(unknown[0], known, n=1, cutoff=0.8):
+                return f"; did you mean {' or '.join(similar)}?"
+        texts = [action.metavar for action in self._get_positional_actions() if action.metavar in TEXTS]
+        if not texts:
             return ""
         return f"; to pass text that begins with a dash, put it last after --: {self.prog} ... -- {texts[-1]}"
 
@@ -116,11 +125,15 @@ class CliCommand:
         self._arguments = arguments
         self._action = action
 
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments of the command to `parser`."""
+        parser.add_argument("--json", action="store_true", help="print data and errors as JSON")
+        self._arguments(parser)
+
     def run(self, name: str, argv: list[str]) -> int:
         """Parse `argv` and run the command."""
         parser = Parser(f"orch {name}", self._summary, self._example)
-        parser.add_argument("--json", action="store_true", help="print data and errors as JSON")
-        self._arguments(parser)
+        self.add_arguments(parser)
         try:
             arguments = parser.parse(argv)
         except SystemExit as help_exit:  # raised after --help
@@ -193,8 +206,16 @@ class SetOnce(argparse.Action):
 
 
 def agent_argument(parser: ArgumentParser) -> None:
-    """Add the argument for an agent."""
+    """Add the argument for an agent, and the option for its run."""
     parser.add_argument("ref", metavar="REF", help='agent number, id or unique prefix, name, or "latest"')
+    run_argument(parser)
+
+
+def run_argument(parser: ArgumentParser) -> None:
+    """Add the option for the run of a program. Its value is the parameter `run` of `Connection`."""
+    parser.add_argument(
+        "--run", metavar="NAME", help="in the run of a program, which can only be read; see `orch runs`"
+    )
 
 
 def output_argument(parser: ArgumentParser) -> None:
@@ -219,6 +240,8 @@ def text(argument: str) -> str:
     """Return `argument`, or the text from stdin for "-". Raises CommandError."""
     if argument != "-":
         return argument
+    from orch_protocol.core.text import decode_text
+
     if sys.stdin is None:
         raise CommandError(
             "ConfigError",
@@ -226,7 +249,7 @@ def text(argument: str) -> str:
             2,
         )
     try:
-        return sys.stdin.buffer.read().decode("utf-8", "replace")
+        return decode_text(sys.stdin.buffer.read(), lossy=True)
     except OSError as error:
         raise CommandError("OSError", f"cannot read standard input: {error.strerror}") from error
 
@@ -452,5 +475,6 @@ def variables_argument(parser: ArgumentParser) -> None:
 
 
 def key_argument(parser: ArgumentParser) -> None:
-    """Add the argument for a session."""
+    """Add the argument for a session, and the option for its run."""
     parser.add_argument("key", metavar="KEY", help='agent number, id or unique prefix, name, or "latest"')
+    run_argument(parser)

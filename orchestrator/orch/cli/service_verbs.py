@@ -41,13 +41,20 @@ def _command(service: str, verb: Verb) -> CliCommand:
     def arguments(parser: ArgumentParser) -> None:
         for each in verb.arguments:
             _add(parser, each)
+        if _names_agents(verb):
+            command.run_argument(parser)
 
     def action(namespace: Namespace) -> int:
-        result = Connection().call(service, _params(verb, namespace))
+        connection = Connection(run=namespace.run) if _names_agents(verb) else Connection()
+        result = connection.call(service, _params(verb, namespace))
         command.print_result(namespace, result, "" if namespace.json else _text(verb, result))
         return 0
 
     return CliCommand(verb.description, verb.example, arguments, action)
+
+
+def _names_agents(verb: Verb) -> bool:
+    return any(each.kind == "agent" for each in verb.arguments)
 
 
 def _add(parser: ArgumentParser, argument: VerbArgument) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ENDED", "PROTOCOL", "Connection", "await_end", "daemon_status", "replace_invalid_utf8", "request"]
 
-PROTOCOL = 1
+PROTOCOL = 2
 """A copy of `orch_protocol.wire.frames.VERSION`, because importing that module would be slow."""
 LEAVING = "DaemonLeaving"
 NOT_RUNNING = "DaemonNotRunning"
@@ -44,9 +44,9 @@ START_SECONDS = 20.0
 STOP_SECONDS = 20.0
 
 
-def request(number: int, method: str, params: dict[str, Any]) -> bytes:
+def request(number: int, method: str, params: dict[str, Any], run: str = "") -> bytes:
     """Return the line of a request. Invalid UTF-8 in `params` is replaced."""
-    message = {"id": number, "method": method, "params": params, "version": PROTOCOL}
+    message = {"id": number, "method": method, "params": params, "version": PROTOCOL} | ({"run": run} if run else {})
     line = json.dumps(message)
     if "\\ud" in line:  # a surrogate pair or a lone surrogate
         line = json.dumps(replace_invalid_utf8(message))
@@ -63,11 +63,15 @@ class Connection:
     """Sends requests to the daemon that serves the ORCH_HOME in `env`.
 
     If no daemon is running, the function `start` starts a daemon. If `start` is None, the request raises CommandError.
+    With `run`, the requests are about the agents of another run, whose files the daemon reads.
     """
 
-    def __init__(self, env: Mapping[str, str] | None = None, *, start: Starter | None = _start_daemon) -> None:
+    def __init__(
+        self, env: Mapping[str, str] | None = None, *, start: Starter | None = _start_daemon, run: str | None = None
+    ) -> None:
         self._env = dict(os.environ if env is None else env)
         self._start = start
+        self._run = run or ""
         self._socket: socket.socket | None = None
         self._buffer = b""
         self._last = 0
@@ -108,9 +112,13 @@ class Connection:
             self._socket.close()
         self._socket, self._buffer = None, b""
 
+    def __del__(self) -> None:
+        """Close the socket: many callers send one request and drop the connection."""
+        self.close()
+
     def sibling(self) -> Connection:
         """Return another connection to the same daemon. The new connection never starts a daemon."""
-        return Connection(self._env, start=None)
+        return Connection(self._env, start=None, run=self._run)
 
     def dial(self) -> bool:
         """Connect if a daemon is listening. Return whether the connection exists."""
@@ -162,7 +170,7 @@ class Connection:
         on_silence: OnSilence | None = None,
     ) -> dict[str, Any]:
         self._last += 1
-        line = request(self._last, method, params)
+        line = request(self._last, method, params, self._run)
         if len(line) > MAX_LINE:
             raise CommandError(
                 "MessageTooLargeError",

@@ -15,6 +15,7 @@ from typing import NoReturn
 from orch_protocol.core.errors import OrchError
 from orch_protocol.wire.control_socket import ALREADY_RUNNING
 from orch_worker.backends import models
+from orch_worker.system.memory_limit import with_memory_limit
 from orch_worker.system.secrets import SEARCH_KEY
 
 from ..config import paths
@@ -67,7 +68,9 @@ def start_daemon(env: Mapping[str, str], log: str, seconds: float) -> bool:
         if code == ALREADY_RUNNING:
             return False
         raise CommandError(
-            "LaunchError", f"the daemon ended with exit code {code} during its start. The end of {log}:\n{_tail(log)}"
+            "LaunchError",
+            f"the daemon ended with exit code {code} during its start. The end of {log}:\n"
+            f"{with_memory_limit(_tail(log))}",
         )
     fields = json.loads(report)
     if error := fields.get("error"):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Final
 
 import msgspec
 
 from orch_protocol.agent.models import THINKING, RecordModel
 from orch_protocol.agent.spec import AgentSpec
-from orch_protocol.core.errors import ConfigError, QueryTimeoutError
+from orch_protocol.core.errors import ConfigError, QueryTimeoutError, ToolNotGrantedError
 from orch_protocol.resources.slash_commands import Effect
 from orch_protocol.services.agents.lifecycle import CANCEL_TURN, RESUME
 from orch_protocol.services.agents.query import COLLECT, QUERY, SUBMIT
@@ -48,7 +49,7 @@ async def agents(ctx: SessionContext) -> CommandResult:
 
 @command(
     "spawn",
-    "start an agent (a subagent, if this agent may have some) and query it with its task",
+    "start an agent (a subagent, if this agent may start it) and query it with its task",
     remainder("task", required=True),
     option("model", "model"),
     option("preset"),
@@ -62,13 +63,13 @@ async def spawn(ctx: SessionContext) -> CommandResult:
     fields: dict[str, Any] = {name: ctx.get(name) for name in ("task", "model", "preset", "name") if ctx.get(name)}
     if tools is not None:
         fields["tools"] = tools.replace(",", " ").split()
-    # If the session's agent may not spawn, the user spawns the new agent.
-    as_subagent = "spawn_subagent" in ctx.spec.active
-    spawned = await ctx.ask(
-        SPAWN,
-        caller=AgentCaller(ctx.id) if as_subagent else USER,
-        **(fields if as_subagent else _session_settings(ctx.spec) | fields),
-    )
+    spawned = None
+    if "spawn_subagent" in ctx.spec.active:
+        # The agent may not spawn one with this model or these tools. The user may.
+        with contextlib.suppress(ConfigError, ToolNotGrantedError):
+            spawned = await ctx.ask(SPAWN, caller=AgentCaller(ctx.id), **fields)
+    if spawned is None:
+        spawned = await ctx.ask(SPAWN, caller=USER, **(_session_settings(ctx.spec) | fields))
     state_text = "is idle"
     if ctx.get("idle") is None:
         await ctx.ask(SUBMIT, ref=spawned["id"], prompt=ctx.arguments["task"])
@@ -110,7 +111,7 @@ async def queue(ctx: SessionContext) -> CommandResult:
     return CommandResult("\n".join(lines) or "the queue is empty", shown)
 
 
-@command("collect", "print the answer to a query sent with /submit", AGENT, group=GROUP)
+@command("collect", "print the answer to a query sent with /queue", AGENT, group=GROUP)
 async def collect(ctx: SessionContext) -> CommandResult:
     try:
         reply = await ctx.ask(COLLECT, ref=ctx.arguments["id"], timeout=0.0)

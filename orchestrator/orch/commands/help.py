@@ -6,16 +6,20 @@ from collections.abc import Iterable
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from orch_protocol.resources.slash_commands import CommandRow
 
 from ..render import terminal
-from .parse import find
+from .parse import SHELL_COMMANDS, find, shell_command_note
 from .registry import CommandResult, SessionContext, command, positional
 
 __all__ = ["COMMANDS"]
 
-WIDTH: Final = 40
+WIDTH: Final = 24
+"""The width of the column of usages. The text of a longer usage begins on the next line."""
+MOST_USED: Final = ("status", "agents", "switch", "context", "usage", "compact", "new", "diff", "model", "quit")
+"""The commands that are listed first."""
 HINT: Final = "To begin a prompt with a slash, type two of them. !COMMAND runs a shell command."
 
 
@@ -23,13 +27,22 @@ HINT: Final = "To begin a prompt with a slash, type two of them. !COMMAND runs a
 async def help(ctx: SessionContext) -> CommandResult:
     catalog = await ctx.catalog()
     if (name := ctx.get("name")) is None:
-        text = "\n".join(
-            [_page(catalog.commands), HINT, *(f"note: {terminal.truncate_line(note, 200)}" for note in catalog.notes)]
-        )
+        notes = [f"note: {terminal.truncate_line(note, 200)}" for note in catalog.notes]
+        text = "\n".join([_overview(catalog.commands), HINT, *notes])
         return CommandResult(text, msgspec.to_builtins(catalog))
     rows = {name: row for row in catalog.commands for name in (row.name, *row.aliases)}
-    row = rows[find(name.removeprefix("/"), rows)]
+    name = name.removeprefix("/")
+    if (shell_name := name.lower()) not in rows and shell_name in SHELL_COMMANDS:
+        return CommandResult(shell_command_note(shell_name))
+    row = rows[find(name, rows)]
     return CommandResult(_page([row]), msgspec.to_builtins(row))
+
+
+def _overview(rows: Iterable[CommandRow]) -> str:
+    """Return all commands as text. The most used commands are listed first, the others are grouped by subject."""
+    others = {row.name: row for row in rows}
+    first = [others.pop(name) for name in MOST_USED if name in others]
+    return _page([*(replace(row, group="most used") for row in first), *others.values()])
 
 
 def _page(rows: Iterable[CommandRow]) -> str:
@@ -41,10 +54,15 @@ def _page(rows: Iterable[CommandRow]) -> str:
         key = f" [{row.key}]" if row.key else ""
         text = f"{terminal.truncate_line(row.summary, 200)}{aliases_text}{source}{key}"
         groups.setdefault(row.group, []).append((terminal.truncate_line(row.usage, 200), text))
-    width = min(WIDTH, max((len(usage) for each in groups.values() for usage, _ in each), default=0))
     lines: list[str] = []
     for group, each in groups.items():
-        lines += [f"{group}:", *(f"  {usage:{width}}  {text}" for usage, text in each), ""]
+        lines.append(f"{group}:")
+        for usage, text in each:
+            if len(usage) <= WIDTH:
+                lines.append(f"  {usage:{WIDTH}}  {text}")
+            else:
+                lines += [f"  {usage}", f"  {'':{WIDTH}}  {text}"]
+        lines.append("")
     return "\n".join(lines)
 
 

@@ -15,12 +15,40 @@ from msgspec import Struct
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.resources.slash_commands import Argument, is_flag, usage
 
-__all__ = ["NAME", "SHELL", "ParsedLine", "bind", "find", "read"]
+__all__ = ["NAME", "SHELL", "SHELL_COMMANDS", "ParsedLine", "bind", "find", "read", "shell_command_note"]
 
 NAME: Final = re.compile(r"/([A-Za-z][\w.:@?-]*|\?)(?=\s|\Z)")
 OPTION: Final = re.compile(r"(?:(?<=\s)|\A)--([a-z][a-z-]*)(?:=|\s+|\Z)")
 WORD: Final = re.compile(r"\s*(?:\"((?:[^\"\\]|\\.)*)\"|'([^']*)'|(\S+))(?=\s|\Z)", re.DOTALL)
 SHELL: Final = "sh"
+SHELL_COMMANDS: Final = {
+    "agent-types": "",
+    "budget": "/usage",
+    "chat": "/new, or /switch ID",
+    "completion": "",
+    "costs": "/usage",
+    "daemon": "",
+    "demo": "",
+    "events": "/audit",
+    "execute": "type the command",
+    "forget": "",
+    "fsck": "",
+    "import": "",
+    "init": "",
+    "list": "/agents",
+    "map": "",
+    "prompts": "/templates",
+    "proxy": "",
+    "query": "type the prompt for this agent, or /ask ID PROMPT for another agent",
+    "replay": "",
+    "run": "/spawn TASK",
+    "runs": "",
+    "send": "type the text, or /steer ID TEXT for another agent",
+    "show": "/status, or /agents",
+    "version": "",
+    "wrap": "",
+}
+"""The commands `orch NAME` that are no slash commands, each with its counterpart in a chat, or "" if it has none."""
 MAX_SUGGESTIONS: Final = 3
 MAX_CHARS: Final = 1 << 20
 
@@ -65,12 +93,23 @@ def find(name: str, commands: Mapping[str, object]) -> str:
     suggestions = get_close_matches(lower, commands, n=MAX_SUGGESTIONS, cutoff=0.6) or [
         each for each in commands if each.startswith(lower)
     ]
+    if lower in SHELL_COMMANDS:
+        raise ConfigError(f"unknown command /{name}; {shell_command_note(lower)}")
     hint = (
         f"did you mean {' or '.join(f'/{each}' for each in suggestions[:MAX_SUGGESTIONS])}?"
         if suggestions
         else "/help lists all commands"
     )
     raise ConfigError(f"unknown command /{name}; {hint}")
+
+
+def shell_command_note(name: str) -> str:
+    """Return a text that says where the command `name`, one of SHELL_COMMANDS, can be used."""
+    counterpart = f" Here: {SHELL_COMMANDS[name]}." if SHELL_COMMANDS[name] else ""
+    return (
+        f"{name} is a command of the shell, not a slash command. In another terminal: orch {name} (`orch help {name}` "
+        f"shows its usage).{counterpart}"
+    )
 
 
 def bind(name: str, arguments: Sequence[Argument], text: str) -> dict[str, str]:

@@ -18,15 +18,18 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from orch_protocol.agent.config import Config, parse_model
+from orch_protocol.agent.project import ProjectCode
 from orch_protocol.core.errors import ConfigError, OrchError
+from orch_protocol.core.text import TextEncodingError, decode_text
 from orch_protocol.policy.budget import Budget
 from orch_worker.system.files import bytes_of
 
 from . import paths
 from .archival_profiles import archival_rules
-from .trust import is_trusted, project_file
+from .trust import project_file, trusted_code
 from .untrusted_config import RENAMED, USER_ONLY_SETTINGS, fields_of, is_restriction
 
 if TYPE_CHECKING:
@@ -34,10 +37,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT",
+    "OFFLINE",
     "ROOT_WIDE",
     "DefaultModel",
     "LoadedConfig",
     "check",
+    "default_model",
     "flatten",
     "leaves",
     "load",
@@ -46,9 +51,11 @@ __all__ = [
 ]
 
 DEFAULT: Final = "default"
+OFFLINE: Final = "extractive:"
+"""The model that is used without a configured model and without a key."""
 NO_MODEL: Final = (
-    "orch: no model configured: using offline search (quotes from files). Set a provider's API key (see `orch models`) "
-    "and ORCH_MODEL=provider:model, or `model` in config.toml"
+    "orch: no model configured: using offline search (quotes from files). Run `orch init`, or set a provider's API key "
+    "(see `orch models`) and ORCH_MODEL=provider:model, or `model` in config.toml"
 )
 KEY_FOUND: Final = (
     "orch: no model configured: using {model}, because its key is set. To use another one, set "
@@ -102,12 +109,23 @@ class DefaultModel(Struct, frozen=True):
         return cls(model, NO_MODEL if model is None else KEY_FOUND.format(model=model))
 
 
+def default_model(home: Path, env: Mapping[str, str]) -> DefaultModel:
+    """Return the default model of commands with the variables `env`. It depends on the keys among the variables."""
+    from orch_worker.backends import models
+
+    return DefaultModel.for_keys(models.load(home), {name for name, value in env.items() if value})
+
+
 class LoadedConfig(Struct, frozen=True):
-    """A configuration, the source of each dotted key, and notes about ignored settings."""
+    """A configuration, the source of each dotted key, and notes about ignored settings.
+
+    `code` is the code that the trusted file of the project names, if it names any.
+    """
 
     config: Config
     sources: dict[str, str]
     notes: tuple[str, ...] = ()
+    code: ProjectCode | None = None
 
 
 class Setting(Struct, frozen=True):
@@ -137,16 +155,20 @@ def load(
     user = home / "config.toml"
     layers = [_defaults(), _file_layer(user)]
     notes: list[str] = []
+    code: ProjectCode | None = None
     if cwd is not None and (project := project_file(cwd)).exists() and not _is_same_file(project, user):
         content = _bytes_of(project)
         layer = _parse(project, content)
-        if not is_trusted(cwd, content, home):
+        code, problem = trusted_code(cwd, content, _values(layer), home)
+        if problem:
             layer, ignored = restrict_untrusted(layer, _merged(layers))
             if ignored:
                 notes.append(
-                    f"{project} is not trusted, so it may only make settings stricter; ignored {', '.join(ignored)}. "
+                    f"{problem}, so its configuration may only make settings stricter; ignored {', '.join(ignored)}. "
                     f"Read it, then: orch config trust {cwd}"
                 )
+        if skills := layer.get("skills.folders"):
+            layer["skills.folders"] = replace(skills, value=tuple(_own_path(path, cwd) for path in skills.value))
         layers.append(layer)
     layers.append(_env_layer(env))
     layers.append({key: _setting(key, value, f"override {key}") for key, value in (overrides or {}).items()})
@@ -155,12 +177,22 @@ def load(
     notes += unknown_tool_notes({key: setting.value for key, setting in merged.items()}, merged)
     config = msgspec.convert(unflatten({key: setting.value for key, setting in merged.items()}), Config)
     check_combination(config, {key: setting.source for key, setting in merged.items()})
-    return LoadedConfig(config, {key: setting.source for key, setting in merged.items()}, tuple(notes))
+    return LoadedConfig(config, {key: setting.source for key, setting in merged.items()}, tuple(notes), code)
 
 
-def check(path: Path, content: bytes, home: Path) -> None:
-    """Raise ConfigError if `content` is not a valid configuration file for `path`."""
-    _check_names(_parse(path, content), home)
+def _own_path(path: str, folder: Path) -> str:
+    """Return a `path` in a project's file relative to its `folder`, if it is inside: each skill there needs trust."""
+    real, top = os.path.realpath(os.path.expanduser(path)), os.path.realpath(folder)
+    return (
+        os.path.relpath(real, top) if os.path.isabs(os.path.expanduser(path)) and real.startswith(f"{top}/") else path
+    )
+
+
+def check(path: Path, content: bytes, home: Path) -> dict[str, Any]:
+    """Return the settings in `content` by dotted key. Raise ConfigError if it is no valid configuration for `path`."""
+    layer = _parse(path, content)
+    _check_names(layer, home)
+    return _values(layer)
 
 
 def check_config(config: Config) -> Config:
@@ -206,7 +238,8 @@ def check_combination(config: Config, sources: Mapping[str, str] | None = None) 
     try:
         archival_rules(config.archival)
     except ConfigError as error:
-        where = f"{sources['archival.low_tokens']}: " if sources else ""
+        causes = ("archival.low_tokens", "archival.turns", "archival.trigger.depth_cap")
+        where = next((f"{sources[key]}: " for key in causes if key in str(error)), "") if sources else ""
         raise ConfigError(f"{where}{error}") from error
 
 
@@ -214,6 +247,10 @@ def restrict_untrusted(layer: Layer, base: Layer) -> tuple[Layer, list[str]]:
     """Split `layer` into settings that make `base` stricter, and the keys of all other settings in order."""
     kept = {key: setting for key, setting in layer.items() if is_restriction(key, setting.value, _value(base, key))}
     return kept, [key for key in layer if key not in kept]
+
+
+def _values(layer: Layer) -> dict[str, Any]:
+    return {key: setting.value for key, setting in layer.items()}
 
 
 def _value(layer: Layer, key: str) -> Any:
@@ -305,7 +342,7 @@ def _check_model(model: str, home: Path) -> None:
     from orch_worker.backends import models
     from orch_worker.backends.custom_providers import custom_provider
     from orch_worker.backends.local_servers import LOCAL
-    from orch_worker.backends.registry import PROVIDERS
+    from orch_worker.backends.registry import PROVIDERS, unknown_provider
 
     spec, known = parse_model(model), models.load(home)
     names = (*PROVIDERS, *known.providers)
@@ -313,11 +350,8 @@ def _check_model(model: str, home: Path) -> None:
         provider_info = known.providers.get(spec.provider)
         if provider_info is not None and not (spec.model or provider_info.default or provider_info.is_custom):
             raise ConfigError(f"no model given for provider {spec.provider}: write {spec.provider}:MODEL")
-    elif custom_provider(spec) is None:
-        raise ConfigError(
-            f"unknown provider {spec.provider!r}: write the model as `local` or `provider:model`, with one of "
-            f"{', '.join(names)}, or `package.module:Class`"
-        )
+    elif models.provider_at(spec) is None and custom_provider(spec) is None:
+        raise unknown_provider(spec, known)
 
 
 def _check_function(name: str) -> None:
@@ -455,11 +489,10 @@ def _file_layer(path: Path) -> Layer:
 
 def _parse(path: Path, content: bytes) -> Layer:
     try:
-        text = content.decode()
+        text = decode_text(content)
         data = tomllib.loads(text)
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{path}, line {line}: not UTF-8 (byte 0x{content[error.start]:02x})") from error
+    except TextEncodingError as error:
+        raise ConfigError(f"{path}, line {error.line}: {error}") from error
     except tomllib.TOMLDecodeError as error:
         found = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", str(error), re.DOTALL)
         where, what = (f", line {found[2]}, column {found[3]}", found[1]) if found else ("", str(error))

@@ -6,14 +6,24 @@ import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
+import msgspec
 from msgspec.structs import replace
 
 from orch_protocol.agent.config import Config, parse_model
 from orch_protocol.agent.spec import BackendSpec
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.services.models.models import ModelRow
-from orch_worker.backends.local_servers import installed, locate
-from orch_worker.backends.models import ModelCatalog
+from orch_worker.backends.http.proxies import ignored_entries
+from orch_worker.backends.local_servers import LocalServers, installed, locate
+from orch_worker.backends.models import (
+    CatalogFile,
+    Model,
+    ModelCatalog,
+    ProviderConfig,
+    is_loopback,
+    names_address,
+    provider_at,
+)
 from orch_worker.backends.registry import PROVIDERS, complete
 from orch_worker.system.secrets import SEARCH_KEY, holds_secret, plain_key
 
@@ -26,6 +36,7 @@ __all__ = [
     "configured_providers",
     "keys_in",
     "list_entries",
+    "local_entry",
     "matches_any",
     "model_entry",
 ]
@@ -37,28 +48,55 @@ MODEL_KEYS = frozenset({"model", "models", "chat_models"})
 class Catalog:
     """The models of one root.
 
-    The catalog contains the `known` models, the addresses in `env`, and the names of the available `keys`. `ceiling` is
-    the price in USD per million tokens for models with unknown prices. If `ceiling` is None, these models cannot be
-    used with a budget.
+    The catalog contains the `known` models, or those in the file `known`, the addresses in `env`, and the names of the
+    available `keys`; None means all variables in `env`. `ceiling` is the price in USD per million tokens for models
+    with unknown prices. If `ceiling` is None, these models cannot be used with a budget. `process_env` is the
+    environment of the root, which sets the proxies; None means `env`.
     """
 
     def __init__(
-        self, known: ModelCatalog, env: Mapping[str, str], keys: Container[str], ceiling: float | None = None
+        self,
+        known: ModelCatalog | CatalogFile,
+        env: Mapping[str, str],
+        keys: Container[str] | None = None,
+        ceiling: float | None = None,
+        process_env: Mapping[str, str] | None = None,
+        servers: LocalServers | None = None,
     ) -> None:
-        self._known = known
+        self._source = known
         self._ceiling = ceiling
         self._env = env
-        self._keys = keys
+        self._process_env = env if process_env is None else process_env
+        self._own_keys = keys
+        self._keys = {name for name, value in env.items() if value} if keys is None else keys
+        self._servers = LocalServers() if servers is None else servers
+
+    @property
+    def _known(self) -> ModelCatalog:
+        return self._source.read() if isinstance(self._source, CatalogFile) else self._source
 
     def with_variables(self, values: Mapping[str, str]) -> Catalog:
         """Return a copy of this catalog with the addresses and keys in `values`."""
-        keys = {name for name, value in values.items() if value}
-        return Catalog(self._known, values, keys, self._ceiling)
+        return Catalog(self._source, values, None, self._ceiling, self._process_env, self._servers)
 
     async def complete(self, spec: BackendSpec) -> BackendSpec:
-        """Return `spec` with all data that a worker needs to create the backend. Raises ConfigError."""
-        found = await locate(spec, self._known, self._env)
-        return complete(found, self._known, self._env, self._keys, self._ceiling)
+        """Return `spec` with all data that a worker needs to create the backend. Raises ConfigError.
+
+        A server on this machine is asked for the context window of its model.
+        """
+        known = self._known
+        found = await locate(spec, known, self._env)
+        found = complete(found, known, self._env, self._keys, self._ceiling)
+        key = next((name for name in found.options.get("keys", ()) if name in self._keys), "")
+        given = self._own_keys if isinstance(self._own_keys, Mapping) else {}
+        return await self._servers.complete(found, given.get(key) or self._env.get(key, ""))
+
+    def ignored_proxy_settings(self, spec: BackendSpec) -> str:
+        """Return a note about entries of NO_PROXY that cannot be read. `spec` is complete.
+
+        Return "" if there are none, or if the model is not reached over HTTP.
+        """
+        return "\n".join(ignored_entries(self._process_env)) if spec.options.get("base_url") else ""
 
     def find_name(self, name: str) -> str | None:
         """Return a listed model that has a key, as `provider:name`. Return None if there is no such model.
@@ -87,25 +125,26 @@ class Catalog:
 
         A model is usable if `patterns` permit it, and if its provider has a key or needs no key.
         """
-        rows = {row.model: row for row in list_entries(self._known, self._keys)}
+        known = self._known
+        rows = {row.model: row for row in list_entries(known, self._keys)}
         if patterns is None:
             own = {parse_model(model).provider for model in named}
-            usable = {name for name in self._known.providers if name in own or not self.is_restricted(name)}
+            usable = {name for name in known.providers if name in own or not self.is_restricted(name)}
             rows = {model: row for model, row in rows.items() if parse_model(model).provider in usable}
-        for provider, server in self._known.providers.items():
+        for provider, server in known.providers.items():
             if server.listing:
                 rows = {model: row for model, row in rows.items() if not model.startswith(f"{provider}:")}
-                for name in await self._installed(provider):
-                    rows[f"{provider}:{name}"] = model_entry(self._known, provider, name, self._keys)
+                for name in await self._installed(server):
+                    rows[f"{provider}:{name}"] = model_entry(known, provider, name, self._keys)
         for model in (*named, *(pattern for pattern in patterns or () if ANY not in pattern)):
             spec = parse_model(model)
-            if spec.model and spec.provider in self._known.providers and model not in rows:
-                rows[model] = model_entry(self._known, spec.provider, spec.model, self._keys)
+            if spec.model and spec.provider in known.providers and model not in rows:
+                rows[model] = model_entry(known, spec.provider, spec.model, self._keys)
         return [row for row in rows.values() if (row.key or not row.keys) and matches_any(patterns, row.model)]
 
-    async def _installed(self, provider: str) -> list[str]:
+    async def _installed(self, provider: ProviderConfig) -> list[str]:
         try:
-            return await installed(self._known.provider(provider), self._env)
+            return await installed(provider, self._env)
         except (OSError, ValueError):  # there is no server, or a server of another kind
             return []
 
@@ -130,10 +169,26 @@ def list_entries(known: ModelCatalog, keys: Container[str]) -> Iterator[ModelRow
 
 def model_entry(known: ModelCatalog, provider: str, name: str, keys: Container[str]) -> ModelRow:
     """Return the catalog entry of one model. Raises ConfigError for an unknown provider."""
-    model = known.look_up(provider, name)
+    return _row(f"{provider}:{name}", known.listed_as(provider, name), known.look_up(provider, name), keys)
+
+
+async def local_entry(spec: BackendSpec, known: ModelCatalog, env: Mapping[str, str]) -> ModelRow | None:
+    """Return the entry of a model on this machine, with what its server says. Return None for other models.
+
+    Raises ConfigError if the server does not have the model.
+    """
+    provider = known.providers.get(spec.provider) or provider_at(spec)
+    if provider is None or not (names_address(spec) or is_loopback(provider.address(env))):
+        return None
+    found = await Catalog(known, env, servers=LocalServers(load=False)).complete(spec)
+    keys = {name for name, value in env.items() if value}
+    return _row(f"{found.provider}:{found.model}", None, msgspec.convert(found.options, Model), keys)
+
+
+def _row(name: str, listed_as: str | None, model: Model, keys: Container[str]) -> ModelRow:
     return ModelRow(
-        model=f"{provider}:{name}",
-        listed_as=known.listed_as(provider, name),
+        model=name,
+        listed_as=listed_as,
         api=model.api,
         context=model.context,
         output=model.output or None,

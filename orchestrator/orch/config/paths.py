@@ -18,15 +18,20 @@ __all__ = [
     "DAEMON_RUN",
     "SCRATCH_PREFIX",
     "UNNAMED_RUN_PREFIX",
+    "announced_socket",
     "checked_path",
     "control_socket",
+    "conversations_dir",
     "current_folder",
     "daemon_dir",
     "ensure_private_folder",
+    "gateway_dir",
     "home",
     "home_text",
+    "imports_dir",
     "is_in_use",
     "link_socket",
+    "lock_owner",
     "orch_folders",
     "private_dir",
     "root_socket",
@@ -34,6 +39,7 @@ __all__ = [
     "runs_dir",
     "sessions_dir",
     "sessions_of",
+    "shared_folder",
     "socket_path",
     "write_gitignore",
 ]
@@ -44,7 +50,7 @@ UNNAMED_RUN_PREFIX = "run-"
 """The prefix of the names of unnamed runs. Named runs cannot use this prefix."""
 SCRATCH_PREFIX = "scratch-"
 """Prefix of the temporary folders of commands."""
-IGNORED = "/sessions/\n/runs/\n/daemon/\n"
+IGNORED = "/sessions/\n/runs/\n/daemon/\n/imports/\n/gateway/\n"
 CONTROL = "control.sock"
 MAX_SOCKET_PATH = 100
 """The maximum length in bytes. The kernel's limit is 107; the difference is reserved for suffixes."""
@@ -149,6 +155,11 @@ def sessions_of(home: Path, chosen: str | None) -> Path:
     return Path(os.path.abspath(home / path))
 
 
+def imports_dir(home: Path) -> Path:
+    """Return the folder of imported sessions."""
+    return home / "imports"
+
+
 def runs_dir(home: Path) -> Path:
     """Return the folder of run folders, one per root."""
     return home / "runs"
@@ -160,17 +171,22 @@ def run_dir(home: Path, run: str) -> Path:
 
 
 def is_in_use(folder: Path) -> bool:
-    """Return whether the process that last locked `folder` is still running."""
+    """Return whether a running process has locked `folder`."""
+    return lock_owner(folder) is not None
+
+
+def lock_owner(folder: Path) -> int | None:
+    """Return the process that has locked `folder`. Return None if it released the lock or has ended."""
     try:
         pid = int((folder / "lock").read_text())
         if pid <= 0:  # os.kill would address a process group
-            return False
+            return None
         os.kill(pid, 0)
     except PermissionError:
-        return True
+        return pid
     except (OSError, ValueError, OverflowError):
-        return False
-    return True
+        return None
+    return pid
 
 
 def orch_folders(home: Path, run: Path, sessions: Path, env: Mapping[str, str]) -> tuple[str, ...]:
@@ -215,6 +231,16 @@ def daemon_dir(home: Path) -> Path:
     return home / "daemon"
 
 
+def gateway_dir(home: Path) -> Path:
+    """Return the folder of the proxy's lock, socket, token and log, and of its conversations."""
+    return home / "gateway"
+
+
+def conversations_dir(home: Path) -> Path:
+    """Return the folder of the proxy's conversations and receipts."""
+    return gateway_dir(home) / "conversations"
+
+
 def private_dir(folder: Path, setting: str = "ORCH_HOME") -> Path:
     """Create `folder` and its missing parents with mode 0700, and return `folder`. The umask has no effect.
 
@@ -245,7 +271,7 @@ def socket_path(folder: Path | str, name: str, env: Mapping[str, str] | None = N
 
     The socket is in `folder`. If this path is too long for a socket, the socket is in a private folder instead. The
     private folder is under `$XDG_RUNTIME_DIR` if the user owns this folder, otherwise under /tmp. This function creates
-    the private folder. Raises StoreError if another user owns it.
+    the private folder. Raises StoreError if it is not private.
     """
     path = os.path.join(folder, name)
     if _fits(path):
@@ -254,13 +280,13 @@ def socket_path(folder: Path | str, name: str, env: Mapping[str, str] | None = N
 
     short = f"{sha256(os.fsencode(folder)).hexdigest()[:16]}-{name}"
     runtime = (os.environ if env is None else env).get("XDG_RUNTIME_DIR", "")
-    bases = [f"/tmp/orch-{os.getuid()}"]
     if os.path.isabs(runtime) and _is_owned_by_user(runtime):
-        bases.insert(0, os.path.join(runtime, "orch"))
-    for base in bases:
+        base = os.path.join(runtime, "orch")
         if _fits(path := os.path.join(base, short)):
             ensure_private_folder(base)
             return path
+    if _fits(path := os.path.join(shared_folder("/tmp"), short)):
+        return path
     from orch_protocol.core.errors import StoreError
 
     raise StoreError(f"the socket name {name!r} is too long for any folder: shorten it")
@@ -273,22 +299,26 @@ def root_socket(run: Path) -> str:
 
 def control_socket(env: Mapping[str, str] | None = None) -> str:
     """Return the path of the daemon's control socket. If the daemon announced no path, return the default path."""
-    folder = os.path.join(home_text(env), "daemon")
-    if not _fits(link := os.path.join(folder, CONTROL)):
+    return announced_socket(os.path.join(home_text(env), "daemon"), CONTROL, env)
+
+
+def announced_socket(folder: Path | str, name: str, env: Mapping[str, str] | None = None) -> str:
+    """Return the path of the socket `name` of `folder`. If no process announced a path, return the default path."""
+    if not _fits(link := os.path.join(folder, name)):
         try:
             return os.readlink(link)
         except OSError:
             pass  # the link does not exist
-    return socket_path(folder, CONTROL, env)
+    return socket_path(folder, name, env)
 
 
-def link_socket(folder: Path | str, path: str) -> None:
-    """Create a link in `folder` to the control socket at `path`.
+def link_socket(folder: Path | str, path: str, name: str = CONTROL) -> None:
+    """Create a link in `folder` to its socket `name` at `path`.
 
     Commands need the link if the socket is outside `folder`. The path of the socket then depends on the environment,
     and a command may have another environment than the daemon.
     """
-    if path != (link := os.path.join(folder, CONTROL)):
+    if path != (link := os.path.join(folder, name)):
         new = f"{link}.{os.getpid()}"
         os.symlink(path, new)
         os.replace(new, link)
@@ -308,17 +338,69 @@ def write_variables(folder: Path, names: Iterable[str]) -> None:
 def read_variables(env: Mapping[str, str] | None = None) -> list[str]:
     """Return the names written by `write_variables` for the daemon of the ORCH_HOME in `env`.
 
-    Return [] if there are none.
+    Return [] if there are none. If models.json is newer, its providers can need other variables: write the names again.
     """
+    home = home_text(env)
+    path = os.path.join(home, "daemon", VARIABLES_FILE)
     try:
-        with open(os.path.join(home_text(env), "daemon", VARIABLES_FILE), encoding="utf-8") as file:
+        written = os.stat(path).st_mtime_ns
+        models = os.path.join(home, "models.json")
+        if os.path.exists(models) and os.stat(models).st_mtime_ns >= written:
+            _rewrite_variables(home)
+        with open(path, encoding="utf-8") as file:
             return file.read().split()
     except OSError:
         return []
 
 
+def _rewrite_variables(home: str) -> None:
+    from pathlib import Path
+
+    from orch_protocol.core.errors import ConfigError
+    from orch_worker.backends import models
+    from orch_worker.system.secrets import SEARCH_KEY
+
+    try:
+        write_variables(Path(home, "daemon"), (*models.load(Path(home)).credentials, SEARCH_KEY))
+    except ConfigError:
+        pass  # the daemon reports the error if the command needs the file
+
+
 def _fits(path: str) -> bool:
     return len(os.fsencode(path)) <= MAX_SOCKET_PATH
+
+
+def shared_folder(parent: str) -> str:
+    """Return the user's private folder in `parent`, where other users can create files. Create it if necessary.
+
+    Another user can take its name, `orch-UID`. The folder then has a random suffix. All processes of the user find the
+    same folder, because it is the first one that is private. Raises StoreError if `parent` is not writable.
+    """
+    from orch_protocol.core.errors import StoreError
+
+    base = os.path.join(parent, f"orch-{os.getuid()}")
+    try:
+        ensure_private_folder(base)
+        return base
+    except StoreError as error:
+        if found := _private_folders(parent, f"{base}-"):
+            return found[0]
+        from tempfile import mkdtemp
+
+        try:
+            made = mkdtemp(prefix=f"{os.path.basename(base)}-", dir=parent)
+        except OSError:
+            raise error from None
+    first = _private_folders(parent, f"{base}-")[0]
+    if first != made:  # another process was faster
+        os.rmdir(made)
+    return first
+
+
+def _private_folders(parent: str, prefix: str) -> list[str]:
+    """Return the folders in `parent` that begin with `prefix` and that only this user can open, in order."""
+    candidates = (os.path.join(parent, name) for name in sorted(os.listdir(parent)))
+    return [each for each in candidates if each.startswith(prefix) and not _why_not_private(each)]
 
 
 def _is_owned_by_user(folder: str) -> bool:
@@ -345,15 +427,20 @@ def ensure_private_folder(base: str) -> None:
         raise StoreError(
             f"cannot create {base}: {error.strerror}. Make its parent writable, or remove the file that blocks it"
         ) from error
-    found = os.lstat(base)
-    wrong = (
-        "a link or no folder"
-        if not stat.S_ISDIR(found.st_mode)
-        else f"owned by uid {found.st_uid}"
-        if found.st_uid != os.getuid()
-        else f"open to others (mode {stat.S_IMODE(found.st_mode):04o})"
-        if stat.S_IMODE(found.st_mode) != 0o700
-        else None
-    )
-    if wrong:
+    if wrong := _why_not_private(base):
         raise StoreError(f"refusing {base}: it is {wrong}. Remove it")
+
+
+def _why_not_private(base: str) -> str:
+    """Return why other users may open or replace the folder `base`, or "" if only this user can use it."""
+    try:
+        found = os.lstat(base)
+    except FileNotFoundError:
+        return "gone"
+    if not stat.S_ISDIR(found.st_mode):
+        return "a link or no folder"
+    if found.st_uid != os.getuid():
+        return f"owned by uid {found.st_uid}"
+    if stat.S_IMODE(found.st_mode) != 0o700:
+        return f"open to others (mode {stat.S_IMODE(found.st_mode):04o})"
+    return ""

@@ -3,7 +3,7 @@
 A client sends `Request{id, method, params, version}` and gets `Response{id, result | error}`. Responses are sent when
 they are ready, so several requests may be in progress on one connection. An invalid line is answered with id 0. When a
 client disconnects, requests that only wait are canceled. All other requests continue, so closing a shell does not stop
-an agent.
+an agent. Agents that were spawned or resumed with `ends_with_connection` end; see `daemon`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from orch_protocol.core.errors import (
 from orch_protocol.core.text import scrub
 from orch_protocol.wire.control_socket import ControlRequest, ControlResponse
 from orch_protocol.wire.frames import DECODE_ERRORS, VERSION
+from orch_worker.system.memory_limit import with_memory_limit
 
 from ..client.peer_credentials import AgentOf, agent_of_peer, peer_of
 from ..config.logs import logger
@@ -54,8 +55,10 @@ class Client(Struct, frozen=True):
     """The process at the other end of a connection, as reported by the kernel.
 
     `send_event` sends an event of the current request. `credentials` are the variables that came with this request.
-    `agent_id` is the agent on whose behalf the client acts; None means the user. `refused` is the reason why the client
-    may not use the daemon, or "" if it may.
+    `run` is the run that the request is about; "" means the daemon's own run. `agent_id` is the agent on whose behalf
+    the client acts; None means the user. `refused` is the reason why the client may not use the daemon, or "" if it
+    may. `disconnected` is done when the client has disconnected. It stays pending if the server closes the connection
+    because the server is shutting down.
     """
 
     pid: int
@@ -64,6 +67,8 @@ class Client(Struct, frozen=True):
     agent_id: str | None = None
     refused: str = ""
     credentials: dict[str, str] = {}
+    run: str = ""
+    disconnected: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
         return f"Client(pid={self.pid}, uid={self.uid}, agent_id={self.agent_id})"
@@ -104,12 +109,18 @@ class ControlServer:
         self._agent_of = agent_of
         self._server: asyncio.Server | None = None
         self._connections: set[_Connection] = set()
-        self._leaving = False
+        self.leaving = False
+        """Whether the server is shutting down."""
         self._socket_id: tuple[int, int] | None = None
         """The device and inode of the socket file."""
 
     async def start(self) -> None:
-        """Start listening. Remove an old socket file at the path; the caller must hold the lock of the folder."""
+        """Start listening. Remove an old socket file at the path; the caller must hold the lock of the folder.
+
+        A second call has no effect.
+        """
+        if self._server is not None:
+            return
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -126,9 +137,9 @@ class ControlServer:
 
     async def leave(self) -> None:
         """Stop accepting requests. Requests in progress continue. New requests fail with DaemonLeaving."""
-        if self._leaving:
+        if self.leaving:
             return
-        self._leaving = True
+        self.leaving = True
         # If the folder was replaced, its socket belongs to another server.
         if _file(self._path) == self._socket_id:
             with contextlib.suppress(FileNotFoundError):
@@ -174,7 +185,7 @@ class ControlServer:
         """
         if client.refused:
             return ProtocolError(client.refused)
-        if self._leaving:
+        if self.leaving:
             return DaemonLeaving("daemon is shutting down and did not accept the request; retry")
         if running_requests >= MAX_IN_FLIGHT:
             return ProtocolError(f"{running_requests} requests are under way on this connection: wait for one of them")
@@ -207,7 +218,10 @@ class _Connection:
         self._writer = writer
         self._server = server
         self._reading = asyncio.current_task()
-        self._client = server.client_of(writer.get_extra_info("socket"))
+        self._disconnected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._client = msgspec.structs.replace(
+            server.client_of(writer.get_extra_info("socket")), disconnected=self._disconnected
+        )
         self.tasks: dict[asyncio.Task[None], ControlRequest] = {}
 
     async def serve(self) -> None:
@@ -224,6 +238,8 @@ class _Connection:
             for task, request in self.tasks.items():
                 if request.method in WAITING_METHODS:
                     task.cancel()
+            if not self._server.leaving:
+                self._disconnected.set_result(None)
             self._writer.close()
 
     async def end(self) -> None:
@@ -257,7 +273,10 @@ class _Connection:
 
     async def _run(self, request: ControlRequest) -> None:
         client = msgspec.structs.replace(
-            self._client, send_event=partial(self._send_event, request.id), credentials=request.credentials
+            self._client,
+            send_event=partial(self._send_event, request.id),
+            credentials=request.credentials,
+            run=request.run,
         )
         await self._send(await self._server.answer(request, client))
 
@@ -317,6 +336,7 @@ def _error_response(id: int, error: Exception) -> ControlResponse:
     The response contains the `exit_code`, so that clients need no table of error classes.
     """
     info = error_info(error)
+    info = msgspec.structs.replace(info, message=with_memory_limit(info.message))
     code = error.exit_code if isinstance(error, OrchError) else OrchError.exit_code
     outcome = outcome_of(info)
     extra_fields = {"outcome": outcome} if outcome != OrchError.outcome else {}

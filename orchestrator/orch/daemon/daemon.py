@@ -25,11 +25,22 @@ import msgspec
 from msgspec import Struct
 
 from orch_protocol.agent.config import Config
-from orch_protocol.core.errors import AgentBusyError, LockedError, OrchError, ProtocolError, error_info
+from orch_protocol.core.errors import (
+    AgentBusyError,
+    ConfigError,
+    LockedError,
+    OrchError,
+    ProtocolError,
+    ToolNotGrantedError,
+    error_info,
+)
 from orch_protocol.policy.sandbox import Level
+from orch_protocol.services.agents.lifecycle import KILL, Kill
+from orch_protocol.services.agents.spawn import Spawn
 from orch_protocol.services.agents.status import LIST_AGENTS, AgentRow, ListAgents
 from orch_protocol.services.dispatch.registry import SERVICES
 from orch_protocol.services.service import Empty
+from orch_protocol.services.sessions.import_session import ImportSession
 from orch_protocol.wire.control_socket import ALREADY_RUNNING, ControlNotice
 from orch_protocol.wire.frames import DECODE_ERRORS, VERSION
 from orch_worker.backends import models
@@ -41,10 +52,10 @@ from orch_worker.system.secrets import holds_secret
 from ..config import paths
 from ..config.config import ROOT_WIDE, flatten, load
 from ..config.logs import logger, open_log
-from ..config.version import version
-from ..policy.caller import USER, AgentCaller
+from ..config.version import __version__
+from ..policy.caller import USER, AgentCaller, Caller
 from ..policy.credentials import CallerCredentials, read_salt
-from ..policy.permissions import CallFromCommand, check
+from ..policy.permissions import CallService, check
 from .control_socket import Client, ControlServer, DaemonLeaving
 
 __all__ = ["Daemon", "DaemonStatus", "Stop", "Stopping", "main"]
@@ -69,6 +80,7 @@ async def _find_levels() -> AvailableLevels:
 
 
 T = TypeVar("T", bound=Struct)
+Watcher = Callable[[Any], None]
 Call = Callable[..., Awaitable[Any]]
 
 
@@ -77,7 +89,7 @@ class DaemonStatus(Struct, frozen=True):
 
     `settings` contains the values that apply to all agents of the daemon, by dotted key. `sandbox` is the default level
     of tools. With `sandbox_required`, no agent gets a lower level. `sandbox_offered` describes the levels that this
-    machine supports.
+    machine supports. `agent_id` is the agent whose command asks; None means the user.
     """
 
     pid: int
@@ -92,6 +104,7 @@ class DaemonStatus(Struct, frozen=True):
     started_at: str
     model: str | None
     settings: dict[str, Any]
+    agent_id: str | None = None
 
 
 class Stop(Struct, frozen=True, forbid_unknown_fields=True):
@@ -147,6 +160,7 @@ class Daemon:
         self._requests = 0
         self._started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._stop = asyncio.Event()
+        self._ending: set[asyncio.Task[None]] = set()
 
     async def handle(self, method: str, params: msgspec.Raw, client: Client) -> Any:
         """Handle a request of the control socket."""
@@ -156,7 +170,7 @@ class Daemon:
             if method == "ping":
                 return Empty()
             if client.agent_id is not None and method not in PASSIVE_METHODS:
-                return await self._handle_command(client.agent_id, method, params)
+                return await self._handle_command(method, params, client)
             if method == "daemon_stop":
                 return await self._stop_requested(_params(method, params, Stop), client)
             if not self._owns_folder():
@@ -172,12 +186,14 @@ class Daemon:
             if is_activity:
                 self._last_activity = self._clock()
 
-    async def _handle_command(self, agent_id: str, method: str, params: msgspec.Raw) -> Any:
+    async def _handle_command(self, method: str, params: msgspec.Raw, client: Client) -> Any:
         """Handle a request from a command of an agent. The agent counts as the caller."""
-        caller = AgentCaller(agent_id)
-        check(self._root.tree.agents, caller, CallFromCommand(method))
-        service = SERVICES[method]
-        return await self._call(self._root, caller, service, _params(method, params, service.params))
+        assert client.agent_id is not None
+        if client.run:
+            raise ToolNotGrantedError(f"agent {client.agent_id} cannot read the run {client.run!r}; only the user can")
+        caller = AgentCaller(client.agent_id, from_command=True)
+        check(self._root.tree.agents, caller, CallService(method))  # before the parameters are decoded
+        return await self._call_service(caller, method, params, client)
 
     @contextlib.contextmanager
     def _calling(self, method: str, client: Client) -> Iterator[None]:
@@ -194,15 +210,68 @@ class Daemon:
 
     async def _serve(self, method: str, params: msgspec.Raw, client: Client) -> Any:
         if method == "daemon_status":
-            return await self._status()
+            return await self._status(client)
         if method == "daemon_keys":
             return self._take_keys(client)
         if method not in SERVICES:
             known = ", ".join([*SERVICES, "daemon_status", "daemon_stop", "ping"])
             raise ProtocolError(f"unknown method {method!r}; available: {known}")
+        if client.run not in ("", paths.DAEMON_RUN):
+            from ..services import call_in_run  # the module starts quickly without the services
+
+            service = SERVICES[method]
+            return await call_in_run(self._root, client.run, service, _params(method, params, service.params))
+        return await self._call_service(USER, method, params, client, client.send_event)
+
+    async def _call_service(
+        self, caller: Caller, method: str, params: msgspec.Raw, client: Client, *watcher: Watcher
+    ) -> Any:
+        """Call the service `method`. An agent that ends with its connection is ended when `client` disconnects.
+
+        If the client disconnects before the agent is known, the call is canceled.
+        """
         service = SERVICES[method]
         service_params: Struct = _params(method, params, service.params)
-        return await self._call(self._root, USER, service, service_params, client.send_event)
+        if caller.is_user:
+            _check_folder(service_params)
+        call = self._call(self._root, caller, service, service_params, *watcher)
+        if client.disconnected is None or not getattr(service_params, "ends_with_connection", False):
+            return await call
+        task = asyncio.ensure_future(call)
+
+        def cancel(_: object) -> None:
+            task.cancel()
+
+        client.disconnected.add_done_callback(cancel)
+        try:
+            agent = await task
+        finally:
+            client.disconnected.remove_done_callback(cancel)
+        client.disconnected.add_done_callback(lambda _: self._end_later(agent.id))
+        return agent
+
+    def _end_later(self, id: str) -> None:
+        task = asyncio.ensure_future(self._end_unconnected(id))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def _end_unconnected(self, *ids: str) -> None:
+        """End those of the agents that end with their connection. The connection is closed."""
+        agents = self._root.tree.agents
+        refs = tuple(
+            id for id in ids if agents[id].ends_with_connection and agents[id].status not in ("killed", "failed")
+        )
+        if not refs:
+            return
+        log.info("ended_with_connection", agents=refs)
+        try:
+            await self._call(self._root, USER, KILL, Kill(refs))
+        except OrchError as error:
+            log.error("not_ended_with_connection", agents=refs, why=str(error))
+
+    async def end_agents_of_earlier_daemons(self) -> None:
+        """End the agents whose connection to an earlier daemon was closed when that daemon ended."""
+        await self._end_unconnected(*(agent.spec.id for agent in self._root.tree.agents.by_id.unpacked()))
 
     def _take_keys(self, client: Client) -> FallbackKeys:
         """Use the client's variables for callers without keys."""
@@ -248,7 +317,7 @@ class Daemon:
     async def _busy(self) -> list[str]:
         return [row.id for row in await self._agents() if row.status in ("busy", "starting")]
 
-    async def _status(self) -> DaemonStatus:
+    async def _status(self, client: Client) -> DaemonStatus:
         rows = await self._agents()
         levels, sandbox = await self._find_levels(), self._config.sandbox
         return DaemonStatus(
@@ -258,12 +327,13 @@ class Daemon:
             sandbox_offered=describe(levels),
             agents=len(rows),
             busy=sum(row.status in ("busy", "starting") for row in rows),
-            version=version(),
+            version=__version__,
             protocol=VERSION,
             home=str(self._home),
             started_at=self._started_at,
             model=self._config.model,
             settings={key: value for key, value in flatten(self._config).items() if key in ROOT_WIDE},
+            agent_id=client.agent_id,
         )
 
     async def _stop_requested(self, params: Stop, client: Client) -> Stopping:
@@ -283,6 +353,18 @@ def _params(method: str, params: msgspec.Raw, type: type[T]) -> T:
         return msgspec.json.decode(params, type=type)
     except DECODE_ERRORS as error:
         raise ProtocolError(f"parameters of {method!r}: {error}") from error
+
+
+def _check_folder(params: Struct) -> None:
+    """Raise ConfigError if a request for a new agent names no folder, or a folder relative to the client's.
+
+    The current folder of the daemon has nothing to do with the client.
+    """
+    for type_, name in ((Spawn, "cwd"), (ImportSession, "here")):
+        if isinstance(params, type_):
+            folder = getattr(params, name)
+            if not os.path.isabs(os.path.expanduser(folder or "")):
+                raise ConfigError(f"{name} must be the absolute path of the agent's working folder; got {folder!r}")
 
 
 def read_keys(descriptor: int) -> dict[str, str]:
@@ -328,9 +410,10 @@ async def serve(
     try:
         stop_on_signals(daemon.stop)
         paths.write_variables(paths.daemon_dir(home), credentials.names)
+        await daemon.end_agents_of_earlier_daemons()
         await server.start()
         paths.link_socket(paths.daemon_dir(home), socket)
-        log.info("serving", version=version(), home=str(home), pid=os.getpid())
+        log.info("serving", version=__version__, home=str(home), pid=os.getpid())
         report(ready, pid=os.getpid())
         log.info("sandbox", level=config.sandbox.level, offered=describe(await _find_levels()))
         log.info("leaving", why=await daemon.until_done())
@@ -401,7 +484,7 @@ def main(argv: list[str] | None = None) -> int:
             return ALREADY_RUNNING
         secrets = {value for name, value in os.environ.items() if holds_secret(name, value)}
         open_log(folder / "log", secrets)
-        credentials = CallerCredentials(models.load(home), read_salt(home), secrets)
+        credentials = CallerCredentials(models.CatalogFile(home), read_salt(home), secrets)
         credentials.set_fallback(keys, "orch daemon run")
         asyncio.run(serve(lock, home, load(None, os.environ, home=home).config, credentials, arguments.ready))
     except (OrchError, OSError) as error:

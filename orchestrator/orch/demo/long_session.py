@@ -82,7 +82,7 @@ def session_cost(recording: Recording, folder: Path, terms: ReplayPricing) -> Se
     `terms` contains the prices. The calculation creates archives in `folder`.
     """
     outcomes = [replay([recording], name, terms, folder) for name in POLICIES]
-    return [dollars(outcome.bill.units, terms.usd) for outcome in outcomes]
+    return [dollars(outcome.units, terms.usd) for outcome in outcomes]
 
 
 class PlayedSession(Struct, frozen=True):
@@ -125,12 +125,14 @@ def run_long_session(
 
 
 def show_session(screen: DemoScreen, session: PlayedSession) -> None:
-    """Show the totals and the chart."""
+    """Show the chart and the totals."""
     sizes = session.sizes
-    screen.lines(["", *_totals(session), ""])
+    screen.lines([""])
     screen.lines(text_chart(sizes.without, sizes.archived, width=screen.width - 4, unicode=screen.unicode))
     screen.say("The same chart as a picture:")
     screen.untruncated(session.svg)
+    screen.say("The cost is computed: $3 per million new tokens, a tenth for repeated ones.")
+    screen.figure(_totals(session))
 
 
 def _is_done(future: Future[Reply]) -> bool:
@@ -159,16 +161,14 @@ def progress_line(sizes: RequestSizes, question: int, *, unicode: bool) -> str:
     return f"question {question}, step {len(sizes.archived):2}: {tokens}  {bar}"
 
 
-def _totals(session: PlayedSession) -> list[str]:
+def _totals(session: PlayedSession) -> str:
     sizes = session.sizes
     share = 100 * sizes.sent / max(sizes.sent_without, 1)
     cost = 100 * session.usd / session.usd_without if session.usd_without else 100.0
-    return [
-        f"{'':26}{'without archives':>18}{'with archives':>16}",
-        f"{'tokens sent to the model':26}{sizes.sent_without:>18,}{sizes.sent:>16,}   {share:.0f} %",
-        f"{'cost in dollars':26}{session.usd_without:>18.2f}{session.usd:>16.2f}   {cost:.0f} %",
-        "(computed: $3 per million new tokens, a tenth for repeated ones)",
-    ]
+    return (
+        f"{share:.0f} % of the tokens ({sizes.sent:,} of {sizes.sent_without:,}), {cost:.0f} % of the cost "
+        f"(${session.usd:.2f} of ${session.usd_without:.2f})"
+    )
 
 
 def _save(svg: str) -> str:

@@ -1,4 +1,4 @@
-"""The four parts of the demo show a long session, recall, a killed process, and three subagents."""
+"""The four parts of the demo show a long session, recall, a killed process, and a map over the project."""
 
 from __future__ import annotations
 
@@ -18,28 +18,24 @@ from orch_protocol.agent.config import ArchivalConfig, BudgetConfig, Config
 from orch_protocol.core.errors import AgentDiedError
 from orch_protocol.wire.worker_messages import TurnEvent
 from orch_worker.backends.offline.scripted import ScriptedBackend
+from orch_worker.conversation.archive_text import message_text
 
 from ..api.sync import Orchestrator, Subagent
-from ..archival.store.index import message_text
-from ..render import terminal
 from .bug_hunt import TASK, Script, copy_project, read_script
+from .fan_out import FannedOut, review_files
 from .long_session import run_long_session
-from .screen import REFRESH_SECONDS, DemoScreen
+from .screen import DemoScreen
 
-__all__ = ["DemoResult", "Quotation", "best_line", "play", "quotations", "tree_lines"]
+__all__ = ["DemoResult", "best_line", "play", "quotations"]
 
 OFFLINE: Final = "extractive:"
 LIVE_SECONDS: Final = 900.0
 """Time limit for one answer."""
 ATTEMPTS: Final = 5
 DETAIL: Final = "Under which number was the mail queued after the smtp timeout?"
+MIN_COVERAGE: Final = 0.5
+"""A hit with a smaller share of the question does not contain the detail."""
 REPEATED: Final = "What does data/calibration.csv say about the instrument TG-4471-B?"
-QUESTIONS: Final = {
-    "overview": "What does the README say this project is?",
-    "tests": "How are the tests run?",
-    "errors": "Which errors are defined here?",
-}
-"""The questions for the three subagents, by agent name."""
 COMMON_WORDS: Final = frozenset({"the", "and", "was", "what", "which", "when", "about", "does", "say", "after"})
 NOTHING: Final = "nothing found"
 
@@ -58,19 +54,12 @@ class DemoResult(Struct, frozen=True):
     killed_pid: int
     revived_pid: int
     revived_answer: str
-    subagents: dict[str, str]
+    fan_out: FannedOut
     svg: str
 
 
-class Quotation(Struct, frozen=True):
-    """A part of a file or message, and its source, such as `README.md:3`."""
-
-    place: str
-    text: str
-
-
-def play(screen: DemoScreen, home: Path, folder: Path, *, run: str, model: str | None, max_usd: float) -> DemoResult:
-    """Run the demo with agents in `folder`, and return the results.
+def play(screen: DemoScreen, home: Path, *, run: str, model: str | None, max_usd: float) -> DemoResult:
+    """Run the demo, and return the results.
 
     `home` is a folder for sessions and processes. If `model` is None, the recorded script answers. Otherwise the model
     answers, and all calls together may cost at most `max_usd`. Raises OrchError.
@@ -86,7 +75,7 @@ def play(screen: DemoScreen, home: Path, folder: Path, *, run: str, model: str |
         session = run_long_session(screen, agent, script, home, model)
         line, turn = _recall(screen, o, agent, model)
         killed, answer = _kill_and_ask_again(screen, agent, model)
-        headlines = _three_subagents(screen, o, folder, model)
+        fanned_out = review_files(screen, o, project, model)
         sizes = session.sizes
         return DemoResult(
             steps=len(sizes.archived),
@@ -100,7 +89,7 @@ def play(screen: DemoScreen, home: Path, folder: Path, *, run: str, model: str |
             killed_pid=killed,
             revived_pid=agent.pid or 0,
             revived_answer=answer,
-            subagents=headlines,
+            fan_out=fanned_out,
             svg=session.svg,
         )
 
@@ -154,7 +143,9 @@ def _recall(screen: DemoScreen, o: Orchestrator, agent: Subagent, model: str | N
         f"{len(archives)} archives hold the finished work; a search goes through them, without a call to a model."
     )
     screen.say(f"Question: {DETAIL}")
-    hits = [hit for hit in o.archives.search(DETAIL, ref=agent.id) if hit.entry]
+    began = time.monotonic()
+    hits = [hit for hit in o.archives.search(DETAIL, ref=agent.id) if hit.entry and hit.coverage >= MIN_COVERAGE]
+    milliseconds = 1000 * (time.monotonic() - began)
     if not hits:
         screen.say("The search found nothing. The model probably did not read the file with this detail.")
         return "", 0
@@ -169,6 +160,7 @@ def _recall(screen: DemoScreen, o: Orchestrator, agent: Subagent, model: str | N
         answer = o.get(hit.id).query(DETAIL, timeout=LIVE_SECONDS)
         screen.say("The model, asked about this archive, says:")
         screen.quote(answer.text)
+    screen.figure(f"{milliseconds:.0f} ms for the search, and no tokens")
     return line, turn
 
 
@@ -189,13 +181,15 @@ def _kill_and_ask_again(screen: DemoScreen, agent: Subagent, model: str | None) 
     screen.say("Each agent is a process of its own. This one is killed while it works on the answer to a question.")
     screen.say(f"Question: {REPEATED}")
     pid = _kill_in_the_middle(agent)
+    began = time.monotonic()
     screen.say(f"kill -9 {pid}: the process is gone.")
     screen.say("The same question again is answered by a new process, which has the whole conversation from disk:")
     answer = agent.query(REPEATED, timeout=LIVE_SECONDS).text
+    seconds = time.monotonic() - began
     if model is None:
-        answer = best_line(REPEATED, [line for each in quotations(answer) for line in each.text.splitlines()])
+        answer = best_line(REPEATED, [line for each in quotations(answer) for line in each.splitlines()])
     screen.quote(answer or NOTHING)
-    screen.say(f"This was process {agent.pid}.")
+    screen.figure(f"{seconds:.1f} s from the kill to the answer of process {agent.pid}")
     return pid, answer
 
 
@@ -217,84 +211,7 @@ def _kill_in_the_middle(agent: Subagent) -> int:
     raise AgentDiedError(f"agent {agent.id} answered {ATTEMPTS} times before it was killed: run the demo again")
 
 
-# --- 4: three subagents ---
-
-
-def _three_subagents(screen: DemoScreen, o: Orchestrator, folder: Path, model: str | None) -> dict[str, str]:
-    """Ask three agents about `folder` at the same time. Return their shortened answers by agent name."""
-    screen.heading("4. Three agents at once answer questions about this folder")
-    screen.say(
-        f"Each is a process of its own. The model {model} answers."
-        if model
-        else "Each is a process of its own. Without a model they search the files and quote what fits best."
-    )
-    agents = {
-        name: o.spawn(question, preset="investigate", name=name, cwd=folder) for name, question in QUESTIONS.items()
-    }
-    began = time.monotonic()
-    futures = {name: agent.submit(QUESTIONS[name]) for name, agent in agents.items()}
-    seconds: dict[str, float] = {}
-    while len(seconds) < len(futures):
-        for name, future in futures.items():
-            if future.done():
-                seconds.setdefault(name, time.monotonic() - began)
-        screen.update(_tree(agents, seconds, began, screen.unicode))
-        time.sleep(REFRESH_SECONDS / 4)
-    screen.lines(_tree(agents, seconds, began, screen.unicode))
-    headlines = {name: _headline(future.result(LIVE_SECONDS).text, model) for name, future in futures.items()}
-    for name, question in QUESTIONS.items():
-        screen.say(f"Question: {question}")
-        screen.quote(headlines[name])
-    return headlines
-
-
-def _tree(agents: dict[str, Subagent], seconds: dict[str, float], began: float, unicode: bool) -> list[str]:
-    return tree_lines(
-        [
-            (name, name in seconds, state.pid, seconds.get(name, time.monotonic() - began), state.usage.cost_usd)
-            for name, state in ((name, agent.state()) for name, agent in agents.items())
-        ],
-        unicode=unicode,
-    )
-
-
-def tree_lines(agents: Sequence[tuple[str, bool, int | None, float, float]], *, unicode: bool) -> list[str]:
-    """Return a tree of agents.
-
-    Each tuple contains a name, whether the agent has answered, its pid, seconds and dollars.
-    """
-    branch, last = ("├ ", "└ ") if unicode else ("|- ", "`- ")
-    rows = [
-        [
-            f"{last if number == len(agents) else branch}{name}",
-            "done" if done else "working",
-            str(pid or "-"),
-            f"{seconds:.1f} s",
-            f"${usd:.4f}",
-        ]
-        for number, (name, done, pid, seconds, usd) in enumerate(agents, 1)
-    ]
-    head = ["demo", "STATE", "PROCESS", "TIME", "COST"]
-    return terminal.format_columns([head, *rows], frozenset({2, 3, 4})).splitlines()
-
-
-def _headline(answer: str, model: str | None) -> str:
-    """Return an answer on one line. For a search result, return the first quotation with its source."""
-    if model is None:
-        answer = next((f"{each.place}: {each.text}" for each in quotations(answer)), NOTHING)
-    return " ".join(answer.split())
-
-
-def quotations(answer: str) -> list[Quotation]:
-    """Return the quotations in an offline answer.
-
-    Quotations are lines that start with `>`, after a line with their source.
-    """
-    found: list[Quotation] = []
-    place = ""
-    for is_quoted, lines in groupby(answer.splitlines(), key=lambda line: line.startswith(">")):
-        if is_quoted:
-            found.append(Quotation(place, "\n".join(line[1:].removeprefix(" ") for line in lines)))
-        else:
-            place = next((line.strip() for line in reversed(list(lines)) if line.strip()), "")
-    return found
+def quotations(answer: str) -> list[str]:
+    """Return the quotations in an offline answer. A quotation is a group of lines that start with `>`."""
+    groups = groupby(answer.splitlines(), key=lambda line: line.startswith(">"))
+    return ["\n".join(line[1:].removeprefix(" ") for line in lines) for is_quoted, lines in groups if is_quoted]

@@ -22,17 +22,19 @@ REFRESH_SECONDS: Final = 0.2
 
 
 class DemoScreen:
-    """Writes lines of at most `width` columns to `out`.
+    """Writes lines of at most `width` columns to `out`, which shows `height` lines.
 
     `live` means that lines may be replaced. `color` means that lines may be styled.
     """
 
-    def __init__(self, out: TextIO, *, width: int = 80, live: bool = False, color: bool = False) -> None:
+    def __init__(
+        self, out: TextIO, *, width: int = 80, height: int = 24, live: bool = False, color: bool = False
+    ) -> None:
         self.width = width
         self.live = live
         self.unicode = terminal.supports_unicode(out)
         """Whether the output supports characters outside ASCII."""
-        self._out, self._color = out, color
+        self._out, self._height, self._color = out, height, color
         self._replaceable = 0
         """The number of last lines that the next `update` replaces."""
 
@@ -43,6 +45,10 @@ class DemoScreen:
     def say(self, text: str) -> None:
         """Write a paragraph, wrapped and indented."""
         self._write(self._wrapped(text))
+
+    def figure(self, text: str) -> None:
+        """Write what a part has measured, wrapped and indented, in bold."""
+        self._write([*map(self._bold, self._wrapped(f"=> {text}"))])
 
     def quote(self, text: str) -> None:
         """Write a quotation of at most two lines. Each line begins with `>`."""
@@ -67,10 +73,13 @@ class DemoScreen:
         self._write([f"{INDENT}{terminal.safe(line)}"])
 
     def update(self, lines: Sequence[str]) -> None:
-        """On a terminal, replace the lines of the last `update`. On other outputs, write nothing."""
+        """On a terminal, replace the lines of the last `update`. On other outputs, write nothing.
+
+        If the terminal is lower than the lines, only the last lines are shown, because others cannot be replaced.
+        """
         if self.live:
             self._erase()
-            cut = [self._cut(line) for line in lines]
+            cut = [self._cut(line) for line in lines[-max(self._height - 1, 1) :]]
             self._out.write("".join(f"{line}\n" for line in cut))
             self._out.flush()
             self._replaceable = len(cut)
@@ -102,11 +111,12 @@ def make_screen(out: TextIO | None = None, environ: Mapping[str, str] = os.envir
     sets the width, also for a pipe.
     """
     out = out or sys.stdout
-    columns = shutil.get_terminal_size((NARROWEST, 24)).columns
+    columns, rows = shutil.get_terminal_size((NARROWEST, 24))
     rich = out.isatty() and environ.get("TERM") != "dumb" and not environ.get("CI")
     return DemoScreen(
         out,
         width=min(max(columns, NARROWEST), WIDEST),
+        height=rows,
         live=rich and columns >= NARROWEST,  # in a narrow terminal lines wrap, and wrapped lines cannot be replaced
         color=rich and not environ.get("NO_COLOR"),
     )

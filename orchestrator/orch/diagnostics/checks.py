@@ -5,6 +5,7 @@ Each check returns a finding.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
 import importlib.metadata
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
+from orch_protocol.agent.config import parse_model
 from orch_protocol.core.errors import LockedError, OrchError, SandboxError
 from orch_protocol.core.ids import new_id
 from orch_protocol.policy.sandbox import BY_NAME_ONLY, WORDS
@@ -29,7 +31,7 @@ from orch_worker.system.secrets import SEARCH_KEY
 from ..client.connection import Connection
 from ..client.failure import CommandError, describe_os_error
 from ..config import config, paths
-from ..config.models import keys_in
+from ..config.models import Catalog, keys_in
 from ..config.version import DISTRIBUTION
 from ..policy import sandbox as sandboxing
 from ..processes.environment import withheld_variables
@@ -121,6 +123,7 @@ def sandbox() -> Finding:
         return Finding("fail", str(error))
     at = offer.nearest(wanted.level)
     text = f"tools run at {at} ({WORDS[at]}); this machine has {describe(offer)}"
+    text += f"; {sandboxing.SHARES_PROCESS}"
     if at < wanted.level:
         return Finding("warn", f"sandbox.level is {wanted.level}, and {text}")
     return Finding("ok", text)
@@ -134,7 +137,7 @@ def denied_paths() -> Finding:
     if rules.require_denied_paths and rules.denied_paths:
         what = f"policy.require_denied_paths is set: {sandboxing.REFUSED}"
         return Finding("fail", f"{BY_NAME_ONLY} ({why}), and {what}")
-    return Finding("warn", f"{BY_NAME_ONLY} ({why}): {sandboxing.EXPOSED}")
+    return Finding("warn", f"{BY_NAME_ONLY} ({why}): {sandboxing.EXPOSED}; {sandboxing.ACTS_AS_USER}")
 
 
 def limits() -> Finding:
@@ -210,11 +213,24 @@ def socket() -> Finding:
 
 
 def configuration() -> Finding:
-    """Check that the configuration is valid."""
+    """Check that the configuration is valid, and name the model of new agents."""
     loaded = config.load(Path.cwd(), os.environ)
-    if loaded.notes:
-        return Finding("warn", "; ".join(loaded.notes))
-    return Finding("ok", f"model {loaded.config.model or 'none: the offline extractive backend answers'}")
+    default = config.default_model(paths.home(), os.environ).model
+    name = loaded.config.model or default or config.OFFLINE
+    if loaded.config.model is not None:
+        reason = loaded.sources["model"]
+    elif default is not None:
+        reason = "its key is set, and no model is configured"
+    else:
+        reason = "offline: no model is configured, and no key is set"
+    known = models.load(paths.home())
+    catalog = Catalog(known, os.environ, None, loaded.config.budget.unknown_price)
+    try:
+        backend = asyncio.run(catalog.complete(parse_model(name)))
+    except OrchError as error:
+        return Finding("warn", "; ".join([f"model {name} ({reason}) cannot be used: {error}", *loaded.notes]))
+    text = f"model {backend.provider}:{backend.model} ({reason})"
+    return Finding("warn" if loaded.notes else "ok", "; ".join([text, *loaded.notes]))
 
 
 def daemon() -> Finding:
@@ -224,6 +240,7 @@ def daemon() -> Finding:
         return Finding("ok", "not running; commands start it")
     connection.call("list")
     status = connection.call("daemon_status")
+    connection.close()
     return Finding("ok", f"process {status['pid']}, {status['agents']} agents")
 
 

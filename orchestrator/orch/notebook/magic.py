@@ -17,6 +17,7 @@ from IPython.display import display
 from msgspec import Struct
 
 from orch_protocol.core.errors import ConfigError, OrchError
+from orch_protocol.core.text import decode_text
 from orch_protocol.policy.approval import Consent, Question
 from orch_worker.backends.offline.scripted import ScriptedBackend
 
@@ -92,7 +93,7 @@ def _dollars(text: str) -> float:
 
 def _script(file: Path) -> ScriptedBackend:
     try:
-        return ScriptedBackend(json.loads(file.read_text(encoding="utf-8")))
+        return ScriptedBackend(json.loads(decode_text(file.read_bytes())))
     except OSError as error:
         raise ConfigError(f"script {file} cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, RecursionError) as error:

@@ -139,12 +139,6 @@ class ApprovalBroker:
             self._grants.add(grant_of(question, answer, self._clock()), self._clock())
         return ""
 
-    def is_covered_by_pattern(self, question: Question, session: str) -> bool:
-        """Return whether `question` is covered by a grant with a pattern, and not by a grant for this exact call."""
-        now = self._clock()
-        found = [grant for grant in self._known(question.folder, session) if covers(grant, question, now)]
-        return bool(found) and not any(grant.digest for grant in found)
-
     @property
     def has_approver(self) -> bool:
         """Whether the program has an approver, which answers for agents without their own approver."""

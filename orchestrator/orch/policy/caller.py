@@ -8,20 +8,14 @@ agent.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Final, Literal, TypeAlias
+from typing import ClassVar, Final
 
 from orch_protocol.core.errors import ConfigError
+from orch_protocol.services.service import Scope
 
 from ..tree.agents.state import AgentRecord, TreeState
 
 __all__ = ["USER", "AgentCaller", "Caller", "Scope", "UserCaller", "is_below"]
-
-Scope: TypeAlias = Literal["control", "read", "ask"]
-"""What the caller wants to do.
-
-An agent with scope `control` reaches only its descendants. `read` also reaches the agent itself. `ask` reaches, in
-addition to both, its peers and the archives that the user gave to the agent.
-"""
 
 
 class Caller(ABC):
@@ -81,14 +75,18 @@ USER: Final = UserCaller()
 
 
 class AgentCaller(Caller):
-    """An agent. The agent reaches its descendants. It may also ask its peers, and archives given to it by the user."""
+    """An agent. The agent reaches its descendants. It may also ask its peers, and archives given to it by the user.
 
-    __slots__ = ("_id",)
+    `from_command` is True if a command of the agent sent the request. Otherwise the agent's worker sent it.
+    """
+
+    __slots__ = ("_id", "from_command")
 
     is_user = False
 
-    def __init__(self, id: str) -> None:
+    def __init__(self, id: str, *, from_command: bool = False) -> None:
         self._id = id
+        self.from_command = from_command
 
     @property
     def agent_id(self) -> str:

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 from msgspec import Struct
 
 from orch_protocol.core.errors import BackendError, ConfigError, CredentialsError
-from orch_worker.backends.models import ModelCatalog
+from orch_worker.backends.models import CatalogFile, ModelCatalog, is_loopback, valid_catalog
 from orch_worker.system.atomic_write import atomic_write
 from orch_worker.system.secrets import SEARCH_KEY
 
@@ -219,15 +219,26 @@ class CallerCredentials:
 
     agents: TreeState
 
-    def __init__(self, known: ModelCatalog, salt: bytes, secrets: MutableSet[str] | None = None) -> None:
-        self._known = known
-        self._groups = groups_of(known)
+    def __init__(self, known: ModelCatalog | CatalogFile, salt: bytes, secrets: MutableSet[str] | None = None) -> None:
+        self._source = known
+        self._groups_of = (self._known, groups_of(self._known))
         self._salt = salt
         self._secrets = secrets if secrets is not None else set()
         self._sets: dict[str, dict[str, str]] = {}
         """Every set of variables that a caller offered, by fingerprint."""
         self._fallback: dict[str, str] = {}
         self._fallback_source = ""
+
+    @property
+    def _known(self) -> ModelCatalog:
+        return valid_catalog(self._source)
+
+    @property
+    def _groups(self) -> dict[str, VariableGroup]:
+        known = self._known
+        if known is not self._groups_of[0]:
+            self._groups_of = (known, groups_of(known))
+        return self._groups_of[1]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -282,7 +293,9 @@ class CallerCredentials:
         digest = self._agent_fingerprint(agent, group)
         if digest.startswith(KEY_PREFIX):
             return "" if digest in self._sets else " or ".join(group.keys or group.secrets)
-        return " or ".join(group.keys) if group.required else ""
+        # A server on this machine needs no key.
+        needs_key = group.required and not is_loopback(agent.spec.backend.options.get("base_url", ""))
+        return " or ".join(group.keys) if needs_key else ""
 
     def version(self, agent: AgentRecord) -> str:
         """Return a string that changes when the agent's credentials change."""

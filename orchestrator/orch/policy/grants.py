@@ -76,7 +76,7 @@ def covers(grant: Grant, question: Question, now: float) -> bool:
         return grant.digest == question.digest
     if question.tainted and not grant.tainted:
         return False
-    if question.input.get("credentials", False) is not False:
+    if question.credentials or question.input.get("credentials", False) is not False:
         return False  # each access to credentials needs its own approval, so no pattern covers such a call
     simple = not question.local and not NOT_SIMPLE.search(question.subject)
     return simple and fnmatchcase(question.subject, grant.subject)

@@ -97,10 +97,14 @@ class RateLimiter:
         model.permits[id] = _Permit(agent, self._agents[agent].incarnation)
         return id
 
-    def release(self, name: str, id: str, *, ok: bool) -> None:
-        """Release the permit of a request that has ended."""
+    def release(self, name: str, id: str, agent: str, *, ok: bool) -> None:
+        """Release the permit `id` of a request of `agent` that has ended. Permits of other agents stay."""
         model = self._models.get(name)
-        if model is not None and model.permits.pop(id, None) is not None and ok:
+        permit = model.permits.get(id) if model is not None else None
+        if model is None or permit is None or permit.agent != agent:
+            return
+        del model.permits[id]
+        if ok:
             model.answered += 1
             if model.rejections == 1 or model.answered >= model.max_concurrent:
                 model.max_concurrent, model.answered = model.max_concurrent + 1, 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,11 +30,14 @@ from orch_worker.policy.taint import labels_file
 
 if TYPE_CHECKING:
     from orch_worker.sandbox.probe import AvailableLevels
+    from orch_worker.tools.shell.path_covers import PathCovers
 
 __all__ = [
     "available_sandbox",
     "check_required_levels",
     "configured_sandbox",
+    "denied_paths_problem",
+    "shared_process_note",
     "strictest_combination",
     "with_minimum_level",
     "with_path_hiding_support",
@@ -43,6 +47,13 @@ __all__ = [
 EXPOSED = (
     "commands can read denied files, credentials and the files of orch itself by other means, and so can run_python, "
     "which is not offered if paths are denied"
+)
+ACTS_AS_USER = (
+    "without user namespaces, a command below level L2 can also end its shim and worker, and then act as the user"
+)
+SHARES_PROCESS = (
+    "run_python shares the agent's process with its policy checks, budget and API key: its code can bypass the checks "
+    "and the budget, and read the key"
 )
 REFUSED = "commands are refused, and run_python is not offered"
 LEFT_OUT = (
@@ -128,8 +139,22 @@ def with_path_hiding_support(
     why = namespace_problem()
     if not why:
         return replace(spec, covers_paths=True), ""
-    consequence = REFUSED if policy.require_denied_paths and policy.denied_paths else EXPOSED
-    return replace(spec, covers_paths=False), f"{BY_NAME_ONLY} ({why}): {consequence}"
+    if policy.require_denied_paths and policy.denied_paths:
+        return replace(spec, covers_paths=False), f"{BY_NAME_ONLY} ({why}): {REFUSED}"
+    return replace(spec, covers_paths=False), "\n".join(
+        [f"{BY_NAME_ONLY} ({why}): {EXPOSED}", *acts_as_user(spec, tools)]
+    )
+
+
+def acts_as_user(spec: SandboxSpec, tools: Iterable[str]) -> list[str]:
+    """Return a message if a command of `tools` can become the user on a machine without user namespaces."""
+    return [ACTS_AS_USER] if any(spec.of(tool) < "L2" for tool in RUN_CODE.intersection(tools) - {IN_WORKER}) else []
+
+
+def shared_process_note(spec: SandboxSpec, tools: Iterable[str], policy: PolicyConfig) -> str:
+    """Return a message if run_python is among `tools` and is offered. Otherwise return ""."""
+    is_offered = IN_WORKER in tools and spec.of(IN_WORKER) == "L0" and (spec.covers_paths or not policy.denied_paths)
+    return SHARES_PROCESS if is_offered else ""
 
 
 def worker_paths(spec: AgentSpec, orch_folders: tuple[str, ...], spool: Path, address: str) -> WorkerPaths | None:
@@ -150,6 +175,8 @@ def worker_paths(spec: AgentSpec, orch_folders: tuple[str, ...], spool: Path, ad
     for place in (os.path.expanduser(hook.rpartition(":")[0] or hook) for hook in spec.hooks.load):
         if place.endswith(".py"):
             shown += (place, os.path.dirname(place))
+    if spec.code is not None:
+        shown += (spec.code.trust, *spec.code.files)
     for extension in spec.extensions:
         shown += (extension.path, extension.trust)
     for skill in spec.skills.skills:
@@ -165,6 +192,50 @@ def worker_paths(spec: AgentSpec, orch_folders: tuple[str, ...], spool: Path, ad
         write=sandbox.write,
         own=tuple(own),
         shown=tuple(dict.fromkeys(path for path in shown if os.path.isabs(path))),
+    )
+
+
+def denied_paths_problem(spec: AgentSpec, orch_folders: tuple[str, ...]) -> str:
+    """Return why the denied paths of the agent cannot be hidden from its commands, or "". This function reads folders.
+
+    The agent's process repeats the same search before each command, and refuses the command if there is a problem.
+    """
+    sandbox = spec.sandbox
+    return (
+        _path_covers(
+            spec.cwd,
+            spec.env.get("HOME", ""),
+            sandbox.read,
+            sandbox.write,
+            spec.policy.rules.denied_paths,
+            orch_folders,
+        )
+        .find()
+        .problem
+    )
+
+
+@lru_cache(maxsize=32)
+def _path_covers(
+    cwd: str,
+    home: str,
+    read: tuple[str, ...],
+    write: tuple[str, ...],
+    denied: tuple[str, ...],
+    orch_folders: tuple[str, ...],
+) -> PathCovers:
+    """Return the search for the denied paths of agents with these settings. The search caches listings of folders."""
+    from orch_worker.tools.api.base import ToolContext
+    from orch_worker.tools.shell.path_covers import PathCovers
+
+    return PathCovers(
+        ToolContext(
+            Path(cwd),
+            env={"HOME": home} if home else {},
+            sandbox=SandboxSpec(read=read, write=write),
+            policy=PolicyConfig(denied_paths=denied),
+            orch_folders=orch_folders,
+        )
     )
 
 

@@ -65,7 +65,7 @@ class Launcher(Protocol):
     """
 
     async def start(self) -> None:
-        """Start the processes that launches need, without waiting until they are ready. Raises LaunchError."""
+        """Start the processes that all launches need, without waiting until they are ready. Raises LaunchError."""
 
     def warm(self, template: Template) -> None:
         """Prepare for launches from `template`, without waiting. Raises LaunchError."""

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Final, TypeVar
 
 from orch_protocol.core.errors import ConcurrencyLimitError, LaunchError
+from orch_worker.system.memory_limit import REMEDY, address_space_limit, free_address_space
 
 __all__ = ["is_registered", "received_packets", "register", "release", "require_room"]
 
@@ -23,6 +24,12 @@ RESERVED_DESCRIPTORS: Final = 24
 """Number of descriptors reserved for other purposes, such as a shim, two zygotes and files that are open for a short
 time.
 """
+ROOT_THREADS: Final = 5
+"""Number of threads of a root: two of ZeroMQ, others for files and requests. Each reserves a stack."""
+DEFAULT_STACK: Final = 8 << 20
+"""Size of a thread's stack if there is no limit."""
+ROOT_BYTES: Final = 16 << 20
+"""Address space that a root needs besides the stacks of its threads."""
 SUFFICIENT_LIMIT: Final = 1 << 16
 """A limit that no number of agents on one machine can reach."""
 
@@ -79,12 +86,22 @@ def received_packets(control: socket.socket, size: int) -> Iterator[tuple[bytes,
 
 def require_room(agents: int = 0) -> None:
     """Raise an error unless enough file descriptors are left to launch `agents` agents. If `agents` is 0, check for the
-    root.
+    root, which also needs address space for the stacks of its threads.
 
     Raises ConcurrencyLimitError for agents, LaunchError for the root. Without this check, a connecting worker could use
-    up the descriptors, and ZeroMQ would abort the user's program.
+    up the descriptors, or a thread could not be started, and ZeroMQ would abort the user's program.
     """
     import resource
+
+    if not agents and (free := free_address_space()) is not None:
+        stack = resource.getrlimit(resource.RLIMIT_STACK)[0]
+        least = ROOT_THREADS * (DEFAULT_STACK if stack == resource.RLIM_INFINITY else stack) + ROOT_BYTES
+        if free < least:
+            raise LaunchError(
+                f"cannot start an orchestrator: {free >> 20} MiB of the address space of process {os.getpid()} are "
+                f"free, and {least >> 20} MiB are needed (its limit is {(address_space_limit() or 0) >> 20} MiB): "
+                f"{REMEDY}"
+            )
 
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit == resource.RLIM_INFINITY or limit >= SUFFICIENT_LIMIT:

@@ -18,7 +18,7 @@ from typing import Final
 import orch_protocol
 import orch_worker
 from orch_protocol.core.errors import LaunchError, UnsupportedPlatformError
-from orch_worker.system.secrets import WITHHELD, holds_secret
+from orch_worker.system.secrets import CREDENTIAL_VARIABLES, WITHHELD, holds_secret
 
 __all__ = ["check_platform", "clean_environment", "command", "is_allowed", "withheld_variables", "worker_environment"]
 
@@ -48,6 +48,8 @@ def is_allowed(name: str, value: str, passed: Iterable[str] = ()) -> bool:
     """
     if name == WITHHELD:
         return False
+    if name in CREDENTIAL_VARIABLES and os.path.isabs(os.path.expanduser(value)):
+        return True  # The value is a place. A worker must know which files its commands may not read.
     if name.startswith(SETTINGS) or any(fnmatchcase(name, pattern) for pattern in passed):
         return True
     if name in INTERACTIVE or holds_secret(name, value):

@@ -47,9 +47,15 @@ class WorkerConnection:
         self.since = time.time()
         self.authenticated = False
         self.unverified_frame: tuple[bytes, int] | None = None
+        self.asked = False
+        """Whether a query was sent, or waits in `send_held`."""
+        self.send_held: Callable[[], None] | None = None
+        """Sends a query that waits for its admission."""
 
     def send(self, kind: str, body: Struct, id: str = "", *, reliable: bool = True) -> None:
-        """Send `body` to the worker."""
+        """Send `body` to the worker. A reliable frame is sent after the query that waits for its admission."""
+        if self.send_held is not None and reliable:
+            self.send_held()
         self.channel.send(kind, body, id, reliable=reliable)
 
 

@@ -16,6 +16,7 @@ from typing import Final
 
 from orch_protocol.core.errors import LaunchError
 from orch_worker.system import linux
+from orch_worker.system.memory_limit import with_memory_limit
 
 from .descriptors import is_registered, received_packets, register, release
 from .environment import command, worker_environment
@@ -130,14 +131,14 @@ class ShimClient:
                 pidfd = descriptors[0] if descriptors else None
                 self._starting.popleft()(pidfd, "this process has no descriptor left (see `ulimit -n`)")
             elif verb == b"failed":
-                self._starting.popleft()(None, words[0].decode(errors="replace"))
+                self._starting.popleft()(None, with_memory_limit(words[0].decode(errors="replace")))
             elif verb == b"":
                 self._loop.remove_reader(self._control)
 
     def _on_shim_exit(self) -> None:
         self._read()
         self._close()
-        log_end = read_tail(self._log, self._log_start)
+        log_end = with_memory_limit(read_tail(self._log, self._log_start))
         reason = f"the shim process ended with {self._process.returncode}" + (
             f"; its log ends:\n{log_end}" if log_end else ""
         )

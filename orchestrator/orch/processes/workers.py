@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from signal import SIGKILL
-from typing import NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from msgspec import Struct
 
-from orch_protocol.agent.spec import WorkerBirth
+from orch_protocol.agent.spec import Template, WorkerBirth
 from orch_protocol.core.ids import new_id, new_token
 from orch_protocol.wire.worker_messages import EmptyBody
+from orch_worker.system.memory_limit import with_memory_limit
 
 from ..policy.sandbox import worker_paths
 from ..tree.agents.state import AgentRecord, TreeState
 from ..tree.rules.exit_reasons import STUCK
+from .admission import HOLD_SECONDS, Admission, Step, admitted_at_once
 from .base import Launcher, LaunchRequest, WorkerProcess
 from .descriptors import require_room
 from .oom_detector import OomDetector
@@ -33,6 +36,13 @@ __all__ = ["Workers"]
 
 END_SECONDS = 2.0
 TERMINATE_SECONDS = 1.0
+STEP_ENDS: Final[dict[str, Literal["start", "query"]]] = {
+    "ready": "start",
+    "progress": "query",
+    "root_call": "query",
+    "finished": "query",
+}
+"""Kinds of frames after which a new worker waits, and the step of the worker that has ended then."""
 
 
 class WorkerExit(NamedTuple):
@@ -83,6 +93,8 @@ class Workers:
         self._on_ended = on_ended
         self._peers: dict[str, WorkerConnection] = {}
         self._launches: dict[str, asyncio.Task[WorkerProcess]] = {}
+        self._admissions: defaultdict[Template, Admission] = defaultdict(lambda: Admission(admitted_at_once()))
+        """An admission for each template, so that no worker waits for the boot of a zygote that it does not need."""
         self._causes: dict[str, str] = {}
         self._stuck: set[str] = set()
         self._timed_out: set[str] = set()
@@ -166,6 +178,36 @@ class Workers:
         """Send `body` to the agent's process. Raises OrchError if `body` cannot be sent."""
         self._peers[id].send(kind, body, ref)
 
+    def send_query(self, id: str, send: Callable[[], None]) -> None:
+        """Call `send`, which sends a query to the agent's process.
+
+        If this is the first query of the process, call `send` when the processors can take its work. Frames that are
+        sent in the meantime, for example to cancel the query, send the query first.
+        """
+        peer = self._peers[id]
+        if peer.asked:
+            send()
+            return
+        peer.asked = True
+        admission, step = self._admissions[self._agents[id].spec.template], Step(id, peer.incarnation, "query")
+
+        def begin() -> None:
+            peer.send_held = None
+            asyncio.get_running_loop().call_later(HOLD_SECONDS, self._end_step, step)
+            send()
+
+        peer.send_held = partial(admission.begin_now, step)
+        admission.request(step, begin)
+
+    def on_frame(self, peer: WorkerConnection, kind: str) -> None:
+        """Let other processes work if a frame of `kind` shows that the process of `peer` waits."""
+        if kind in STEP_ENDS:
+            self._end_step(Step(peer.agent_id, peer.incarnation, STEP_ENDS[kind]))
+
+    def _end_step(self, step: Step) -> None:
+        for admission in self._admissions.values():  # The template of an agent changes with its model.
+            admission.end(step)
+
     def broadcast(self, kind: str, body: Struct) -> None:
         """Send `body` to every connected process, without guaranteed delivery."""
         self.transport.peers.broadcast(kind, body)
@@ -220,12 +262,13 @@ class Workers:
             return None
         del self.processes[id]
         self.transport.peers.forget(self._peers.pop(id))
+        self._end_steps(id, incarnation)
         code, detail = process.ended.result(), self._causes.pop(id, "")
         oom = self.oom_detector.claim() if code == -SIGKILL and not detail and id not in self._killed else ""
         stuck = id in self._stuck
         self._stuck.discard(id)
         if stuck or (not detail and code != 0 and self._agents[id].status in ("starting", "busy")):
-            log_end = read_tail(self.log(id))
+            log_end = with_memory_limit(read_tail(self.log(id)))
             detail = "; ".join(filter(None, (detail, f"the end of its log:\n{log_end}" if log_end else "")))
         self._killed.discard(id)
         timed_out = id in self._timed_out
@@ -234,6 +277,10 @@ class Workers:
 
     async def _launch(self, agent: AgentRecord, request: LaunchRequest) -> WorkerProcess:
         await self._holds.wait_until_released(agent.spec)
+        admitted = asyncio.Event()
+        step = Step(request.agent_id, request.incarnation, "start")
+        self._admissions[request.template].request(step, admitted.set)
+        await admitted.wait()
         return await self.launcher.launch(request)
 
     def _launched(self, peer: WorkerConnection, launching: asyncio.Task[WorkerProcess]) -> None:
@@ -242,11 +289,13 @@ class Workers:
         failure = "no process was started within the time limit" if launching.cancelled() else launching.exception()
         if failure is not None:
             self.transport.peers.forget(self._peers.pop(id))
+            self._end_steps(id, incarnation)
             if not self._closed:
                 timed_out = id in self._timed_out
                 self._timed_out.discard(id)
                 self._on_failed(id, incarnation, str(failure) or type(failure).__name__, timed_out)
             return
+        asyncio.get_running_loop().call_later(HOLD_SECONDS, self._end_step, Step(id, incarnation, "start"))
         process = launching.result()
         self.processes[id] = (incarnation, process)
         process.ended.add_done_callback(partial(self._ended, id, incarnation))
@@ -254,6 +303,10 @@ class Workers:
             process.kill()
         else:
             self.transport.peers.confirm(peer, process.pid)
+
+    def _end_steps(self, id: str, incarnation: int) -> None:
+        self._end_step(Step(id, incarnation, "start"))
+        self._end_step(Step(id, incarnation, "query"))
 
     def _ended(self, id: str, incarnation: int, ended: asyncio.Future[int | None]) -> None:
         if not self._closed and not ended.cancelled():

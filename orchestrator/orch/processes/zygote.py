@@ -29,6 +29,7 @@ from orch_protocol.wire.zygote_messages import (
 )
 from orch_worker.sandbox.launcher_client import unavailable_reason
 from orch_worker.system.linux import exit_status, kill, reap_if_ended
+from orch_worker.system.memory_limit import with_memory_limit
 
 from ..tree.interface.events import BOOT_SECONDS
 from .base import LaunchRequest
@@ -196,11 +197,11 @@ class ZygoteClient:
                 self._alive.pop(request_id).set_exit_code(code)
             case ForkFailed(request_id, text) if request_id in self._waiting:
                 future, lifeline, _ = self._waiting.pop(request_id)
-                self._refuse(future, lifeline, f"no process could be started for the worker: {text}")
+                self._refuse(future, lifeline, with_memory_limit(f"no process could be started for the worker: {text}"))
             case ZygoteReady():
                 self._boot_timer.cancel()
             case ZygoteFailed(text):
-                self.fail(f"the {self._template} zygote could not load its template:\n{text}")
+                self.fail(with_memory_limit(f"the {self._template} zygote could not load its template:\n{text}"))
 
     def reap(self) -> None:
         """Reap the zygote and its workers after they have ended, so that no zombies remain. Idempotent.
@@ -224,7 +225,7 @@ class ZygoteClient:
     def _on_zygote_exit(self) -> None:
         self._read()
         code = exit_status(self._pidfd)
-        log_end = read_tail(self._log, self._log_start)
+        log_end = with_memory_limit(read_tail(self._log, self._log_start))
         self.fail(
             f"the {self._template} zygote ended"
             + (f" with {code}" if code is not None else "")
@@ -267,11 +268,11 @@ class ZygoteLauncher:
         self._stopped = False
 
     async def start(self) -> None:
-        """Start the shim and the lean zygote. Do not wait until the zygote is ready."""
+        """Start the shim. `warm` and `launch` start zygotes, of which each needs much processor time."""
         check_platform()
         if sys.platform != "linux":
             raise UnsupportedPlatformError(f"forked workers need Linux, this is {sys.platform}: use the exec launcher")
-        self.warm("lean")
+        self._running_shim()
 
     def warm(self, template: Template) -> None:
         """Start the zygote of `template` unless it is running.
@@ -319,23 +320,28 @@ class ZygoteLauncher:
                 f"the {template} zygote was restarted {self._intensity.limit} times within {self._intensity.seconds:g}"
                 f" s and is not restarted for now; the last failure: {zygote.failure}"
             )
+        shim = self._running_shim()
         try:
-            if self._shim is None:
-                self._shim = ShimClient(self._run_id, self._log, self._shim_ended, self.environment)
             zygote = ZygoteClient(
                 template,
-                self._shim,
+                shim,
                 self._children,
                 entry=self._entry,
                 boot_timeout=self._boot_timeout,
                 log=self._log,
             )
         except OSError as error:
-            raise LaunchError(
-                f"the zygote processes, from which workers are forked, cannot be started: {error}"
-            ) from error
+            raise _not_started(error) from error
         self._zygotes[template] = zygote
         return zygote
+
+    def _running_shim(self) -> ShimClient:
+        if self._shim is None:
+            try:
+                self._shim = ShimClient(self._run_id, self._log, self._shim_ended, self.environment)
+            except OSError as error:
+                raise _not_started(error) from error
+        return self._shim
 
     def _shim_ended(self, reason: str) -> None:
         self._shim = None
@@ -345,3 +351,9 @@ class ZygoteLauncher:
     def _sweep(self) -> None:
         if self._shim is not None:
             self._shim.sweep()
+
+
+def _not_started(error: OSError) -> LaunchError:
+    return LaunchError(
+        with_memory_limit(f"the zygote processes, from which workers are forked, cannot be started: {error}")
+    )

@@ -62,10 +62,10 @@ DETACHED_WAYS = "`orch query --approve auto` without --no-wait allows them, [pol
 """The ways for a query that no command waits for."""
 
 
-def denied_note(denied: int, ways: str = WAYS) -> str:
+def denied_note(denied: int, obstacle: str = "", ways: str = WAYS) -> str:
     """Return the message about calls that were denied because no approver was available.
 
-    `ways` describes how the user can allow them.
+    `obstacle` is the reason why the user could not be asked. `ways` describes how the user can allow the calls.
     """
     calls = "1 call that needed approval was" if denied == 1 else f"{denied} calls that needed approval were"
-    return f"{calls} denied because no user could be asked. {ways}"
+    return f"{calls} denied because {obstacle or 'no user could be asked'}. {ways}"

@@ -32,14 +32,28 @@ def table(rows: list[dict[str, Any]], now: float | None = None) -> str:
 
 
 def search_hits(hits: list[dict[str, Any]]) -> str:
-    """Return search hits, each with its passage."""
-    return "\n\n".join(map(_hit, hits))
+    """Return search hits, each with its passage. The records of imported sessions follow."""
+    sessions = {hit["id"]: hit for hit in hits if hit.get("source")}
+    return "\n\n".join([*map(_hit, hits), *map(_session, sessions.values())])
+
+
+def _session(hit: dict[str, Any]) -> str:
+    """Return the record of the imported session of a hit."""
+    record = "\n".join(f"  {line}" for line in terminal.safe_for_stdout(hit["record"]).splitlines())
+    return f"session {hit['id']} ({terminal.truncate_line(hit['session'])}), {terminal.safe(hit['source'])}\n{record}"
 
 
 def _hit(hit: dict[str, Any]) -> str:
     likeness = "" if hit["exact"] else ", similar"
+    age, title = "", hit["task"]
+    if hit.get("source"):  # an imported session
+        age, title = f"turn {hit['turn']}, {hit['date'][:10]}; ", hit["session"]
+    elif hit.get("turn"):
+        turns = hit["age"]
+        ago = "this turn" if not turns else f"{turns} turn{'s' if turns > 1 else ''} ago"
+        age = f"turn {hit['turn']}, {ago}; "
     passage = "\n".join(f"  {line}" for line in terminal.safe_for_stdout(hit["text"]).splitlines())
-    return f"{hit['id']} entry {hit['entry']} ({terminal.truncate_line(hit['task'])}){likeness}\n{passage}"
+    return f"{hit['id']} entry {hit['entry']} ({age}{terminal.truncate_line(title)}){likeness}\n{passage}"
 
 
 def numbered_entries(messages: list[dict[str, Any]], id: str, first: int) -> list[dict[str, Any]]:

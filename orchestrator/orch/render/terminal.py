@@ -111,6 +111,7 @@ def agent_page(shown: dict[str, Any], now: float | None = None) -> str:
         "credentials": safe(row.get("credentials", "")),
         "tools": " ".join([f"{row['preset']}:" if row["preset"] else "", *row["tools"]]).strip(),
         "sandbox": row.get("sandbox", "").removeprefix("L0"),
+        "denied paths": safe(row.get("denied_paths", "")),
         "folder": safe(row["cwd"]),
         "process": str(row["pid"] or ""),
         "parent": row["parent_id"] or "",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["TurnPrinter", "json_line"]
 
 COMPLETED = "end_turn"
-COMPACTED = 200
+MAX_LINE = 200
 TASKS = ("task_create", "task_update")
 """Tools whose result is a list that is shown completely."""
 
@@ -87,27 +87,27 @@ class TurnPrinter:
         elif kind == "tool_result" and name in TASKS and not event.get("is_error"):
             self._note(f"<- {name}")
             for each in text.splitlines():
-                self._note(f"   {terminal.truncate_line(each)}", "task")
+                self._note(f"   {terminal.truncate_line(each, MAX_LINE)}", "task")
         elif kind == "tool_result":
             failed = bool(event.get("is_error"))
             self._note(
                 f"<- {name} {'error: ' if failed else ''}{terminal.truncate_line(text)}", "error" if failed else "call"
             )
         elif kind == "steered":
-            self._note(f"steered: {terminal.truncate_line(text)}")
+            self._note(f"steered: {terminal.truncate_line(text, MAX_LINE)}")
         elif kind == "continued":
-            self._note(f"continued: {terminal.truncate_line(text)}")
+            self._note(f"continued: {terminal.truncate_line(text, MAX_LINE)}")
         elif kind == "budget":
-            self._note(terminal.truncate_line(text, 200))
+            self._note(terminal.truncate_line(text, MAX_LINE))
         elif kind == "hook":
-            self._note(f"hook {name}: {terminal.truncate_line(text)}")
+            self._note(f"hook {name}: {terminal.truncate_line(text, MAX_LINE)}")
         elif kind in ("assess", "reflect"):
-            self._note(f"{kind} by {name}: {terminal.truncate_line(text, 200)}")
+            self._note(f"{kind} by {name}: {terminal.truncate_line(text, MAX_LINE)}")
         elif kind == "compacted":
-            self._note(terminal.truncate_line(text, COMPACTED))
+            self._note(terminal.truncate_line(text, MAX_LINE))
         elif kind == "retry":
             void = "; the text so far is discarded" if self._response else ""
-            self._note(f"the request is repeated{void}: {terminal.truncate_line(text)}")
+            self._note(f"the request is repeated{void}: {terminal.truncate_line(text, MAX_LINE)}")
             self._response = ""
 
     def reply(self, reply: dict[str, Any]) -> None:

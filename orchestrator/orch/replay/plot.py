@@ -1,6 +1,7 @@
 """Plot a replay.
 
-The plots show the request size and the cumulative cost over the model calls, with one line for each policy.
+The plots show the request size and the cumulative cost over the model calls, with one line for each policy. The cost
+includes forced recalls.
 """
 
 from __future__ import annotations
@@ -41,18 +42,22 @@ class _Look(Struct, frozen=True):
     width: float = 1.4
 
 
-# These are the colors of Okabe and Ito, which readers with any kind of color blindness can distinguish. The yellow is
-# left out, because it is too pale on white.
+# These are colors of Okabe and Ito, and of Paul Tol, which readers with any kind of color blindness can distinguish.
+# Pale colors are left out.
 _LOOKS: Final = {
     "none": _Look("#000000"),
     "compaction": _Look("#E69F00"),
     "compaction-1m": _Look("#E69F00", ":"),
-    "mask": _Look("#009E73", (0, (5, 1.5))),
+    "history-file": _Look("#999933", (0, (4, 1, 1, 1))),
+    "claude-code": _Look("#CC79A7", (0, (6, 1.5, 1, 1.5))),
+    "pi": _Look("#882255", (0, (3, 1))),
+    "api-clearing": _Look("#009E73", (0, (5, 1.5))),
+    "api-compaction": _Look("#332288", (0, (8, 1.5))),
+    "mask": _Look("#009E73", ":"),
     "turn": _Look("#56B4E9"),
-    "phase": _Look("#CC79A7", (0, (6, 1.5, 1, 1.5))),
-    "auto": _Look("#D55E00", "-", 2.2),
-    "balanced": _Look("#D55E00", (0, (2, 1)), 2.2),
-    "auto-receipt": _Look("#D55E00", ":"),
+    "phase": _Look("#CC79A7", ":"),
+    "balanced": _Look("#D55E00", "-", 2.2),
+    "balanced-summaries": _Look("#D55E00", ":"),
     "economy": _Look("#0072B2"),
     "roomy": _Look("#666666", (0, (3, 1))),
 }
@@ -68,7 +73,7 @@ def check_picture_path(name: str) -> Path:
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
-        raise ConfigError(f"drawing needs matplotlib ({error}): install it, or orch with its extra 'plot'") from error
+        raise ConfigError(f"drawing needs matplotlib ({error}): pip install 'orch-agents[plot]'") from error
     return file
 
 
@@ -121,7 +126,7 @@ def draw(outcomes: Sequence[Outcome], calls: Sequence[int], file: Path, *, usd: 
 
 
 def _label(outcome: Outcome, usd: float) -> str:
-    return f"{outcome.name}  ${dollars(outcome.bill.units, usd):,.2f}"
+    return f"{outcome.name}  ${dollars(outcome.units, usd):,.2f}"
 
 
 def _frame(axes: Axes, label: str, numbers: str, calls: Sequence[int]) -> None:

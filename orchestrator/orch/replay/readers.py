@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -17,7 +18,7 @@ from msgspec import Struct
 
 from orch_protocol.core.archives import Collapse, RecordUpgrade
 from orch_protocol.core.errors import DamagedError, ForeignFileError, StoreError
-from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, Usage
+from orch_protocol.core.messages import Block, Message, Text, ToolResult, ToolUse, Usage
 from orch_protocol.session.entries import (
     AnyMessageEntry,
     ArchiveEntry,
@@ -30,8 +31,8 @@ from orch_protocol.session.entries import (
 from orch_worker.conversation.tokens import PLAIN, CharsPerToken, TokenEstimator
 from orch_worker.session.visible_messages import VisibleMessages
 
-from ..sessions.formats.conversation import ImportedSession, path_to_leaf
-from ..sessions.formats.detect import read_file
+from ..sessions.formats.conversation import ImportedSession, Reading, path_to_leaf
+from ..sessions.formats.detect import read_with
 
 __all__ = [
     "ASSUMED_BESIDE",
@@ -55,7 +56,8 @@ class Recorded(Struct, frozen=True):
     """A recorded message.
 
     For a message of the assistant, `input_tokens` and `output_tokens` are the reported usage. `at` is the time in
-    seconds, if the time was recorded. `id` is the id of the entry in the session file.
+    seconds, if the time was recorded. `id` is the id of the entry in the session file. The content of a `deleted`
+    message was deleted permanently.
     """
 
     message: Message
@@ -63,6 +65,7 @@ class Recorded(Struct, frozen=True):
     output_tokens: int | None = None
     at: float | None = None
     id: str = ""
+    deleted: bool = False
 
 
 class Compaction(Struct, frozen=True):
@@ -91,6 +94,7 @@ class Recording(Struct, frozen=True):
     """One recorded conversation.
 
     `shape` is the format of the file. `ratios` contains the characters per token of the conversation's models.
+    `skipped` lists what was left out of the file, or repaired, one line each. Messages without content are not sent.
     """
 
     name: str
@@ -98,6 +102,7 @@ class Recording(Struct, frozen=True):
     messages: tuple[Recorded, ...]
     changes: tuple[Change, ...] = ()
     ratios: CharsPerToken = PLAIN
+    skipped: tuple[str, ...] = ()
 
     @property
     def calls(self) -> list[int]:
@@ -108,27 +113,44 @@ class Recording(Struct, frozen=True):
         return [
             place
             for place, each in enumerate(self.messages)
-            if each.message.role == "assistant" and (not place or self.messages[place - 1].message.role != "assistant")
+            if each.message.role == "assistant"
+            and not each.deleted
+            and (not place or self.messages[place - 1].message.role != "assistant")
         ]
 
-    def contexts(self) -> list[tuple[int, list[Message]]]:
-        """Return the index of each model call, and the messages in the request of that call.
+    def contexts(self) -> Iterator[tuple[int, list[Message]]]:
+        """Yield the index of each model call, and the messages in the request of that call.
 
         The requests reflect the compactions and archives that the session recorded.
         """
-        found: list[tuple[int, list[Message]]] = []
+        for place, view, _ in self._views():
+            yield place, [message for message in view if message.content]
+
+    def context_sizes(self, size: Callable[[Message], float]) -> Iterator[tuple[int, float]]:
+        """Yield the index of each model call, and the sum of `size` of the messages in its request."""
+        total, counted = 0.0, 0
+        for place, view, changed in self._views():
+            total, counted = (0.0, 0) if changed else (total, counted)
+            total += sum(size(item.message) for item in view.items[counted:] if item.message.content)
+            counted = len(view.items)
+            yield place, total
+
+    def _views(self) -> Iterator[tuple[int, VisibleMessages[int], bool]]:
+        """Yield the index of each model call, the messages before it, and whether some of them were replaced."""
         calls = set(self.calls)
         changes: dict[int, list[Change]] = defaultdict(list)
         for change in self.changes:
             changes[change.before].append(change)
         view: VisibleMessages[int] = VisibleMessages()
+        changed = False
         for place, each in enumerate(self.messages):
             for change in changes.get(place, ()):
                 _apply(view, change)
+                changed = True
             if place in calls:
-                found.append((place, [message for message in view if message.content]))
+                yield place, view, changed
+                changed = False
             view.add(each.id or f"#{place}", each.message, place)
-        return found
 
 
 def _apply(view: VisibleMessages[int], change: Change) -> None:
@@ -156,6 +178,8 @@ class Scale:
         self.beside = beside
         self.measured = measured
         self._sizes: dict[int, tuple[Message, int]] = {}
+        self._summed: tuple[Sequence[Message], int, int] = ((), 0, 0)
+        """The last messages of `sizes`, how many they were, and their sum."""
 
     def size(self, message: Message) -> int:
         """Return the estimated number of tokens of `message`."""
@@ -165,8 +189,17 @@ class Scale:
         return known[1]
 
     def sizes(self, messages: Iterable[Message]) -> int:
-        """Return the estimated number of tokens of all `messages` together."""
-        return sum(map(self.size, messages))
+        """Return the estimated number of tokens of all `messages` together.
+
+        This is quick for a list to which messages were only appended since the last call.
+        """
+        if not isinstance(messages, list):
+            return sum(map(self.size, messages))
+        before, count, total = self._summed
+        count, total = (count, total) if messages is before else (0, 0)
+        total += sum(map(self.size, islice(messages, count, None)))
+        self._summed = (messages, len(messages), total)
+        return total
 
 
 def scale_of(recording: Recording, beside: int | None = None) -> Scale:
@@ -176,12 +209,10 @@ def scale_of(recording: Recording, beside: int | None = None) -> Scale:
     system message.
     """
     estimator = TokenEstimator(recording.ratios)
-    sizes = {id(each.message): estimator.raw(each.message) for each in recording.messages}
     reported: list[tuple[float, int]] = []
-    for place, context in recording.contexts():
+    for place, raw in recording.context_sizes(estimator.raw):
         tokens = recording.messages[place].input_tokens
         if tokens:
-            raw = sum(sizes.get(id(message)) or estimator.raw(message) for message in context)
             estimator.observe(raw, tokens)
             reported.append((raw, tokens))
     if beside is None and reported:
@@ -193,26 +224,33 @@ def scale_of(recording: Recording, beside: int | None = None) -> Scale:
     return Scale(estimator, beside, len(reported) > 1)
 
 
-NOT_WHOLE: Final = "An incomplete recording cannot be measured"
 LOST: Final = "No result: it was interrupted."
 
 
 def read_recordings(path: Path) -> list[Recording]:
     """Return the conversations recorded in the file at `path`. The format of the file is detected.
 
-    Raises ForeignFileError for an unknown format, DamagedError for an unreadable line or deleted messages, and
-    StoreError if the file cannot be read.
+    Damaged parts are left out; `Recording.skipped` lists them. Raises ForeignFileError for an unknown format,
+    DamagedError if no reply of the assistant is readable, and StoreError if the file cannot be read.
     """
-    conversations = read_file(path)
+    reading = Reading(path, repair=True, limit=None)
+    found: list[Recording] = []
+    listed = 0
+    conversations = read_with(reading)
     for each in conversations:
-        if each.repairs:
-            raise DamagedError(f"{path}: {each.repairs[0]}. {NOT_WHOLE}")
-        if gone := sum(isinstance(entry, MessageEntry) and bool(entry.deleted) for entry in path_to_leaf(each)):
-            raise DamagedError(f"{path}: {gone} messages were deleted permanently. {NOT_WHOLE}")
-    recordings = map(_recording, conversations)
-    found = [_whole_calls(recording) for recording in recordings if recording.calls]
+        recording = _whole_calls(_recording(each))
+        if not recording.calls:
+            continue
+        # The list of repairs belongs to the file. It grows with each conversation.
+        skipped = (*each.repairs[listed:], *recording.skipped)
+        listed = len(each.repairs)
+        found.append(msgspec.structs.replace(recording, skipped=skipped))
     if not found:
-        raise ForeignFileError(f"{path} contains no conversation with an assistant message")
+        why = f" ({reading.repairs[0]})" if reading.repairs else ""
+        is_damaged = why and any(each.entries for each in conversations)
+        raise (DamagedError if is_damaged else ForeignFileError)(
+            f"{path} contains no conversation with an assistant message{why}"
+        )
     return found
 
 
@@ -230,7 +268,9 @@ def _recording(found: ImportedSession) -> Recording:
         elif isinstance(entry, (ArchiveEntry, UpgradeEntry)):
             change = entry.collapse if isinstance(entry, ArchiveEntry) else entry.upgrade
             changes.append(Archived(len(messages), change))
-    return Recording(found.name, found.shape, tuple(messages), tuple(changes), found.ratios)
+    gone = sum(each.deleted for each in messages)
+    skipped = (f"{gone} messages were deleted permanently",) if gone else ()
+    return Recording(found.name, found.shape, tuple(messages), tuple(changes), found.ratios, skipped)
 
 
 def _recorded(entry: AnyMessageEntry) -> Recorded:
@@ -239,7 +279,8 @@ def _recorded(entry: AnyMessageEntry) -> Recorded:
     reported = entry.usage or (entry.origin.usage if entry.origin else None)
     usage = reported if reported is not None and entry.message.role == "assistant" else Usage()
     given = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
-    return Recorded(entry.message, given or None, usage.output_tokens or None, _seconds(entry.timestamp), entry.id)
+    at, deleted = _seconds(entry.timestamp), bool(entry.deleted)
+    return Recorded(entry.message, given or None, usage.output_tokens or None, at, entry.id, deleted)
 
 
 def _seconds(timestamp: str) -> float | None:
@@ -248,25 +289,59 @@ def _seconds(timestamp: str) -> float | None:
 
 
 def _whole_calls(recording: Recording) -> Recording:
-    """Return `recording` with a result for each interrupted call, because providers reject calls without a result."""
+    """Return `recording` with one result for each call and one call for each result, as providers demand.
+
+    A call without a result gets one, unless it is at the end. A result without a call is left out, and a copy of a call
+    that has no result yet.
+    """
     found: list[Recorded] = []
     moved: list[int] = []
     open_calls: list[str] = []
-    for each in (*recording.messages, None):
-        results = [block.tool_use_id for block in each.message.content if isinstance(block, ToolResult)] if each else []
-        if open_calls and not results and not (each and each.message.role == "assistant"):
-            if each is not None:
-                lost = tuple(ToolResult(id, (Text(LOST),), is_error=True) for id in open_calls)
-                found.append(Recorded(Message("user", lost)))
-            open_calls = []
+    lost_results = copies = 0
+    last_result = {
+        block.tool_use_id: place
+        for place, each in enumerate(recording.messages)
+        for block in each.message.content
+        if isinstance(block, ToolResult)
+    }
+    for place, each in enumerate((*recording.messages, None)):
+        kept: list[Block] = []
+        results: list[str] = []
+        calls: list[str] = []
+        for block in each.message.content if each else ():
+            if isinstance(block, ToolResult):
+                if block.tool_use_id not in open_calls or block.tool_use_id in results:
+                    lost_results += 1
+                    continue
+                results.append(block.tool_use_id)
+            elif isinstance(block, ToolUse) and block.id in (*open_calls, *calls):
+                copies += 1
+                continue
+            elif isinstance(block, ToolUse):
+                calls.append(block.id)
+            kept.append(block)
+        # The results of one reply can be several messages, and a reply can be several messages before its results.
+        is_reply = each is not None and each.message.role == "assistant"
+        lost = [id for id in open_calls if kept and not results and (not is_reply or last_result.get(id, -1) < place)]
+        if lost:
+            found.append(Recorded(Message("user", tuple(ToolResult(id, (Text(LOST),), is_error=True) for id in lost))))
+        results += lost
         open_calls = [id for id in open_calls if id not in results]
         if each is not None:
-            open_calls += [block.id for block in each.message.content if isinstance(block, ToolUse)]
+            open_calls += calls
             moved.append(len(found))
-            found.append(each)
+            whole = len(kept) == len(each.message.content)
+            found.append(
+                each if whole else msgspec.structs.replace(each, message=Message(each.message.role, tuple(kept)))
+            )
     moved.append(len(found))
     changes = tuple(_moved(change, moved) for change in recording.changes)
-    return msgspec.structs.replace(recording, messages=tuple(found), changes=changes)
+    skipped = (
+        *recording.skipped,
+        *((f"{lost_results} results without a call are left out",) if lost_results else ()),
+        *((f"{copies} repeated calls are left out",) if copies else ()),
+    )
+    return msgspec.structs.replace(recording, messages=tuple(found), changes=changes, skipped=skipped)
 
 
 def _moved(change: Change, moved: Sequence[int]) -> Change:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,19 +12,32 @@ from msgspec import Struct
 
 from orch_protocol.core.messages import Message
 from orch_worker.backends.prices import Prices, dollars
-from orch_worker.conversation.recalled import shown_hits
 
 from ..archival.plan.plan import SUMMARY_TOKENS
+from ..render.terminal import format_columns
 from .bill import Bill, Meter
-from .policies import Policy, ReplaySetting, policy_named
+from .policies import Policy, ReplaySetting
+from .policy_names import policy_named
 from .readers import Recording, Scale, scale_of
+from .recalls import RecallMeter, edit_needs
 from .retained_facts import KINDS, Share, evidence_in, reachable_shares
 
-__all__ = ["USD_PER_MILLION", "Outcome", "Point", "ReplayPricing", "recorded_input", "replay", "report", "table"]
+__all__ = [
+    "USD_PER_MILLION",
+    "Outcome",
+    "Point",
+    "ReplayPricing",
+    "ReplayedFile",
+    "files_table",
+    "recorded_input",
+    "replay",
+    "report",
+    "table",
+    "totals",
+]
 
 MAX_ITEMS: Final = 500
 USD_PER_MILLION: Final = 3.0
-RECALL_OUTPUT: Final = 400
 
 
 class ReplayPricing(Struct, frozen=True):
@@ -46,7 +61,7 @@ class ReplayPricing(Struct, frozen=True):
 class Point(Struct, frozen=True):
     """The state of a policy at one model call.
 
-    A point contains the tokens of the request, and the cumulative cost in units.
+    A point contains the tokens of the request, and the cumulative cost in units with forced recalls.
     """
 
     context: int
@@ -56,18 +71,42 @@ class Point(Struct, frozen=True):
 class Outcome(Struct, frozen=True):
     """The result of one policy for all recordings.
 
-    `recalls` is the cost in units if every 10 archived turns cause one recall. `course` contains one point for each
-    model call, in the order of the recordings.
+    `edits` is the number of edits of text that an earlier message contains. `recalls` is the number of these edits
+    whose text has left the conversation, and `recall_units` the cost of looking it up. `course` contains one point for
+    each model call, in the order of the recordings.
     """
 
     name: str
     bill: Bill = Bill()
     collapses: int = 0
     holders: int = 0
-    recalls: float = 0.0
+    edits: int = 0
+    recalls: int = 0
+    recall_units: float = 0.0
     evidence: dict[str, Share] = {}
     over_window: int = 0
     course: tuple[Point, ...] = ()
+
+    @property
+    def units(self) -> float:
+        """The cost in units with forced recalls."""
+        return self.bill.units + self.recall_units
+
+    def __add__(self, other: Outcome) -> Outcome:
+        kinds = {**self.evidence, **other.evidence}
+        before = self.units
+        return Outcome(
+            self.name,
+            self.bill + other.bill,
+            self.collapses + other.collapses,
+            self.holders + other.holders,
+            self.edits + other.edits,
+            self.recalls + other.recalls,
+            self.recall_units + other.recall_units,
+            {kind: self.evidence.get(kind, Share()) + other.evidence.get(kind, Share()) for kind in kinds},
+            self.over_window + other.over_window,
+            (*self.course, *(Point(point.context, before + point.units) for point in other.course)),
+        )
 
 
 def replay(
@@ -76,11 +115,13 @@ def replay(
     terms: ReplayPricing,
     folder: Path,
     progress: Callable[[int], None] = lambda _: None,
+    *,
+    first: int = 0,
 ) -> Outcome:
     """Return the result of the policy `name` for `recordings`.
 
-    Archives are written to numbered folders under `folder`. `progress` is called after each model call with the number
-    of calls so far. Raises StoreError, ConfigError.
+    Archives are written to numbered folders under `folder`; `first` is the number of the first folder. `progress` is
+    called after each model call with the number of calls so far. Raises StoreError, ConfigError.
     """
     outcome = Outcome(name)
     done = 0
@@ -90,77 +131,65 @@ def replay(
         done += 1
         progress(done)
 
-    for number, recording in enumerate(recordings):
+    for number, recording in enumerate(recordings, first):
         scale = scale_of(recording, terms.beside)
         where = folder / f"{name}-{number:04d}"
         setting = ReplaySetting(scale, terms.prices, where, terms.window, terms.summary_tokens)
         policy = policy_named(name, setting)
         try:
-            bill, context, course = _run(recording, policy, scale, terms, count_step)
-            outcome = _added(outcome, policy, bill, recording, context, course, terms)
+            outcome += _run(recording, policy, name, scale, terms, count_step)
         finally:
             policy.close()
     return outcome
 
 
 def _run(
-    recording: Recording, policy: Policy, scale: Scale, terms: ReplayPricing, progress: Callable[[], None]
-) -> tuple[Bill, list[Message], list[Point]]:
+    recording: Recording,
+    policy: Policy,
+    name: str,
+    scale: Scale,
+    terms: ReplayPricing,
+    progress: Callable[[], None],
+) -> Outcome:
     meter = Meter(terms.prices, terms.lifetime)
+    needs = edit_needs(recording)
+    recalls = RecallMeter(recording, needs, scale, terms.prices)
     calls = set(recording.calls)
     context: list[Message] = []
-    system = ("system", scale.beside)
+    parts: list[tuple[object, int]] = [("system", scale.beside)]
     course: list[Point] = []
     for place, each in enumerate(recording.messages):
         if place in calls:
-            context = policy.before(context, meter.extra)
+            before, context = context, policy.before(context, meter.extra)
             output = each.output_tokens or scale.size(each.message)
-            parts = [system, *((message, scale.size(message)) for message in context)]
-            tail = policy.tail(context)
-            meter.request(parts, output, tail=tail, at=each.at)
+            request = policy.request(context)
+            if context is not before or request is not context:
+                parts = parts[:1]
+            parts += ((message, scale.size(message)) for message in islice(request, len(parts) - 1, None))
+            live = meter.request(parts, output, at=each.at)
+            recalls.request(place, context, live)
             progress()
-            course.append(Point(sum(tokens for _, tokens in parts) + tail, meter.bill.units))
-        context = [*context, each.message]
-    return meter.bill, context, course
+            course.append(Point(live, meter.bill.units + recalls.units))
+        if each.message.content:
+            context.append(each.message)
+    return Outcome(
+        name,
+        meter.bill,
+        policy.collapses,
+        policy.archives,
+        sum(map(len, needs.values())),
+        recalls.recalls,
+        recalls.units,
+        _evidence(recording, context, policy, terms.items) if terms.items else {},
+        sum(point.context > terms.window for point in course),
+        tuple(course),
+    )
 
 
-def _added(
-    outcome: Outcome,
-    policy: Policy,
-    bill: Bill,
-    recording: Recording,
-    context: list[Message],
-    course: Sequence[Point],
-    terms: ReplayPricing,
-) -> Outcome:
-    evidence = dict(outcome.evidence)
-    archiver = policy.archiver
+def _evidence(recording: Recording, context: list[Message], policy: Policy, items: int) -> dict[str, Share]:
     kept = {id(message) for message in context}
     evicted = [each.message for each in recording.messages if id(each.message) not in kept]
-    if terms.items:
-        recall = None if archiver is None else lambda item: shown_hits(archiver.search(item))
-        for kind, share in reachable_shares(evidence_in(evicted), context, recall, terms.items).items():
-            evidence[kind] = evidence.get(kind, Share()) + share
-    records = archiver.archives() if archiver else []
-    turns = sum(record.kind == "turn" for record in records)
-    recall_units = 0.0
-    if records:
-        # A recall is one more request. It contains the average conversation and the text of the archive, and its answer
-        # is short.
-        live = bill.input_tokens / max(bill.requests, 1)
-        read = sum(record.tokens for record in records) / len(records)
-        each_recall = live * terms.prices.read + min(read, 1_500) * terms.prices.write
-        recall_units = (turns or len(records)) / 10 * (each_recall + RECALL_OUTPUT * terms.prices.output)
-    return Outcome(
-        outcome.name,
-        outcome.bill + bill,
-        outcome.collapses + policy.collapses,
-        outcome.holders + len(records),
-        outcome.recalls + recall_units,
-        evidence,
-        outcome.over_window + sum(point.context > terms.window for point in course),
-        (*outcome.course, *(Point(point.context, outcome.bill.units + point.units) for point in course)),
-    )
+    return reachable_shares(evidence_in(evicted), context, policy.recall, items)
 
 
 def recorded_input(recordings: Sequence[Recording], terms: ReplayPricing) -> tuple[int, int] | None:
@@ -171,40 +200,70 @@ def recorded_input(recordings: Sequence[Recording], terms: ReplayPricing) -> tup
     reported_total = ours = 0
     for recording in recordings:
         scale = scale_of(recording, terms.beside)
-        for place, context in recording.contexts():
+        for place, tokens in recording.context_sizes(scale.size):
             if reported := recording.messages[place].input_tokens:
                 reported_total += reported
-                ours += scale.beside + scale.sizes(context)
+                ours += scale.beside + round(tokens)
     return (reported_total, ours) if reported_total else None
 
 
-def report(
-    files: Sequence[Path], recordings: Sequence[Recording], outcomes: Sequence[Outcome], terms: ReplayPricing
-) -> dict[str, Any]:
-    """Return the results as JSON data."""
-    recorded = recorded_input(recordings, terms)
-    archiving = next((each for each in outcomes if each.name == "auto"), None) or next(
+class ReplayedFile(Struct, frozen=True):
+    """One file of a report.
+
+    `calls` contains the number of model calls of each conversation. `recorded` contains the input tokens that the file
+    reports and the estimated tokens of the same requests, or is None. `skipped` lists what was left out of the file.
+    """
+
+    file: str
+    calls: tuple[int, ...]
+    recorded: tuple[int, int] | None
+    outcomes: tuple[Outcome, ...]
+    skipped: tuple[str, ...] = ()
+
+
+def report(files: Sequence[ReplayedFile], terms: ReplayPricing, unread: dict[str, str] | None = None) -> dict[str, Any]:
+    """Return the results as JSON data.
+
+    `unread` contains the files that could not be read, with the reasons.
+    """
+    outcomes = totals(files)
+    recorded = [each.recorded for each in files if each.recorded is not None]
+    archiving = next((each for each in outcomes if each.name == "balanced"), None) or next(
         (each for each in outcomes if each.holders), None
     )
     return {
-        "files": [str(file) for file in files],
-        "recordings": len(recordings),
-        "calls": sum(len(recording.calls) for recording in recordings),
-        "recorded": None if recorded is None else {"input_tokens": recorded[0], "replayed": recorded[1]},
+        "files": [each.file for each in files],
+        "recordings": sum(len(each.calls) for each in files),
+        "calls": sum(sum(each.calls) for each in files),
+        "recorded": {
+            "input_tokens": sum(reported for reported, _ in recorded),
+            "replayed": sum(ours for _, ours in recorded),
+        }
+        if recorded
+        else None,
         "policies": [_row(each, outcomes, terms) for each in outcomes],
         "evidence": {kind: archiving.evidence.get(kind, Share()).ratio for kind in KINDS} if archiving else None,
+        "sessions": [_file_row(each, terms) for each in files],
+        "unread": [{"file": file, "reason": reason} for file, reason in (unread or {}).items()],
     }
 
 
+def totals(files: Sequence[ReplayedFile]) -> list[Outcome]:
+    """Return the outcome of each policy for all `files` together."""
+    found: dict[str, Outcome] = {}
+    for file in files:
+        for outcome in file.outcomes:
+            found[outcome.name] = found[outcome.name] + outcome if outcome.name in found else outcome
+    return list(found.values())
+
+
 def _row(outcome: Outcome, outcomes: Sequence[Outcome], terms: ReplayPricing) -> dict[str, Any]:
-    base = next((each.bill.units for each in outcomes if each.name == "none"), 0.0)
     bill = outcome.bill
     return {
         "name": outcome.name,
-        "cost_units": round(bill.units),
-        "cost_usd": round(dollars(bill.units, terms.usd), 4),
-        "cost_percent": round(100 * bill.units / base, 2) if base else None,
-        "cost_with_recalls": round(bill.units + outcome.recalls),
+        **_cost(outcome, outcomes, terms),
+        "recalls": outcome.recalls,
+        "edits": outcome.edits,
         "input_tokens": bill.input_tokens,
         "cached_tokens": bill.cached_tokens,
         "output_tokens": bill.output_tokens,
@@ -217,13 +276,36 @@ def _row(outcome: Outcome, outcomes: Sequence[Outcome], terms: ReplayPricing) ->
     }
 
 
+def _cost(outcome: Outcome, outcomes: Sequence[Outcome], terms: ReplayPricing) -> dict[str, Any]:
+    base = next((each.bill.units for each in outcomes if each.name == "none"), 0.0)
+    return {
+        "cost_units": round(outcome.bill.units),
+        "cost_usd": round(dollars(outcome.bill.units, terms.usd), 4),
+        "cost_with_recalls": round(outcome.units),
+        "cost_with_recalls_usd": round(dollars(outcome.units, terms.usd), 4),
+        "cost_percent": round(100 * outcome.bill.units / base, 2) if base else None,
+        "cost_with_recalls_percent": round(100 * outcome.units / base, 2) if base else None,
+    }
+
+
+def _file_row(file: ReplayedFile, terms: ReplayPricing) -> dict[str, Any]:
+    return {
+        "file": file.file,
+        "recordings": len(file.calls),
+        "calls": sum(file.calls),
+        "skipped": list(file.skipped),
+        "policies": [{"name": each.name, **_cost(each, file.outcomes, terms)} for each in file.outcomes],
+    }
+
+
 def table(data: dict[str, Any]) -> str:
-    """Return the report `data` as a table."""
+    """Return the policies of the report `data` as a table. "WITH THEM" is the share of `none` with forced recalls."""
     head = (
         "POLICY",
         "COST",
         "OF NONE",
-        "+RECALLS",
+        "RECALLS",
+        "WITH THEM",
         "INPUT",
         "CACHED",
         "PEAK",
@@ -233,30 +315,49 @@ def table(data: dict[str, Any]) -> str:
     )
     rows = [head]
     for row in data["policies"]:
-        percent = "-" if row["cost_percent"] is None else f"{row['cost_percent']:.1f} %"
         cached = 100 * row["cached_tokens"] / max(row["input_tokens"], 1)
         rows.append(
             (
                 row["name"],
                 f"${row['cost_usd']:.2f}",
-                percent,
-                f"x{row['cost_with_recalls'] / max(row['cost_units'], 1):.2f}",
+                _percent(row["cost_percent"]),
+                str(row["recalls"]),
+                _percent(row["cost_with_recalls_percent"]),
                 _short(row["input_tokens"]),
                 f"{cached:.0f} %",
                 _short(row["peak_tokens"]),
                 str(row["over_window"]),
                 str(row["holders"]),
-                *(f"{100 * row['evidence'][kind]:.1f} %" if kind in row["evidence"] else "-" for kind in KINDS),
+                *(_percent(100 * row["evidence"][kind]) if kind in row["evidence"] else "-" for kind in KINDS),
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if not column else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
+    return _aligned(rows)
+
+
+def files_table(data: dict[str, Any]) -> str:
+    """Return the files of the report `data` as a table.
+
+    The columns are the calls, the cost of the first policy, and the costs of the others in percent of it. All costs
+    include the forced recalls.
+    """
+    names = [row["name"] for row in data["policies"]]
+    paths = [os.path.abspath(each["file"]) for each in data["sessions"]]
+    folder = os.path.commonpath([os.path.dirname(path) for path in paths])
+    labels = [os.path.relpath(path, folder) for path in paths]
+    rows = [("FILE", "CALLS", *map(str.upper, names))]
+    for label, each in zip([*labels, "total"], [*data["sessions"], data], strict=True):
+        costs = [row["cost_with_recalls_usd"] for row in each["policies"]]
+        shares = (_percent(100 * cost / costs[0] if costs[0] else None) for cost in costs[1:])
+        rows.append((label, str(each["calls"]), f"${costs[0]:.2f}", *shares))
+    return _aligned(rows)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    return format_columns(list(map(list, rows)), frozenset(range(1, len(rows[0]))))
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f} %"
 
 
 def _short(tokens: int) -> str:

@@ -9,10 +9,9 @@ from typing import Final
 from msgspec import Struct
 
 from orch_protocol.core.messages import Block, Message, Text, ToolResult, ToolUse
-from orch_worker.conversation.receipt import NUMBER
+from orch_worker.conversation.archive_text import message_text
+from orch_worker.conversation.records.prose import NUMBER
 from orch_worker.conversation.tokens import strings
-
-from ..archival.store.index import message_text
 
 __all__ = ["KINDS", "Share", "evidence_in", "reachable_shares", "sample_evenly"]
 
@@ -56,7 +55,7 @@ def evidence_in(messages: Iterable[Message]) -> dict[str, list[str]]:
     for message in messages:
         for block in message.content:
             for text in _texts(block):
-                found["paths"].update((match[0], None) for match in _PATH.finditer(text))
+                found["paths"].update((match[0].rstrip("."), None) for match in _PATH.finditer(text))
                 found["numbers"].update((match[0], None) for match in NUMBER.finditer(text))
             if isinstance(block, ToolUse):
                 found["commands"].update((line, None) for line in _lines(block, _COMMAND_KEYS, 3))
@@ -73,18 +72,18 @@ def sample_evenly(items: Sequence[str], limit: int) -> list[str]:
 
 
 def reachable_shares(
-    items: dict[str, list[str]], context: Sequence[Message], recall: Callable[[str], str] | None, limit: int
+    items: dict[str, list[str]], context: Sequence[Message], recall: Callable[[str], str], limit: int
 ) -> dict[str, Share]:
     """Return the share of `items` that is still reachable, by kind.
 
     At most `limit` items of each kind are searched for. An item is reachable if it is in `context`. It is also
-    reachable if `recall` finds it.
+    reachable if `recall` returns a text that contains it.
     """
     there = "\n".join(message_text(message) for message in context)
     shares = {}
     for kind, all_items in items.items():
         asked = sample_evenly(all_items, limit)
-        found = sum(item in there or (recall is not None and item in recall(item)) for item in asked)
+        found = sum(item in there or item in recall(item) for item in asked)
         shares[kind] = Share(found, len(asked), len(all_items))
     return shares
 

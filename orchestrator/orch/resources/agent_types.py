@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from orch_protocol.agent.config import Config
 from orch_protocol.core.errors import ConfigError, ToolNotGrantedError
-from orch_protocol.core.text import scrub
+from orch_protocol.core.text import TextEncodingError, decode_text, scrub
 from orch_protocol.core.worktrees import Isolation
 from orch_worker.skills.front_matter import (
     FrontMatterError,
@@ -177,18 +177,16 @@ def _read_type(where: Where, path: Path, extension_tools: Collection[str]) -> Ag
         )
     except OSError as error:
         why = f"it cannot be read: {error.strerror or error}"
-    except UnicodeDecodeError as error:
-        why = f"not UTF-8 (byte 0x{error.object[error.start]:02x}): save it as UTF-8"
     except FrontMatterError as error:
         why = str(error.problem)
-    except (ConfigError, ToolNotGrantedError) as error:
+    except (TextEncodingError, ConfigError, ToolNotGrantedError) as error:
         why = str(error)
     return AgentType(path.stem, where, str(path), why_off=why, broken=True)
 
 
 def _parse_type(found: AgentType, data: bytes, extension_tools: Collection[str]) -> AgentType:
     """Return `found` with the parsed content of its file. Raises ConfigError, ToolNotGrantedError, FrontMatterError."""
-    fields, body = _fields(scrub(data.decode("utf-8-sig")))
+    fields, body = _fields(scrub(decode_text(data)))
     problems = [
         FrontMatterProblem(value.line, name, f"unknown field; known fields: {', '.join(FIELDS)}")
         for name, value in fields.items()

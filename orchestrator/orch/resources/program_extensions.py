@@ -140,7 +140,7 @@ class ProgramExtensions:
         if not self.tools:
             return {}
         context = ToolContext(folder, env=env)
-        return {name: tool.spec() for name, tool in list(self.tools.items()) if not tool.missing(context)}
+        return {name: tool.spec_in(context) for name, tool in list(self.tools.items())}
 
     def add_tool(self, tool: Tool, *, single: bool = False) -> None:
         """Register `tool`. Raises ConfigError if the name is already in use.

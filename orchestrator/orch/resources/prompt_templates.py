@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from orch_protocol.core.errors import ConfigError, EntryNotFoundError
 from orch_protocol.core.prompts import PromptConfig, PromptSpec
-from orch_protocol.core.text import scrub
+from orch_protocol.core.text import decode_text, scrub
 
 __all__ = [
     "PROGRAM",
@@ -274,4 +274,4 @@ def template_sources(config: PromptConfig, home: Path) -> list[TemplateProvider]
 def _text(data: bytes) -> str:
     if len(data) > MAX_BYTES:
         raise ConfigError(f"a template of {len(data):,} bytes is too large: at most {MAX_BYTES:,}")
-    return data.decode("utf-8-sig", "replace").replace("\r\n", "\n").strip()
+    return decode_text(data, lossy=True).strip()

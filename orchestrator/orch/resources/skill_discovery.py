@@ -28,6 +28,8 @@ from .extensions import entry_point_folder
 __all__ = ["FOLDER", "Found", "SkillCatalogs", "find", "folders_of", "trust"]
 
 FOLDER: Final = "skills"
+PROJECT_FOLDERS: Final = (".orch", ".claude")
+"""Folders of a project that contain a folder `skills`. Another program writes the second, in the same format."""
 GROUP: Final = "orch.skills"
 MAX_KNOWN: Final = 1_000
 SETTLED_NS: Final = 100_000_000
@@ -120,7 +122,8 @@ def folders_of(folder: Path, home: Path, rules: SkillsConfig) -> Iterator[tuple[
         yield ("folder", path) if path.is_absolute() else ("project", folder / path)
     for name in rules.load:
         yield "package", entry_point_folder(GROUP, name, "skills.load")
-    yield "project", folder / ".orch" / FOLDER
+    for name in PROJECT_FOLDERS:
+        yield "project", folder / name / FOLDER
 
 
 def trust(skill: Path, home: Path) -> SkillSpec:

@@ -18,6 +18,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
+from orch_protocol.core.text import decode_text
 from orch_protocol.resources.skills import SkillSpec
 from orch_worker.backends.offline.bm25 import count, terms_of
 from orch_worker.skills.skill_file import check_skill
@@ -67,7 +68,7 @@ def trials(folder: Path, others: Sequence[SkillSpec] = (), seconds: float = SECO
     prompts = files.get(f"{TESTS}/{PROMPTS}")
     if prompts is not None:
         own = SkillSpec(skill.name, skill.description)
-        for line in filter(None, map(str.strip, prompts.read_text("utf-8", "replace").splitlines())):
+        for line in filter(None, map(str.strip, decode_text(prompts.read_bytes(), lossy=True).splitlines())):
             if not line.startswith("#"):
                 yield _trial(f"prompt: {line}", _why_not_chosen(line, own, others))
     for name, path in files.items():
@@ -109,7 +110,7 @@ def _syntax(path: Path) -> str:
 
 
 def _shell(path: Path) -> str:
-    return "bash" if "bash" in path.read_text("utf-8", "replace").partition("\n")[0] else "sh"
+    return "bash" if "bash" in decode_text(path.read_bytes(), lossy=True).partition("\n")[0] else "sh"
 
 
 def _why_not_chosen(prompt: str, own: SkillSpec, others: Sequence[SkillSpec]) -> str:
@@ -129,7 +130,7 @@ def _score(prompt: str, skill: SkillSpec) -> float:
 def _command(path: Path, folder: Path) -> list[str]:
     if path.suffix == ".sh":
         return [_shell(path), str(path)]
-    text = path.read_text("utf-8", "replace")
+    text = decode_text(path.read_bytes(), lossy=True)
     if _COLLECTED.search(text) is None or "__name__" in text:
         return [sys.executable, str(path)]
     # If such a file ran as a script, it would pass without calling its tests. The configuration of a project around the

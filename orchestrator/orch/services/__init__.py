@@ -10,9 +10,9 @@ Importing this package binds every handler. Workers, the CLI, slash commands and
 from __future__ import annotations
 
 from ..policy.caller import USER, AgentCaller, Caller
-from .agents import lifecycle, query, run_events, spawn, status, steering, watch, worktrees
+from .agents import lifecycle, query, run_events, runs, spawn, status, steering, watch, worktrees
 from .archives import archiving, prune, recall
-from .dispatch.call import call, check_params, check_seconds, serve_worker, service_named
+from .dispatch.call import call, call_in_run, check_params, check_seconds, serve_worker, service_named
 from .dispatch.handlers import HANDLERS
 from .models import model_selection, models
 from .policy import approvals, budgets, rate_limits
@@ -28,6 +28,7 @@ __all__ = [
     "archiving",
     "budgets",
     "call",
+    "call_in_run",
     "check_params",
     "check_seconds",
     "compaction",
@@ -47,6 +48,7 @@ __all__ = [
     "repair",
     "retention",
     "run_events",
+    "runs",
     "serve_worker",
     "service_named",
     "sessions",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,6 +55,7 @@ __all__ = [
     "repair",
 ]
 
+COMMITS_FIRST: Final = "--repair commits them; then "
 
 JOURNAL: Final = "journal.jsonl"
 
@@ -233,7 +233,10 @@ def check_home(home: Path, sessions: Path | None = None) -> Iterator[FileFinding
     for node in known.values():
         if node.transcript is not None:
             yield from check_acknowledged(Path(node.spec.folder, SESSION), node.transcript)
-    for path in sorted(path for each in folders for path in each.rglob(INDEX)):
+    imports = paths.imports_dir(home)
+    for path in sorted(imports.glob("*/*/archive-*.jsonl")):
+        yield from check_lines(path, SESSION_HEADER)
+    for path in sorted(path for each in (*folders, imports) for path in each.rglob(INDEX)):
         yield from check_index(path)
     for folder in sorted(paths.runs_dir(home).glob("*")):
         yield from check_worktrees(folder)
@@ -264,10 +267,10 @@ def check_worktrees(run: Path) -> Iterator[FileFinding]:
         if run.name == paths.DAEMON_RUN and id in agents:
             remedy = f"orch merge {id}"
         else:
-            git = f"git -C {shlex.quote(spec.path)}"
             remedy = f"merge its branch {spec.branch}; --repair removes it"
             if lost_changes == UNCOMMITTED:
-                remedy = f"commit them: {git} add -A && {git} commit -m 'Work of {id}'; then {remedy}"
+                # Git of the user must not run in this folder, because the agent wrote the configuration there.
+                remedy = f"{COMMITS_FIRST}{remedy}"
         yield FileFinding(spec.path, "worktree", what, remedy if lost_changes else "--repair removes it")
 
 
@@ -330,7 +333,10 @@ def repair(found: FileFinding) -> FileFinding:
                 removed = remove_at(path)
             finally:
                 lock.release()
-            return msgspec.structs.replace(found, repaired="removed" if removed else "")
+            if removed:
+                return msgspec.structs.replace(found, repaired="removed")
+            committed = f"they are now committed; {found.do.removeprefix(COMMITS_FIRST)}"
+            return msgspec.structs.replace(found, do=committed) if found.do.startswith(COMMITS_FIRST) else found
         if found.kind == "index":
             lock = FolderLock.acquire(path.parent)
             try:

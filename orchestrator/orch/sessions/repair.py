@@ -114,14 +114,15 @@ def _write(source: Path, target: Path, agent: str) -> list[str]:
         data = source.read_bytes()
     except OSError as error:
         raise StoreError(f"cannot read {source}: {error.strerror}") from error
-    if not is_orch_session(data.partition(b"\n")[0]):
+    data = text_of_file(data, reading)
+    if not is_orch_session(data.partition(b"\n")[0].removesuffix(b"\r")):
         try:
             read_header(source)  # this checks the header, because the first line may be damaged
         except ForeignFileError:
             raise reading.foreign_error(
                 "not an orch session; use `orch session import --repair` for other formats"
             ) from None
-    found = read_orch_session(text_of_file(data, reading), reading)
+    found = read_orch_session(data, reading)
     header = _header(source, found)
     if agent and header.agent not in ("", agent):
         raise foreign_transcript(source, header.agent, agent)

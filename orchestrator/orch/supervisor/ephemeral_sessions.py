@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ from orch_worker.session.log.lock import FolderLock, file_system
 
 from ..config import paths
 
-__all__ = ["MEMORY", "EphemeralSessions"]
+__all__ = ["MEMORY", "EphemeralSessions", "is_in_memory"]
 
 MEMORY: Final = Path("/dev/shm")
 KINDS: Final = frozenset({"tmpfs", "ramfs"})
@@ -48,13 +47,12 @@ class EphemeralSessions:
             lock.release()
 
     def _open_parent(self) -> FolderLock:
-        if not self._memory.is_dir() or (sys.platform == "linux" and file_system(self._memory) not in KINDS):
+        if not is_in_memory(self._memory):
             raise SpawnError(
                 f"persist=False needs an in-memory file system at {self._memory}, which this machine does not have; "
                 "store the session and delete its folder afterwards"
             )
-        base = self._memory / f"orch-{os.getuid()}"
-        paths.ensure_private_folder(str(base))
+        base = Path(paths.shared_folder(str(self._memory)))
         for old_folder in base.iterdir():
             try:
                 lock = FolderLock.acquire(old_folder)
@@ -63,3 +61,8 @@ class EphemeralSessions:
             shutil.rmtree(old_folder, ignore_errors=True)
             lock.release()
         return FolderLock.acquire(base / new_id())
+
+
+def is_in_memory(folder: Path) -> bool:
+    """Return whether `folder` exists and belongs to an in-memory file system."""
+    return folder.is_dir() and (sys.platform != "linux" or file_system(folder) in KINDS)

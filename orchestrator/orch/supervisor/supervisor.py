@@ -64,6 +64,7 @@ from ..tree.interface.events import (
     ProcessExited,
     RestartWorker,
     RetireIdleAgents,
+    SpawnRequested,
     StartQuery,
     StopIfIdle,
     TurnTimeout,
@@ -78,6 +79,7 @@ from ..tree.rules.exit_reasons import describe_crash
 from ..tree.tree import Tree
 from .disk_io import DiskWriter
 from .ephemeral_sessions import EphemeralSessions
+from .place_queue import PlaceQueue
 from .project_facts import ProjectFacts
 from .recovery.crash_recovery import RecoveredQuery, recover_query, recovery
 from .run_events import RunEvents
@@ -137,6 +139,8 @@ class Supervisor:
         self.executors: dict[str, ToolSource] = {}
         """Executors of the user's program, by the id of their agent."""
         self.activity: dict[str, Progress] = {}
+        self.waiting_for_admission: set[str] = set()
+        """The agents whose request waits for a rate limit. Their activity is known here and not in their processes."""
         """The last progress that each agent's worker reported."""
         self.tree = Tree(config.subagents, journal.take_entries(), warm_holders=config.archival.warm_holders)
         self.credentials.agents = self.tree.agents
@@ -149,7 +153,7 @@ class Supervisor:
         self._serve = serve
         self.mount_namespace_problem = launcher.mount_namespace_problem
         """The reason why commands cannot have their own mount namespaces, "" if they can."""
-        self._orch_folders = orch_folders
+        self.orch_folders = orch_folders
         self.clock = clock
         self._loop = asyncio.get_running_loop()
         self.waiters, self.holds = Waiters(), SessionHolds()
@@ -171,7 +175,7 @@ class Supervisor:
             WorkerRequests(),
             SessionSources(),
         )
-        self.steps = UncancelledSteps()
+        self.steps, self.places = UncancelledSteps(), PlaceQueue()
         self._waking: set[str] = set()
         self._waiting_launches: dict[str, int] = {}
         """Numbers of the processes that wait for credentials, by the id of their agent."""
@@ -259,8 +263,7 @@ class Supervisor:
         Raises ConcurrencyLimitError or BudgetExceededError.
         """
         self.workers.require_room()
-        exists = launch.id in self.tree.agents.by_id
-        payer = launch.id if exists else getattr(event, "caller", None)
+        payer = event.caller or event.spec.parent_id if isinstance(event, SpawnRequested) else launch.id
         self.budgets.require_process(payer, getattr(event, "asker", None))
 
     def flush_journal(self) -> None:
@@ -338,22 +341,25 @@ class Supervisor:
         budgeted = self.budgets.kinds_for(send.id) if self.tree.agents.has_budgets else ()
         limit = agent.spec.limits.turn_seconds
         prompt, images, seconds = self._deadlines.send(send.query_id, send.id, agent.incarnation, limit)
+        query = Query(
+            prompt,
+            seconds,
+            stream=watchers.active and watchers.turn_started(agent, send.query_id, prompt),
+            budgeted=budgeted,
+            observed=watchers.active and watchers.observing,
+            ended=agent.last_turn_was_ended,
+            died=describe_crash(agent),
+            local=agent.spec.local,
+            hooks=self.hooks.rows,
+            marks=agent.spec.marks,
+            images=images,
+        )
+        self.workers.send_query(send.id, partial(self._send_query, send, query))
+
+    def _send_query(self, send: Send, query: Query) -> None:
         try:
-            query = Query(
-                prompt,
-                seconds,
-                stream=watchers.active and watchers.turn_started(agent, send.query_id, prompt),
-                budgeted=budgeted,
-                observed=watchers.active and watchers.observing,
-                ended=agent.last_turn_was_ended,
-                died=describe_crash(agent),
-                local=agent.spec.local,
-                hooks=self.hooks.rows,
-                marks=agent.spec.marks,
-                images=images,
-            )
             self.workers.send(send.id, "query", query, send.query_id)
-            if "seconds" in budgeted:
+            if "seconds" in query.budgeted:
                 self._time_budgets.end_overdue_turns()
         except OrchError as error:
             # The notification is deferred, so that the caller can begin to wait for it.
@@ -419,6 +425,7 @@ class Supervisor:
         watcher: Watcher | None = None,
         stays: bool = False,
         images: tuple[Image, ...] = (),
+        item: str = "",
     ) -> str:
         """Send the query `prompt` to the agent and return the id of the query. Raises AgentError.
 
@@ -451,6 +458,7 @@ class Supervisor:
                     stays=stays,
                     prompt=prompt if stays or from_inbox else "",
                     images=images if stays else (),
+                    item=item,
                 )
             )
         except BaseException:
@@ -528,6 +536,10 @@ class Supervisor:
             peer.send("ping", Ping(), reliable=False)
 
     def _on_frame(self, peer: WorkerConnection, kind: str, id: str, body: Struct) -> None:
+        self._handle_frame(peer, kind, id, body)
+        self.workers.on_frame(peer, kind)
+
+    def _handle_frame(self, peer: WorkerConnection, kind: str, id: str, body: Struct) -> None:
         agent_id = peer.agent_id
         self._heartbeats.beat(agent_id, peer.incarnation)
         match body:
@@ -538,7 +550,8 @@ class Supervisor:
             case TurnFinished():
                 self._on_finished(peer, id, body)
             case Progress():
-                self.activity[agent_id] = body
+                if agent_id not in self.waiting_for_admission:
+                    self.activity[agent_id] = body
             case TurnEvent() | TurnSoFar():
                 self.watchers.notify_turn_event(id, body)
             case CallReport():
@@ -564,7 +577,7 @@ class Supervisor:
                     agent = self.tree.agents[agent_id]
                     peer.send(
                         "init",
-                        Init(agent.spec, self.rate_limiter.names(), agent.transcript, self._orch_folders),
+                        Init(agent.spec, self.rate_limiter.names(), agent.transcript, self.orch_folders),
                         "init",
                     )
                 except OrchError as error:

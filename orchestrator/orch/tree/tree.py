@@ -105,6 +105,11 @@ class Tree:
         self.warm_holders = warm_holders
         self.agents = TreeState(entries)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the maximum number of agents is alive."""
+        return len(self.agents.alive) >= self.config.max_concurrent
+
     def apply(self, entries: Iterable[Entry]) -> None:
         """Apply `entries` to the state."""
         for entry in entries:
@@ -193,22 +198,32 @@ class Tree:
     def _on_spawn(self, event: SpawnRequested, now: float) -> Decision:
         if event.request_id is not None and event.request_id in self.agents.requests:
             return Decision(value=self.agents.requests[event.request_id])
+        if (known := self.agents.find_item(event.spec.parent_id, event.spec.item)) is not None:
+            return Decision(value=known.spec.id)
         parent = self.agents[event.caller] if event.caller is not None else None
         spec = event.spec
         depth = spec.depth if parent is None else parent.spec.depth + 1
         admission.check_spawn(self.config, parent, spec, depth)
-        admission.check_concurrency(self.config, self.agents)
+        room_entries, instructions = self._make_room(now) if event.start else ([], [])
         check_starts(self.agents.failed_starts, now)
         seq = len(self.agents) + 1
         name = admission.name_for(self.agents, spec.name, seq)
         spec = msgspec.structs.replace(
             spec, seq=seq, name=name, depth=depth, parent_id=event.caller if parent else spec.parent_id
         )
-        entries: list[Entry] = [
-            AgentSpawned(at=now, id=spec.id, spec=spec, request_id=event.request_id, credentials=event.credentials),
-            WorkerLaunched(at=now, id=spec.id, incarnation=1),
-        ]
-        return Decision(entries, launch(spec.id, 1), spec.id)
+        spawned = AgentSpawned(
+            at=now,
+            id=spec.id,
+            spec=spec,
+            request_id=event.request_id,
+            credentials=event.credentials,
+            ends_with_connection=event.ends_with_connection,
+            cold=not event.start,
+        )
+        if not event.start:
+            return Decision([spawned], [], spec.id)
+        entries = [*room_entries, spawned, WorkerLaunched(at=now, id=spec.id, incarnation=1)]
+        return Decision(entries, [*instructions, *launch(spec.id, 1)], spec.id)
 
     def _on_worker_booted(self, event: WorkerBooted, now: float) -> Decision:
         agent = self.agents[event.id]
@@ -276,6 +291,7 @@ class Tree:
             stays=event.stays,
             prompt=event.prompt if spec.persist else "",
             images=event.images if spec.persist else (),
+            item=event.item,
         )
         if agent.status == "idle" and not agent.stopping:
             return Decision([started], [Send(spec.id, event.query_id)], event.query_id)
@@ -303,7 +319,7 @@ class Tree:
 
     def _make_room(self, now: float) -> tuple[list[Entry], list[Instruction]]:
         """If the process limit is reached, stop the process of the agent that has been idle longest."""
-        if len(self.agents.alive) < self.config.max_concurrent:
+        if not self.is_full:
             return [], []
         idle = [other for other in self.agents.alive.values() if other.status == "idle" and not other.stopping]
         if not idle:
@@ -462,7 +478,8 @@ class Tree:
         name_owner = self.agents.names.get(agent.spec.name)
         if name_owner is not None and name_owner != event.id:
             raise SpawnError(f"name {agent.spec.name!r} now belongs to agent {name_owner}; kill that agent first")
-        return Decision([*budget_entries, AgentResumed(at=now, id=event.id)])
+        resumed = AgentResumed(at=now, id=event.id, ends_with_connection=event.ends_with_connection)
+        return Decision([*budget_entries, resumed])
 
     def _on_recover(self, event: Recover, now: float) -> Decision:
         finished_queries: list[QueryFinished] = []

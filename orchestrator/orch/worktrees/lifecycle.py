@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
@@ -21,14 +22,19 @@ from orch_protocol.core.worktrees import WorktreeSpec
 from orch_worker.system import atomic_json
 
 from ..config import paths
-from .git import CHECKOUT_SECONDS, Git, open_common, open_repository
-from .snapshot import SCRATCH_PREFIX, parent_git, snapshot, temporary_index, worktree_git
+from .agent_repository import GIT_FOLDER
+from .agent_repository import create as create_repository
+from .git import CHECKOUT_SECONDS, Git
+from .report import target_commit
+from .repository import SCRATCH_PREFIX, PrivateRepository, check_links, find_repository, private_repository
+from .snapshot import open_worktree, snapshot, temporary_index, user_refs
 
 __all__ = [
     "FOLDER",
     "UNCOMMITTED",
     "WorktreeRecord",
     "create",
+    "find_worktree",
     "lost_work",
     "records",
     "remove_at",
@@ -57,34 +63,70 @@ class WorktreeRecord(Struct, frozen=True):
     checked_unclean: bool = field(default=False, name="swept")
 
 
-def create(folder: str, run: Path, id: str, commit: str = "") -> tuple[WorktreeSpec, str, str]:
+def create(
+    folder: str, run: Path, id: str, commit: str = "", check: Callable[[str], object] = check_links
+) -> tuple[WorktreeSpec, str, str]:
     """Create the worktree of agent `id` for the work tree that contains `folder`.
 
-    The worktree starts at `commit`, or at the last commit if `commit` is "". Return the worktree, the agent's working
-    folder, and a note about changes that the worktree does not contain. Raises WorktreeError, StoreError.
+    The worktree starts at `commit`, or at the last commit if `commit` is "". `check` gets the folder of the repository
+    before and after its files are read; it raises WorktreeError if the agent may not use the repository. Return the
+    worktree, the agent's working folder, and a note about changes that the worktree does not contain. Raises
+    WorktreeError, StoreError.
     """
     real = os.path.realpath(folder)
-    git = open_repository(real)
-    head = git.commit("HEAD")
-    if not head:
-        raise WorktreeError(f"repository {git.top} has no commits: make a first commit")
-    if git.code("cat-file", "-e", f"{head}:.gitmodules", codes=(0, 128)) == 0:
-        raise WorktreeError(f"repository {git.top} has submodules, which a worktree does not contain: use cwd instead")
-    git.check_unlocked()
     place = os.path.realpath(paths.private_dir(run / FOLDER))
     path, branch = os.path.join(place, id), f"{PREFIX}{id}"
-    spec = WorktreeSpec(path, branch, git.top, git.repository.common, folder, git.branch(), commit or head)
+    above = find_worktree(real, place)
+    if above is not None:
+        top = above.path
+        with open_worktree(above) as parent, temporary_index(parent, keep_objects=False) as env:
+            dirty = bool(snapshot(parent, env, "orch").uncommitted)
+            spec = WorktreeSpec(path, branch, top, above.common, folder, above.branch, commit or parent.commit)
+            cwd = _create(parent.private, spec, real, check)
+    else:
+        found = find_repository(real)
+        top = found.top
+        with private_repository(found.common, place, found.part) as private:
+            git = private.in_work_tree(found)
+            head = git.commit("HEAD")
+            if not head:
+                raise WorktreeError(f"repository {top} has no commits: make a first commit")
+            git.check_unlocked()
+            spec = WorktreeSpec(path, branch, top, found.common, folder, git.branch(), commit or head)
+            status = ("status", "--porcelain", "-z", "--untracked-files=normal", "--ignore-submodules=dirty")
+            dirty = bool(git.output(*status))
+            cwd = _create(private, spec, real, check)
+    return spec, cwd, f"uncommitted changes in {top} are not part of the agent's worktree" if dirty else ""
+
+
+def _create(private: PrivateRepository, spec: WorktreeSpec, real: str, check: Callable[[str], object]) -> str:
+    """Create the worktree for an agent that was spawned in the folder `real`. Return the agent's working folder."""
+    if private.git.code("cat-file", "-e", f"{spec.base}:.gitmodules", codes=(0, 128)) == 0:
+        raise WorktreeError(f"repository {spec.top} has submodules, which a worktree does not contain: use cwd instead")
+    check(spec.common)
     try:
-        _add(git, spec)
-        cwd = os.path.normpath(os.path.join(spec.path, os.path.relpath(real, git.top)))
+        _add(private, spec)
+        check(spec.common)
+        cwd = os.path.normpath(os.path.join(spec.path, os.path.relpath(real, spec.top)))
         if not os.path.isdir(cwd):
-            raise WorktreeError(f"{folder} contains no committed file, so a worktree would not contain it: commit it")
-        dirty = git.output("status", "--porcelain", "-z", "--untracked-files=normal", "--ignore-submodules=dirty")
+            raise WorktreeError(f"{real} contains no committed file, so a worktree would not contain it: commit it")
     except BaseException:
         _discard(spec)
         raise
-    note = f"uncommitted changes in {git.top} are not part of the agent's worktree" if dirty else ""
-    return spec, cwd, note
+    return cwd
+
+
+def find_worktree(folder: str, place: str) -> WorktreeSpec | None:
+    """Return the worktree of an agent that contains `folder`. Return None if there is none.
+
+    `place` is the folder with the worktrees of a run; the worktree may belong to another run of the same home.
+    """
+    runs = Path(place).parent.parent
+    path = Path(folder)
+    if not path.is_relative_to(runs) or len(parts := path.relative_to(runs).parts) < 3 or parts[1] != FOLDER:
+        return None
+    record = _read(Path(f"{runs.joinpath(*parts[:3])}{SUFFIX}"))
+    return None if record is None else record.spec
 
 
 def _discard(spec: WorktreeSpec) -> None:
@@ -100,11 +142,8 @@ def restore(spec: WorktreeSpec) -> None:
     """Create a removed worktree again, at the current commit of the branch `into`. Raises WorktreeError, StoreError."""
     if os.path.isdir(spec.path):
         return
-    git = parent_git(spec)
-    base = git.commit(f"refs/heads/{spec.into}") if spec.into else git.commit("HEAD")
-    paths.private_dir(Path(spec.path).parent)
-    _forget(git, spec)
-    _add(git, replace(spec, base=base or spec.base))
+    with private_repository(spec.common, str(paths.private_dir(Path(spec.path).parent))) as private:
+        _add(private, replace(spec, base=target_commit(private, spec)))
 
 
 def remove_if_clean(spec: WorktreeSpec) -> bool:
@@ -115,19 +154,19 @@ def remove_if_clean(spec: WorktreeSpec) -> bool:
     """
     record = _read(_file(spec)) or WorktreeRecord(spec, "ready")
     spec = record.spec
-    git = open_common(spec.common)
     if os.path.lexists(spec.path) and record.state == "ready":
-        if _lost_work(git, spec):
+        if _lost_work(spec):
             return False
         _write(replace(record, state="removing"))
-    if os.path.lexists(spec.path):
-        shutil.rmtree(spec.path, ignore_errors=True)
+    with private_repository(spec.common, os.path.dirname(spec.path)) as private:
         if os.path.lexists(spec.path):
-            raise WorktreeError(f"worktree {spec.path} cannot be removed: check the permissions of its folders")
-    _forget(git, spec)
-    tip = git.commit(f"refs/heads/{spec.branch}")
-    if tip and _is_contained(git, spec, tip):
-        git.output("update-ref", "-d", f"refs/heads/{spec.branch}", tip)
+            shutil.rmtree(spec.path, ignore_errors=True)
+            if os.path.lexists(spec.path):
+                raise WorktreeError(f"worktree {spec.path} cannot be removed: check the permissions of its folders")
+        git, ref = private.git, f"refs/heads/{spec.branch}"
+        tip = git.commit(ref)
+        if tip and _is_contained(git, spec, tip):
+            git.output("update-ref", "-d", ref, tip)
     _file(spec).unlink(missing_ok=True)
     return True
 
@@ -139,16 +178,23 @@ def lost_work(record: WorktreeRecord) -> str:
     """
     if record.state != "ready" or not os.path.lexists(record.spec.path):
         return ""
-    return _lost_work(open_common(record.spec.common), record.spec)
+    return _lost_work(record.spec)
 
 
 def remove_at(path: Path) -> bool:
-    """Remove the worktree at `path` if no work can be lost.
+    """Remove the worktree at `path` if no work can be lost. Otherwise, commit its uncommitted files on its branch.
 
-    Return whether the worktree is gone. Raises WorktreeError.
+    Return whether the worktree is gone. Raises WorktreeError. No agent may work in the worktree.
     """
     record = _read(Path(f"{path}{SUFFIX}"))
-    return record is None or remove_if_clean(record.spec)
+    if record is None or remove_if_clean(record.spec):
+        return True
+    spec = record.spec
+    with open_worktree(spec) as worktree, temporary_index(worktree, keep_objects=True) as env:
+        shot = snapshot(worktree, env, spec.branch.removeprefix(PREFIX))
+        if shot.uncommitted:
+            worktree.move(shot.commit, env["GIT_INDEX_FILE"])
+    return False
 
 
 def records(run: Path) -> list[WorktreeRecord]:
@@ -178,30 +224,39 @@ def remove_scratch(run: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _add(git: Git, spec: WorktreeSpec) -> None:
-    """Make git create the worktree. If the branch of the worktree does not exist, git creates the branch."""
+def _add(private: PrivateRepository, spec: WorktreeSpec) -> None:
+    """Create the worktree with a repository for the agent. If the branch does not exist, it starts at `spec.base`."""
     _write(WorktreeRecord(spec))
-    known = git.commit(f"refs/heads/{spec.branch}")
-    what = (spec.path, spec.branch) if known else ("--no-track", "-b", spec.branch, spec.path, spec.base)
-    git.output("worktree", "add", "--quiet", *what, seconds=CHECKOUT_SECONDS)
+    git, ref = private.git, f"refs/heads/{spec.branch}"
+    if not (tip := git.commit(ref)):
+        tip = spec.base
+        git.output("update-ref", "-m", "orch: worktree of an agent", ref, tip, "")
+    try:
+        os.mkdir(spec.path)
+        create_repository(spec.path, spec.branch, tip, user_refs(git), private.agent_configuration, spec.common)
+    except OSError as error:
+        raise WorktreeError(f"worktree {spec.path} cannot be created: {error}") from error
+    env = {"GIT_INDEX_FILE": os.path.join(spec.path, GIT_FOLDER, "index")}
+    tree = private.detached(spec.path, tip)
+    try:
+        tree.output("read-tree", "--reset", "-u", tip, env=env, seconds=CHECKOUT_SECONDS)
+    except WorktreeError as error:
+        if not private.is_partial:
+            raise
+        raise WorktreeError(
+            f"{error}; {spec.common} is a partial clone: fetch all objects of {tip[:12]} first"
+        ) from error
     _write(WorktreeRecord(spec, "ready"))
 
 
-def _forget(git: Git, spec: WorktreeSpec) -> None:
-    """Remove a worktree, whose folder no longer exists, from the repository's list of worktrees."""
-    if f"worktree {spec.path}" in git.output("worktree", "list", "--porcelain", "-z").split("\0"):
-        # Two --force options also remove a worktree that is locked because git was killed while creating it.
-        git.output("worktree", "remove", "--force", "--force", spec.path)
-
-
-def _lost_work(common: Git, spec: WorktreeSpec) -> str:
+def _lost_work(spec: WorktreeSpec) -> str:
     """Return what the removal of the worktree would lose, "" for nothing. Raises WorktreeError."""
-    git = worktree_git(spec)
-    with temporary_index(git, os.path.dirname(spec.path), keep_objects=False) as env:
-        shot = snapshot(git, env, "orch")
-    if shot.uncommitted:
-        return UNCOMMITTED
-    return "" if _is_contained(common, spec, shot.head) else "commits that are in no other branch"
+    with open_worktree(spec) as worktree, temporary_index(worktree, keep_objects=False) as env:
+        shot = snapshot(worktree, env, "orch")
+        if shot.uncommitted:
+            return UNCOMMITTED
+        is_contained = _is_contained(worktree.private.git, spec, shot.head)
+        return "" if is_contained else "commits that are in no other branch"
 
 
 def _is_contained(git: Git, spec: WorktreeSpec, commit: str) -> bool:

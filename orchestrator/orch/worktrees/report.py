@@ -8,11 +8,13 @@ from typing import Final
 
 from orch_protocol.core.errors import WorktreeError
 from orch_protocol.core.worktrees import WorktreeReport, WorktreeSpec
+from orch_worker.tools.shell.git_repository import GitRepository
 
 from .git import Git
-from .snapshot import Snapshot, names, parent_git, snapshot, temporary_index, worktree_git
+from .repository import PrivateRepository, find_repository
+from .snapshot import Snapshot, names, open_worktree, snapshot, temporary_index
 
-__all__ = ["compare", "merge_trees", "report"]
+__all__ = ["compare", "merge_trees", "report", "target_commit", "user_work_tree"]
 
 MAX_COMMITS: Final = 100
 STAT: Final = ("--stat=100", "--stat-count=40", "--no-ext-diff", "--no-textconv", "--no-renames")
@@ -24,14 +26,30 @@ def report(spec: WorktreeSpec, author: str) -> WorktreeReport:
     If the report is not complete, its `problem` states the reason.
     """
     try:
-        git = worktree_git(spec)
-        with temporary_index(git, os.path.dirname(spec.path), keep_objects=False) as env:
-            target = git.commit(f"refs/heads/{spec.into}") if spec.into else parent_git(spec).commit("HEAD")
-            if not target:
-                raise WorktreeError(f"branch {spec.into} does not exist any more")
-            return compare(git, spec, snapshot(git, env, author), target, env)
+        with open_worktree(spec) as worktree, temporary_index(worktree, keep_objects=False) as env:
+            target = target_commit(worktree.private, spec)
+            return compare(worktree.git, spec, snapshot(worktree, env, author), target, env)
     except WorktreeError as error:
         return WorktreeReport(spec.path, spec.branch, spec.into, problem=str(error))
+
+
+def target_commit(private: PrivateRepository, spec: WorktreeSpec) -> str:
+    """Return the last commit of the branch `into`, or of the user's work tree. Raises WorktreeError."""
+    git = private.git if spec.into else private.in_work_tree(user_work_tree(spec))
+    if not (commit := git.commit(f"refs/heads/{spec.into}" if spec.into else "HEAD")):
+        raise WorktreeError(f"branch {spec.into} does not exist any more")
+    return commit
+
+
+def user_work_tree(spec: WorktreeSpec) -> GitRepository:
+    """Return the repository of the work tree in which the agent was spawned.
+
+    Raises WorktreeError if this work tree does not exist.
+    """
+    found = find_repository(spec.top) if os.path.isdir(spec.top) else None
+    if found is None or (found.top, found.common) != (spec.top, spec.common):
+        raise WorktreeError(f"{spec.top} is not a work tree of the repository {spec.common} any more")
+    return found
 
 
 def compare(git: Git, spec: WorktreeSpec, shot: Snapshot, target: str, env: Mapping[str, str]) -> WorktreeReport:

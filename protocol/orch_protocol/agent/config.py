@@ -161,22 +161,30 @@ class ExtensionsConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TriggerConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Conditions for archiving a finished turn under the profile `seed`.
+    """Conditions for archiving a finished turn, in every profile.
 
-    A turn is archived if at least one of the first three conditions holds. Agents at depth `depth_cap` or deeper do not
-    archive turns.
+    A turn is archived if at least one of the first three conditions holds. None: the profile `seed`, or another profile
+    with `gate = false`, uses its default (True, 8,000 tokens, 5 calls); a profile that compares costs has no such
+    condition. Agents at depth `depth_cap` or deeper do not archive turns.
     """
 
-    on_max_turns: bool = True
-    token_threshold: Amount = 8000
-    tool_call_threshold: Amount = 5
+    on_max_turns: bool | None = None
+    """Archive a turn that ended because it reached its limit of steps."""
+    token_threshold: Amount | None = None
+    """Archive a turn with at least this number of estimated tokens."""
+    tool_call_threshold: Amount | None = None
+    """Archive a turn with at least this number of tool calls."""
     depth_cap: Amount = 3
 
 
 class SummaryConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """How a model summarizes an archived turn. If `model` is None, the agent's own model writes the summary."""
+    """Whether and how a model summarizes an archived turn.
 
-    style: Literal["structured", "paragraph"] = "structured"
+    If `style` is "none", no model is asked. If it is None, the profile decides: "structured" for `seed`, "none" for the
+    others. If `model` is None, the agent's own model writes the summary.
+    """
+
+    style: Literal["none", "structured", "paragraph"] | None = None
     model: str | None = None
     timeout_seconds: Seconds = 60.0
 
@@ -212,7 +220,9 @@ class ArchivalConfig(Struct, frozen=True, forbid_unknown_fields=True, rename={"a
     prompt_tokens: Count | None = None
     """Maximum length of the prompt in a record. Of a longer prompt, the record keeps the beginning and the end."""
     placement: Literal["tail", "system"] = "tail"
-    """Position of the live-subagents block: at the end of a request, or in the system prompt."""
+    """Position of the live-subagents block. With "tail", archives follow the last record, and subagents end a request.
+    With "system", both are in the system prompt.
+    """
     block_entries: Amount = 4
 
 

@@ -6,7 +6,16 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
-__all__ = ["RANK", "ContextConfig", "ContextFile", "ContextSpec", "ProjectContext", "ProjectFolder", "ProjectSurvey"]
+__all__ = [
+    "RANK",
+    "ContextConfig",
+    "ContextFile",
+    "ContextSpec",
+    "ProjectCode",
+    "ProjectContext",
+    "ProjectFolder",
+    "ProjectSurvey",
+]
 
 ProjectContext: TypeAlias = Literal["none", "brief", "full"]
 """How much an agent learns about the project in its working folder.
@@ -50,6 +59,20 @@ class ContextConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "work": self.work,
         }
         return levels.get(preset, "none")
+
+
+class ProjectCode(Struct, frozen=True, forbid_unknown_fields=True):
+    """The code and texts that the trusted configuration of the project in `folder` names.
+
+    `modules` are import paths, `packages` are import paths of packages with other files, and `files` are absolute paths
+    of files and folders. `trust` is the file that lists the contents that the user trusted.
+    """
+
+    folder: str
+    trust: str
+    modules: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
 
 
 class ProjectFolder(Struct, frozen=True):
@@ -100,6 +123,8 @@ class ProjectSurvey(Struct, frozen=True):
     pages: tuple[ContextFile, ...] = ()
     packages: tuple[ContextFile, ...] = ()
     """The description of each package. The path of each ContextFile is the package's name."""
+    links: tuple[tuple[str, str], ...] = ()
+    """Pairs of a file name and the real path from which the file was read, for files to which a link leads."""
 
 
 class ContextSpec(Struct, frozen=True, forbid_unknown_fields=True):

@@ -19,7 +19,7 @@ from ..policy.sandbox import SandboxSpec
 from ..resources.extensions import ExtensionSpec
 from ..resources.memory import MemorySpec
 from ..resources.skills import SkillsSpec
-from .project import ContextSpec
+from .project import ContextSpec, ProjectCode
 
 __all__ = [
     "AgentSpec",
@@ -41,7 +41,10 @@ Durability: TypeAlias = Literal["process", "power"]
 Kind: TypeAlias = Literal["agent", "session", "holder"]
 QueueMode: TypeAlias = Literal["one-at-a-time", "all"]
 """How many queued messages an agent takes from its queue at once."""
-Template: TypeAlias = Literal["lean", "sdk"]
+Template: TypeAlias = str
+"""What the zygote of a worker has imported: `lean` no SDK of a model, `sdk` all SDKs of models, the other names in
+`orch_worker.backends.registry.TEMPLATES` what one API needs.
+"""
 
 
 class Limits(Budget, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -77,7 +80,8 @@ class ToolSpec(Struct, frozen=True):
 
     The model does not see the other fields. A call of an `exclusive` tool never runs at the same time as other calls.
     `locks` is the name of an argument that contains a file path. Calls with the same path run one after the other.
-    `bits` are the taint bits that the tool's author declared. None means that the author declared nothing.
+    `bits` are the taint bits that the tool's author declared. None means that the author declared nothing. A `hidden`
+    tool is granted but not available in the agent's folder: the model does not see it, and calls are refused.
     """
 
     name: str
@@ -86,6 +90,7 @@ class ToolSpec(Struct, frozen=True):
     exclusive: bool = False
     locks: str = ""
     bits: tuple[Bit, ...] | None = None
+    hidden: bool = False
 
 
 class ExecutorSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,8 +114,8 @@ class ArchivalSpec(Struct, frozen=True):
     - `wait`: the reply waits until archiving is finished.
     - `high_tokens`: if the conversation of a running turn exceeds this size, the worker asks the root which parts to
       archive. 0 means never.
-    - `block_entries`: maximum number of agents in the live-subagents block. `in_tail`: the block is at the end of
-      the request; otherwise the block is part of the system text.
+    - `block_entries`: maximum number of agents in the live-subagents block. `in_tail`: archives follow the last record,
+      and subagents are at the end of the request; otherwise both are part of the system text.
     - `summary_seconds`: time limit for a summary.
     """
 
@@ -173,6 +178,9 @@ class AgentSpec(Struct, frozen=True):
       their descriptions. `subagent_models`: the models that it may choose for subagents besides its own, as patterns.
     - `worktree`: the agent's git worktree, which contains `cwd`. None means that the agent has no worktree.
     - `executor`: the agent's tool executor. None means that the agent has no executor.
+    - `item`: the item of a map that the agent works on, or "".
+    - `code`: the code that the trusted configuration of the agent's project names. Its process loads this code only if
+      it is unchanged. None means that the configuration of no project names code.
     """
 
     id: str
@@ -224,6 +232,8 @@ class AgentSpec(Struct, frozen=True):
     subagent_models: tuple[str, ...] = ()
     worktree: WorktreeSpec | None = None
     executor: ExecutorSpec | None = None
+    code: ProjectCode | None = None
+    item: str = ""
 
     @property
     def executor_tools(self) -> tuple[ToolSpec, ...]:

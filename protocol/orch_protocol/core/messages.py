@@ -83,6 +83,7 @@ COMPLETE_STOPS: Final = frozenset({"end_turn", "stop_sequence"})
 INCOMPLETE_STOPS: Final = frozenset({"max_tokens", "budget", "refusal", "error"})
 """Stop reasons of responses that may be incomplete: their text and their calls cannot be used."""
 
+COMPLETE: Final = frozenset({"end_turn", "stop_sequence"})
 CUT_SHORT: Final[dict[str, Outcome]] = {
     "cancelled": "killed",
     "timeout": "timeout",
@@ -98,11 +99,15 @@ class Text(Struct, frozen=True, gc=False, tag="text"):
 
 
 class Thinking(Struct, frozen=True, gc=False, tag="thinking", omit_defaults=True):
-    """The reasoning of a model. Return `signature` unchanged to `provider`, and never send it to another provider."""
+    """The reasoning of a model. Send `signature` unchanged to `model` of `provider`, and to no other model.
+
+    `model` is "" if the model is unknown, or if there is no signature.
+    """
 
     thinking: str
     signature: str | None = None
     provider: str = ""
+    model: str = ""
 
 
 class Image(Struct, frozen=True, gc=False, tag="image", omit_defaults=True):
@@ -188,11 +193,16 @@ class ToolResult(Struct, frozen=True, gc=False, tag="tool_result", omit_defaults
     is_error: bool = False
 
 
-class Opaque(Struct, frozen=True, gc=False, tag="opaque"):
-    """A block in a provider's own format. `raw` is JSON data that is sent to that provider only."""
+class Opaque(Struct, frozen=True, gc=False, tag="opaque", omit_defaults=True):
+    """A block in a provider's own format. `raw` is JSON data that is sent to that provider only.
+
+    `model` is the model whose encrypted reasoning `raw` contains. Only this model receives `raw`. "" means that the
+    model is unknown, or that `raw` contains no encrypted reasoning.
+    """
 
     provider: str
     raw: Any
+    model: str = ""
 
 
 Block: TypeAlias = Text | Thinking | Image | ToolUse | ToolResult | Opaque
@@ -281,6 +291,11 @@ class Reply(Struct, frozen=True, gc=False):
     def outcome(self) -> Outcome:
         """How the turn ended: "done", or the reason for its early end."""
         return CUT_SHORT.get(self.stop_reason, "done")
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the agent ended the turn itself."""
+        return self.stop_reason in COMPLETE
 
     marks: tuple[TaintLabel, ...] = ()
     whole: str = ""

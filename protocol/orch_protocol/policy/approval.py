@@ -27,7 +27,8 @@ class Question(Struct, frozen=True):
     """The approval question that an approver sees.
 
     `input` comes from the model and may contain anything. `lines` are safe to print. `subject` is the command or path
-    of the call. `folder` is the agent's working folder. Without an answer within `seconds`, the call is denied.
+    of the call. `folder` is the agent's working folder. If the call is approved, its command can read the paths
+    `credentials`, which are hidden from other commands. Without an answer within `seconds`, the call is denied.
     """
 
     id: str
@@ -47,6 +48,7 @@ class Question(Struct, frozen=True):
     lines: tuple[str, ...] = ()
     tainted: bool = False
     seconds: float = 300.0
+    credentials: tuple[str, ...] = ()
 
     def with_lines(self) -> Question:
         """Return the question with `lines` set: one line for each field, without control characters."""
@@ -59,7 +61,11 @@ class Question(Struct, frozen=True):
             "in": self.folder,
             "reason": self.reason,
         }
-        return msgspec.structs.replace(self, lines=_lines(fields))
+        lines = _lines(fields)
+        if self.credentials:  # The approver must see all paths.
+            shown = ", ".join(plain_line(path, MAX_ESCAPED * len(path)) for path in self.credentials)
+            lines = (*lines, f"credentials: the call can read {shown}")
+        return msgspec.structs.replace(self, lines=lines)
 
     def _agent_fields(self) -> dict[str, str]:
         return {"agent": f"{self.agent} ({self.agent_id}, depth {self.depth})", "task": self.task}

@@ -100,7 +100,9 @@ BUILTIN_TOOLS: Final[dict[str, ToolFacts]] = {
     "chat": ToolFacts(_CHAT, "chat", "read", text=("prompt", "model", "system"), folderless=True),
     "list_models": ToolFacts(_CHAT, "chat", "read", folderless=True, artifact=False),
     "search_archive": ToolFacts(_RECALL, "archive", "read", text=("query",), folderless=True, artifact=False),
-    "read_archive": ToolFacts(_RECALL, "archive", "read", paths=("id",), folderless=True, artifact=False),
+    "read_archive": ToolFacts(
+        _RECALL, "archive", "read", paths=("id",), text=("lines",), folderless=True, artifact=False
+    ),
     "map_subagents": ToolFacts(
         _RECALL, "archive", "read", paths=("ids",), text=("prompt",), folderless=True, artifact=False
     ),

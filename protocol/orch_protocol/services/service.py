@@ -10,7 +10,7 @@ clients use the same services.
 
 from __future__ import annotations
 
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -22,8 +22,11 @@ __all__ = [
     "ROOT_TOOL_AGENTS",
     "USERS_ONLY",
     "AgentAccess",
+    "AgentFields",
     "AgentRef",
     "Empty",
+    "Reach",
+    "Scope",
     "Service",
     "StreamingService",
     "agents_with",
@@ -66,10 +69,49 @@ def agents_with(*tools: str) -> AgentAccess:
     return AgentAccess(tools=frozenset(tools))
 
 
+Scope: TypeAlias = Literal["control", "read", "ask"]
+"""What the caller wants to do.
+
+An agent with scope `control` reaches only its descendants. `read` also reaches the agent itself. `ask` reaches, in
+addition to both, its peers and the archives that the user gave to the agent.
+"""
+
+
+class Reach(NamedTuple):
+    """What a reference may mean: agents that the caller reaches for `scope`. `action` is for messages.
+
+    An empty `action` means that the reference is the id of an archive.
+    """
+
+    action: str
+    scope: Scope
+
+
+class AgentFields(Struct, frozen=True):
+    """What an agent may put into the parameters of a service. Each field of the parameters is in one group.
+
+    - `free`: any value. The handler keeps the effect within the agent's rights.
+    - `users`: only the user sets the field. A request of an agent has the default value.
+    - `own`: at most what the root's record of the agent contains. See `orch.policy.permissions`.
+    - `recorded`: the handler replaces the value by the root's record of the agent.
+    - `refs`: references to agents and archives, or None. The agent reaches each of them.
+
+    A field without a group counts as one of `users`.
+    """
+
+    free: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
+    recorded: tuple[str, ...] = ()
+    refs: dict[str, Reach] = {}
+
+
 class Service(Struct, Generic[P, R], frozen=True):
     """A service of the root: `call(service, params: P) -> R`.
 
-    `name` identifies the service on the control socket and in RootCall. `summary` is one line of help.
+    `name` identifies the service on the control socket and in RootCall. `summary` is one line of help. `fields` says
+    what agents may put into the parameters. `reads_files` means that the service needs only the journal and the session
+    files of a run, so that it also works for a run of another program.
     """
 
     name: str
@@ -77,6 +119,8 @@ class Service(Struct, Generic[P, R], frozen=True):
     result: type[R]
     agents: AgentAccess
     summary: str
+    fields: AgentFields = AgentFields()
+    reads_files: bool = False
 
     @property
     def verbs(self) -> tuple[Verb, ...]:

@@ -106,6 +106,7 @@ class MessageEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="message"):
     """A message of the conversation. `turn` is the query id, or "" for history that was given at the start.
 
     - `usage`: for a response, the usage of its request. For tool results, the usage of models that the tools called.
+    - `model`: for a response, the model as `PROVIDER:NAME`; "" in files of earlier versions.
     - `steer_id`: the id of the steering message that the entry contains, otherwise "".
     - `deleted`: the time at which its content was permanently deleted, otherwise "".
     - `origin`: more about an imported message.
@@ -114,6 +115,7 @@ class MessageEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="message"):
     message: Message
     turn: str = ""
     usage: Usage | None = None
+    model: str = ""
     deleted: str = ""
     origin: Origin | None = None
     steer_id: str = field(default="", name="said")

@@ -14,13 +14,17 @@ ALREADY_RUNNING: Final = 3
 
 
 class ControlRequest(Struct, frozen=True, omit_defaults=True):
-    """A request of a client. `credentials` are the environment variables with API keys in the client's shell."""
+    """A request of a client. `credentials` are the environment variables with API keys in the client's shell.
+
+    `run` is the name of another run of the same home, whose files the daemon reads; "" for the daemon's own run.
+    """
 
     id: int
     method: str
     params: msgspec.Raw = msgspec.Raw(b"{}")
     version: int = 1
     credentials: dict[str, str] = {}
+    run: str = ""
 
     def __repr__(self) -> str:
         return f"Request(id={self.id}, method={self.method!r})"

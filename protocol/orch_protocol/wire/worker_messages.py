@@ -27,6 +27,7 @@ from .tool_events import CallReport
 __all__ = [
     "ANSWERS",
     "BODIES",
+    "AddLabels",
     "AgentEvent",
     "BranchSummarized",
     "CancelCurrentTurn",
@@ -279,6 +280,12 @@ class RateLimited(Struct, frozen=True, gc=False):
     lane: str
 
 
+class AddLabels(Struct, frozen=True, gc=False):
+    """Add the taint labels `marks` to the conversation: a command of the agent received content with these labels."""
+
+    marks: tuple[TaintLabel, ...]
+
+
 class StopWorker(Struct, frozen=True, gc=False):
     """Stop: start no new work, close the transcript, and exit with status 0."""
 
@@ -348,6 +355,7 @@ BODIES: Final[dict[str, type[Struct]]] = {
     "called": CallReport,
     "stop": StopWorker,
     "limit": RateLimited,
+    "taint": AddLabels,
     "progress": Progress,
     "root_call": RootCall,
     "root_reply": RootReply,

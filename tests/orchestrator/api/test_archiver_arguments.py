@@ -60,6 +60,13 @@ def test_wrong_types_raise_config_error(tmp_path: Path, method: str, given: Any,
         getattr(archiver, method)(*given)
 
 
+@pytest.mark.parametrize("stop_reason", ["canceled", "Error", "", 5, ["error"]])
+def test_unknown_stop_reason_is_refused(tmp_path: Path, stop_reason: Any) -> None:
+    """The error names the known reasons, because a turn would be archived that its real reason keeps."""
+    with Archiver(tmp_path, "openai") as archiver, pytest.raises(ConfigError, match=r"unknown stop_reason.*cancelled"):
+        archiver.fold([{"role": "user", "content": "hi"}], stop_reason=stop_reason)
+
+
 @pytest.mark.parametrize("input", [None, [], "x", 5])
 def test_tool_call_without_arguments_gets_an_error_result(tmp_path: Path, input: Any) -> None:
     """The result of an archive tool tells the model which argument is missing."""
@@ -73,12 +80,35 @@ def test_tool_call_without_arguments_gets_an_error_result(tmp_path: Path, input:
     [
         ((None, "openai"), "folder must be a path; got None"),
         ((5, "openai"), "folder must be a path; got 5"),
+        (("", "openai"), "folder must be a path; got ''"),
+        (("a\0b", "openai"), r"folder must be a path; got 'a\\x00b'"),
     ],
 )
 def test_invalid_folder_is_refused_before_opening(given: Any, words: str) -> None:
     """A folder that is not a path raises ConfigError with the value."""
     with pytest.raises(ConfigError, match=words):
         Archiver(*given)
+
+
+@pytest.mark.parametrize("lines", ["1-" + "9" * 5000, "9" * 5000])
+def test_huge_line_number_gets_an_error_result(tmp_path: Path, lines: str) -> None:
+    """Python refuses to convert so many digits; the model gets a short error."""
+    with Archiver(tmp_path, "openai") as archiver:
+        result = archiver.call("read_archive", {"id": "a", "lines": lines})
+    assert result.startswith("Error: lines must be a range of lines")
+    assert len(result) < 200
+
+
+def test_files_with_other_names_stay_unread(tmp_path: Path) -> None:
+    """A copy of a file of archives does not prevent opening the folder, and its archives do not appear twice."""
+    with Archiver(tmp_path, "openai", "seed") as archiver:
+        archiver.fold([{"role": "user", "content": "q"}, {"role": "assistant", "content": "word " * 20_000}])
+    content = (tmp_path / "archive-000001.jsonl").read_bytes()
+    for name in ("archive-000001 (copy).jsonl", "archive-1x.jsonl", "archive-2.jsonl", "archive-1.jsonl"):
+        (tmp_path / name).write_bytes(content)
+    with Archiver(tmp_path, "openai", "seed") as archiver:
+        assert len(archiver.archives()) == 1
+        assert archiver.notes == []
 
 
 @pytest.mark.parametrize(

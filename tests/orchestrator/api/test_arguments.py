@@ -85,6 +85,7 @@ def test_deleted_working_directory_is_an_error(tmp_path: Path, monkeypatch: pyte
         ({"context": "all"}, r"context must be 'none' or 'brief' or 'full'; got 'all'"),
         ({"queue_mode": "some"}, r"queue_mode must be 'one-at-a-time' or 'all'; got 'some'"),
         ({"isolation": "docker"}, r"isolation must be 'worktree'; got 'docker'"),
+        ({"depth": 9}, r"depth must be 0 or 1; got 9"),
         ({"budget": 5}, r"budget must be an orch.Budget or orch.Limits; got 5"),
         ({"cwd": "/nope"}, "the working folder /nope does not exist"),
         ({"cwd": "/n\udcff"}, "has a name that is not UTF-8: rename it"),

@@ -150,6 +150,20 @@ async def test_submit_fails_after_two_replies(tmp_path: Path) -> None:
             agent.submit("How hot?", returns=Plain)
 
 
+async def test_collect(tmp_path: Path) -> None:
+    """`collect` returns the value of a reply. A correction contains the schema, which the query may not contain."""
+    async with opened(tmp_path) as o:
+        good = await o.scripted(GOOD, tools=[])
+        late = await o.scripted("It is hot.", GOOD, tools=[])
+        for agent in (good, late):
+            await agent.submit("How hot?")
+            assert await agent.collect(returns=Data) == Data("pump", 82)
+        assert '"degrees"' in str((await late.show()).messages[-2])
+        with pytest.raises(ConfigError, match="a JSON schema, or a type"):
+            await good.collect(again=True, returns=Plain)
+        assert await good.collect(again=True, returns=SCHEMA) == {"place": "pump", "degrees": 82}
+
+
 async def test_ask_all(tmp_path: Path) -> None:
     """Each result has its value or its error; one agent's failure does not affect the others."""
     async with opened(tmp_path) as o:

@@ -134,7 +134,7 @@ async def test_session_has_its_own_approver(tmp_path: Path) -> None:
 def test_session_options_are_the_arguments_of_spawn() -> None:
     """All arguments except the task and the depth are options, with the same types."""
     taken = inspect.signature(AsyncOrchestrator.spawn).parameters
-    types = {name: each.annotation for name, each in taken.items() if name not in ("self", "task", "depth")}
+    types = {name: each.annotation for name, each in taken.items() if name not in ("self", "task", "depth", "_place")}
     assert {name: each.__forward_arg__ for name, each in AgentOptions.__annotations__.items()} == types
 
 

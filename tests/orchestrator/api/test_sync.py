@@ -6,18 +6,22 @@ import asyncio
 import gc
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from inspect import signature
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from orch import Orchestrator, ScriptedBackend, Subagent
+from orch.api.portal import BlockingProxy, ImportedLater, Portal, blocking
 from orch.processes.base import LaunchRequest
 from orch.testing import FakeLauncher, FakeWorker
-from orch_protocol.core.errors import AgentBusyError, AgentDiedError, ConfigError, LaunchError
+from orch_protocol.core.errors import AgentBusyError, AgentDiedError, BackendError, ConfigError, LaunchError
 
 Open = Callable[..., Orchestrator]
 
@@ -26,6 +30,47 @@ def press_ctrl_c() -> None:
     """Send SIGINT to the main thread, as a terminal does."""
     assert threading.main_thread().ident is not None
     signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+
+class AsyncCounter:
+    """An asynchronous class with a blocking version."""
+
+    async def count(self, start: int = 0) -> int:
+        """Count."""
+        return start + 1
+
+
+Later: Any = ImportedLater(__name__, "AsyncCounter")
+
+
+class Counter(BlockingProxy[Any]):
+    """The blocking version. The asynchronous class is imported when a method is used."""
+
+    count = blocking(Later.count)
+
+
+class Twice(Counter):
+    """A subclass that calls the method it overrides."""
+
+    def count(self, start: int = 0) -> int:
+        return super().count(super().count(start))
+
+
+def test_overridden_method_can_be_called_before_it_was_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The method is built in the class that defines it, with the signature and docstring of the asynchronous one."""
+    module = ModuleType("counters")
+    module.AsyncCounter = AsyncCounter  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, __name__, module)
+    portal = Portal()
+    try:
+        assert Twice(portal, AsyncCounter()).count(5) == 7
+        assert Counter(portal, AsyncCounter()).count(5) == 6
+    finally:
+        portal.close(lambda: asyncio.sleep(0))
+    assert Counter.count.__doc__ == "Count."
+    assert str(signature(Counter.count)) == "(self, start: 'int' = 0) -> 'int'"
+    assert Counter.count.__qualname__ == "Counter.count"
+    assert "count" in vars(Twice)
 
 
 class Interrupting(FakeLauncher):
@@ -427,3 +472,12 @@ def test_orchestrator_made_before_a_fork_is_refused_in_the_child(open_one: Open)
             agent.query("go")
         o._portal._pid = os.getpid()
         assert agent.query("go").text == "fine"
+
+
+def test_errors_show_the_program_and_not_the_root(open_one: Open) -> None:
+    """A traceback has the frame of the program, and at most two frames of the API."""
+    with open_one() as o:
+        agent = o.spawn("Fail", backend=ScriptedBackend([]))
+        with pytest.raises(BackendError, match="the script has no more items") as caught:
+            agent.query("go")
+    assert [entry.path.name for entry in caught.traceback] == ["test_sync.py", "portal.py", "portal.py"]

@@ -11,7 +11,7 @@ import pytest
 from agent_history import at_once
 from orch import ArchivalConfig
 from orch.archival.engine import ArchiveDraft, ArchiveEngine
-from orch_protocol.agent.config import TriggerConfig
+from orch_protocol.agent.config import Profile, SummaryConfig, TriggerConfig
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, user
 from orch_protocol.services.archives.archiving import PlanArchiving
@@ -60,6 +60,26 @@ async def test_turn_without_an_answer_is_archived(transcript: Transcript) -> Non
     ids = [transcript.message(message, "q1").id for message in (user("one?"), *step(1))]
     assert await planned(transcript, stop_reason="max_turns", last=ids[-1]) == [(ids[1], ids[-1])]
     assert await planned(transcript) == []
+
+
+@pytest.mark.parametrize(
+    ("profile", "style", "requested"),
+    [("balanced", None, 0), ("economy", "structured", 1), ("seed", None, 1), ("seed", "none", 0)],
+)
+async def test_style_decides_whether_a_model_is_asked(
+    transcript: Transcript, profile: Profile, style: Any, requested: int
+) -> None:
+    """Without a configured style, only the profile seed asks a model for summaries of archived turns."""
+    ids = [transcript.message(message, "q1").id for message in (user("one?"), *step(1), assistant("one"))]
+    config = ArchivalConfig(
+        profile=profile, trigger=TriggerConfig(tool_call_threshold=1), summary=SummaryConfig(style=style)
+    )
+    archives = ArchiveEngine(config, at_once)
+    ask = PlanArchiving(stop_reason="end_turn", last=ids[-1], summaries=True)
+    plan = await archives.plan(spec_of(transcript), ask, Prices())
+    await archives.close()
+    assert len(plan.collapses) == 1
+    assert len(plan.summarize) == requested
 
 
 class Watched(list[Any]):

@@ -23,9 +23,9 @@ class Root:
         self.history: tuple[Message, ...] = ()
         self.alive = 0
 
-    def spawn(self, task: str, *, preset: str, history: tuple[Message, ...]) -> Root:
+    def spawn(self, task: str, *, preset: str, history: tuple[Message, ...], persist: bool) -> Root:
         """Record the task and the history. Return the only agent."""
-        assert preset == "holder"
+        assert (preset, persist) == ("holder", False)
         self.task, self.history, self.alive = task, history, self.alive + 1
         return self
 
@@ -82,4 +82,4 @@ def test_era_holder_receives_member_records_and_search_hits(tmp_path: Path) -> N
     assert len(root.history) < 4 * 12
     assert "[archived turn" in "".join(map(text_of, root.history))
     assert "needle_1_2 took 12.5 ms" in root.asked
-    assert "entry 7" in root.asked
+    assert f"{era.id} entry 15 (turn 2, 10 turns ago" in root.asked

@@ -29,7 +29,7 @@ PHASES = ArchivalConfig(
     gate=False,
     summary=SummaryConfig(style="paragraph", timeout_seconds=0.01),
 )
-RECEIPT = "Tools: read_file x6"
+RECEIPT = "part_4,part_5}.py"
 
 
 @pytest.fixture(params=SHAPES, ids=lambda shape: shape.name)

@@ -33,10 +33,39 @@ async def test_prompt_is_sent_and_its_turn_shown() -> None:
     talk.chat.event(event(3, "tool_call", '{"path": "x"}', name="read_file"))
     talk.chat.event(event(4, "tool_result", "x\x1b[2J", name="read_file", is_error=True))
     await talk.ended()
-    assert talk.shown() == ["two", '-> read_file {"path": "x"}', "<- read_file error: x\\x1b[2J"]
+    assert talk.shown() == ["two", "read_file x -> failed: x\\x1b[2J"]
     assert talk.chat.working is None
     assert [params["prompt"] for params in talk.wire.of("submit")] == ["go\non"]
     assert talk.wire.of("collect") == [{"ref": "abc", "timeout": 0.0}]
+
+
+async def test_tool_call_is_one_line_with_its_outcome() -> None:
+    """A running call is shown above the input line. Its arguments may be cut, and it may end without a result."""
+    talk = await Talk().begin()
+    talk.began(request_id=None)
+    long = '{"path":"a.txt","content":"' + "x" * 2000
+    for n, (name, text) in enumerate((("bash", '{"command":"a\\nb"}'), ("write_file", long), ("wait", "{}")), 1):
+        talk.chat.event(event(n, "tool_call", text, name=name))
+    assert talk.chat.open_calls == ["bash a b", "write_file a.txt", "wait"]
+    talk.shown()
+    talk.chat.event(event(4, "tool_result", "one\ntwo\n[exit status 0]", name="bash"))
+    talk.chat.event(event(5, "tool_result", "Denied: not here", name="write_file", is_error=True))
+    await talk.ended(reply=None, error={"type": "AgentDiedError", "message": "it was ended"})
+    assert talk.shown() == [
+        "bash a b -> ok, 2 lines",
+        "write_file a.txt -> failed: Denied: not here",
+        "wait -> no result",
+        "AgentDiedError: it was ended",
+    ]
+
+
+async def test_calls_of_subagents_are_shown_when_they_end() -> None:
+    talk = await Talk().begin()
+    call = {"kind": "call", "tool": "bash", "input": {"command": "make"}, "agent": "kim", "depth": 2, "reason": ""}
+    call |= {"decision": "allow", "elapsed_ms": 1200, "success": True, "result": "done"}
+    for outcome in ("start", "ran"):
+        talk.chat.event(call | {"outcome": outcome})
+    assert talk.shown() == ["  kim: bash make -> ok, 1.2 s"]
 
 
 async def test_changes_in_a_worktree_are_shown_before_the_chat_is_idle() -> None:
@@ -135,7 +164,6 @@ async def test_reconnecting_shows_history_and_the_running_turn() -> None:
         "> and now?",
         "(the agent is working on this)",
         "(2 events of this turn were not shown)",
-        "-> bash {}",
         "I am here",
     ]
     assert talk.shown() == lines

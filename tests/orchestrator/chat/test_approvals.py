@@ -64,7 +64,7 @@ async def test_denied_calls_fail_the_turn_unless_the_user_chose_deny(chose_deny:
 
 
 async def test_question_is_shown_with_its_diff(tmp_path: Any) -> None:
-    """Questions are shown one at a time. An unclear answer returns to the input line and allows no call."""
+    """Questions are shown one at a time. Input that is no answer steers the turn and allows no call."""
     (tmp_path / "f").write_text("one\n")
     edit = {"path": "f", "old_text": "one", "new_text": "two"}
     talk = await Talk().begin()
@@ -78,8 +78,12 @@ async def test_question_is_shown_with_its_diff(tmp_path: Any) -> None:
     assert lines[-2:] == ["-one", "+two"]
     assert talk.chat.input_hint.startswith("Allow it?")
     await talk.chat.process_input("and run the tests")
-    assert (talk.wire.of("answer"), talk.chat.draft) == ([], "and run the tests")
-    talk.shown()
+    assert (talk.wire.of("answer"), talk.chat.draft) == ([], "")
+    assert [each["text"] for each in talk.wire.of("steer")] == ["and run the tests"]
+    assert talk.shown()[-1] == "  (the question is still open)"
+    talk.wire.executes("status", "fine")
+    await talk.chat.process_input("/status")
+    assert "fine" in talk.shown()
     await talk.chat.process_input("s")
     assert talk.shown()[:2] == ["allowed (session)", "agent: kim (kid, depth 1)"]
     await talk.chat.process_input("n keep it")

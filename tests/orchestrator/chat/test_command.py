@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import io
+import sys
 
 import pytest
 
@@ -41,6 +42,18 @@ def test_conflicting_options_are_refused_before_anything_starts(
         monkeypatch.setattr(name, lambda: pytest.fail("connected to the daemon"))
     assert run(["chat", *argv]) == 2
     assert why in capsys.readouterr().err
+
+
+def test_start_is_reported_before_the_slow_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line is written before the module of the screen is imported, and is erased after an error."""
+    out = Screen()
+    monkeypatch.setattr("sys.stdin", Screen())
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setitem(sys.modules, "orch.chat.screen", None)  # an import raises ImportError
+    with pytest.raises(ImportError):
+        run(["chat"])
+    assert out.getvalue() == "starting ...\r\r\x1b[K"
 
 
 class Typist:

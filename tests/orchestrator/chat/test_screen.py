@@ -116,7 +116,7 @@ async def test_megabyte_paste_is_folded_and_sent_whole(monkeypatch: pytest.Monke
 
 
 async def test_question_sets_the_typed_text_aside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The typed text returns after the answer."""
+    """A line that continues the interrupted text is neither sent nor an answer. The text returns after the answer."""
     async with desk(monkeypatch) as at:
         await at.press("run the te", lambda: at.typed == "run the te")
         at.talk.chat.event(question())
@@ -125,6 +125,27 @@ async def test_question_sets_the_typed_text_aside(monkeypatch: pytest.MonkeyPatc
         assert at.talk.wire.of("answer") == []
         await at.press("y" + ENTER, lambda: at.talk.wire.of("answer"))
         await at.until(lambda: at.typed == "run the tests")
+
+
+async def test_lines_during_a_question_are_sent_separately(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines that are no answer steer the turn, one by one. The interrupted text returns on a separate line."""
+    async with desk(monkeypatch) as at:
+        at.talk.began(request_id=None)
+        await at.press("half", lambda: at.typed == "half")
+        at.talk.chat.event(question())
+        await at.until(lambda: at.typed == "" and at.asked("q1"))
+        at.talk.now = 2.0  # a line that begins this late does not continue the interrupted line
+        for number, line in enumerate(("yes please", "use port 80"), 1):
+            await at.press(line + ENTER, lambda number=number: len(at.talk.wire.of("steer")) == number)
+        at.talk.wire.executes("status", "fine")
+        await at.press("/status" + ENTER, lambda: at.talk.wire.of("execute"))
+        assert [each["text"] for each in at.talk.wire.of("steer")] == ["yes please", "use port 80"]
+        assert at.talk.wire.of("answer") == []
+        await at.press("y" + ENTER, lambda: at.talk.wire.of("answer"))
+        await at.until(lambda: at.typed == "half")
+        at.talk.chat.draft = "late"
+        at.talk.chat.changed()
+        await at.until(lambda: at.typed == "late\nhalf")
 
 
 async def test_typeahead_does_not_answer_a_new_question(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,21 @@ def test_status_bar_shows_model_context_cost_and_subagents() -> None:
 
 def test_status_bar_fits_any_width() -> None:
     for width in (0, 1, 10, 60):
-        assert len(status_line(ROWS, width)) <= width
+        assert max(map(len, status_line(ROWS, width).split("\n"))) <= width
+
+
+def test_status_bar_is_not_cut_at_80_columns() -> None:
+    """Parts that do not fit continue on the next row. After three rows, the rest is counted."""
+    assert status_line(ROWS, 80, working=12.4).split("\n") == [
+        "top m:x\\x1b[2J · works 12s: tool: bash · context 182k/200k 91 % · $0.0000",
+        "2 subagents, 1 at work · kid: model: y 5s",
+    ]
+    team = [row(f"agent-{number}", "top", pending="count", activity="tool: read_file") for number in range(12)]
+    rows = status_line([ROWS[0], *team], 80).split("\n")
+    assert rows[1:] == [
+        "agent-0: tool: read_file 5s · agent-1: tool: read_file 5s",
+        "agent-2: tool: read_file 5s · agent-3: tool: read_file 5s · 8 more",
+    ]
 
 
 def test_live_descendants_are_counted() -> None:

@@ -10,12 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from orch import Limits, Message, Text, ToolUse, user
+from orch import Config, Limits, Message, Text, ToolUse, user
 from orch.cli import VERBS, run
 from orch.cli.agents import spawn_settings
 from orch.client.failure import CommandError
+from orch.config.config import flatten
+from orch.config.version import __version__
 from orch_protocol.services.agents.spawn import Spawn
-from orchestrator.daemon_double import REPLY, ROW, SPAWNED, Desk, opened
+from orchestrator.daemon_double import ANSWERS, REPLY, ROW, SPAWNED, Desk, opened
 
 
 @pytest.fixture
@@ -114,6 +116,8 @@ def test_spawn_uses_the_callers_configuration(
     assert (params["tools"], params["thinking"], params["usual_thinking"]) == (["read_file"], None, "low")
     run(["spawn", "t", "--preset", "investigate"])
     assert desk.asked[-1][1]["preset"] == "investigate"
+    run(["spawn", "t", "--preset", "work", "--tools", "agents"])
+    assert (desk.asked[-1][1]["preset"], desk.asked[-1][1]["tools"]) == ("work", ["agents"])
     assert capsys.readouterr().err == ""
 
 
@@ -309,15 +313,27 @@ def test_hanging_daemon_does_not_block_config_show(
     assert ("subagents.max_concurrent" in out, err, desk.asked) == (True, "orch: it hangs\n", [])
 
 
-def test_daemon_status_prints_one_fact_per_line(desk: Desk, capsys: Captured) -> None:
-    """The settings of the daemon are included."""
-    desk.answers["daemon_status"] = {"pid": 7, "model": None, "settings": {"subagents.depth_cap": 3}}
+def test_daemon_status_fits_a_screen(desk: Desk, capsys: Captured) -> None:
+    """The page has at most 80 columns and 24 lines, and lists changed settings. `--details` lists all settings."""
+    settings = json.loads(msgspec.json.encode(flatten(Config())))
+    changed = {key: 7 if isinstance(value, int) else "x" * 200 for key, value in settings.items()}
+    desk.answers["daemon_status"] = desk.answers["daemon_status"] | {
+        "sandbox_offered": "files by Landlock, " * 9,
+        "settings": settings | changed,
+    }
     assert run(["daemon", "status"]) == 0
-    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
-        ["pid", "7"],
-        ["model"],
-        ["subagents.depth_cap", "3"],
+    lines = capsys.readouterr().out.splitlines()
+    assert (len(lines) <= 24, max(map(len, lines)) <= 80) == (True, True)
+    assert f"{len(settings) - 8} more" in lines[-1]
+    desk.answers["daemon_status"] = desk.answers["daemon_status"] | {"settings": settings | {"subagents.depth_cap": 9}}
+    assert run(["daemon", "status"]) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines() if line[:2] == "  "][-1] == [
+        "subagents.depth_cap",
+        "9",
     ]
+    assert run(["daemon", "status", "--details"]) == 0
+    out = capsys.readouterr().out
+    assert [key for key in settings if key not in out] == []
 
 
 def test_spawn_works_with_subagents_disabled(desk: Desk) -> None:
@@ -334,7 +350,7 @@ def test_spawn_works_with_subagents_disabled(desk: Desk) -> None:
         (b"{}", "must be a JSON array"),
         (b"[", "Expecting value"),
         (b'["a", {"tex": "b"}]', "unknown field `tex`"),
-        (b'["caf\xe9"]', "can't decode byte 0xe9"),
+        (b'["caf\xe9"]', "not UTF-8 (byte 0xe9): save it as UTF-8"),
         (b"[" * 100_000, "recursion"),
         (None, "cannot read script s.json: No such file or directory"),
     ],
@@ -439,9 +455,9 @@ def test_answer_without_tool_calls_is_marked_at_a_terminal(
 
 
 def test_query_without_waiting_prints_the_id(desk: Desk, capsys: Captured) -> None:
-    """`query --no-wait` prints the agent's id."""
+    """`query --no-wait` prints the id of the query, for `collect --query`."""
     assert run(["query", "n", "why?", "--no-wait"]) == 0
-    assert (capsys.readouterr().out, desk.asked[0][0]) == ("abc\n", "submit")
+    assert (capsys.readouterr().out, desk.asked[0][0]) == ("q1\n", "submit")
 
 
 def test_query_without_waiting_reports_uncollected_answers(desk: Desk, capsys: Captured) -> None:
@@ -534,7 +550,7 @@ def test_daemon_start_passes_this_shells_keys(desk: Desk, capsys: Captured) -> N
         (
             ["daemon", "status", "--json"],
             ("daemon_status", {}),
-            '{"pid":7,"sandbox":"L2","sandbox_required":false,"agents":0}\n',
+            json.dumps(ANSWERS["daemon_status"], separators=(",", ":")) + "\n",
         ),
     ],
 )
@@ -574,5 +590,8 @@ def test_overview_lists_every_verb(capsys: Captured, argv: list[str], code: int,
 
 
 def test_version_is_printed(capsys: Captured) -> None:
-    assert run(["--version"]) == 0
-    assert capsys.readouterr().out.startswith("orch ")
+    for argv in (["--version"], ["version"]):
+        assert run(argv) == 0
+        assert capsys.readouterr().out == f"orch {__version__}\n"
+    assert run(["version", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["version"] == __version__

@@ -107,6 +107,26 @@ def test_usage_errors_are_json_with_json(desk: Desk, capsys: Captured) -> None:
 
 
 @pytest.mark.parametrize(
+    ("argv", "hint"),
+    [
+        (["list", "--tre"], "orch: unrecognized arguments: --tre; did you mean --tree?; see: orch list --help\n"),
+        (
+            ["run", "hi", "--stram"],
+            "orch: unrecognized arguments: --stram; did you mean --stream?; see: orch run --help\n",
+        ),
+        (
+            ["run", "hi", "--max-cost", "-1"],
+            "orch: argument --max-cost: '-1' is not an amount of US dollars above 0; see: orch run --help\n",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("desk")
+def test_misspelled_option_gets_a_suggestion(capsys: Captured, argv: list[str], hint: str) -> None:
+    assert run(argv) == 2
+    assert capsys.readouterr().err == hint
+
+
+@pytest.mark.parametrize(
     ("argv", "expected"),
     [
         (
@@ -189,18 +209,7 @@ def test_unknown_names_exit_with_3(capsys: Captured, argv: list[str]) -> None:
     assert "'nope'" in capsys.readouterr().err
 
 
-def test_demo_checks_its_folder_first(capsys: Captured) -> None:
-    """The demo starts no agent."""
-    assert run(["demo", "/no/where"]) == 2
-    assert capsys.readouterr() == (
-        "",
-        "orch: /no/where does not exist or is not a folder; pass an existing folder\n",
-    )
-
-
-@pytest.mark.parametrize(
-    "argv", [["spawn", "x"], ["run", "x"], ["config", "show"], ["config", "trust"], ["demo"]], ids=" ".join
-)
+@pytest.mark.parametrize("argv", [["spawn", "x"], ["run", "x"], ["config", "show"], ["config", "trust"]], ids=" ".join)
 def test_deleted_working_directory_is_reported(desk: Desk, capsys: Captured, argv: list[str]) -> None:
     """No request is sent."""
     os.rmdir(os.getcwd())

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from orch import AsyncSubagent, Budget, Config, HooksConfig, PolicyConfig, Skill
+from orch.cli import VERBS as CLI_VERBS
 from orch.commands.builtin_commands import BY_NAME, COMMANDS
+from orch.commands.parse import SHELL_COMMANDS
 from orch.policy.caller import USER, AgentCaller
 from orch.policy.permissions import CallService, check
 from orch.services import call
@@ -55,6 +57,17 @@ async def test_catalog_lists_usage_and_is_stable(tmp_path: Path) -> None:
         text = (await agent.execute("/help")).text
         assert all(row.usage in text for row in catalog.commands)
         assert "/kill ID" in (await agent.execute("/help kill")).text
+        assert text.startswith("most used:\n  /status ")
+        assert text[: text.index("\n\n")].count("\n  /") == 10
+        for line in ("/help query", "/help /QUERY"):
+            assert "In another terminal: orch query" in (await agent.execute(line)).text
+        with pytest.raises(ConfigError, match=r"query is a command of the shell.*/ask ID PROMPT"):
+            await agent.execute("/query 1 go")
+
+
+def test_shell_commands_are_verbs_without_a_slash_command() -> None:
+    """`/help NAME` says where each of these commands can be used."""
+    assert set(SHELL_COMMANDS) <= set(CLI_VERBS) - set(BY_NAME)
 
 
 async def test_misspelled_command_is_an_error_with_suggestions(tmp_path: Path) -> None:
@@ -505,4 +518,4 @@ async def test_agents_cannot_execute_commands(tmp_path: Path) -> None:
         agent = await talking(o)
         for service in (EXECUTE_COMMAND, LIST_COMMANDS):
             with pytest.raises(ToolNotGrantedError):
-                check(o.supervisor.tree.agents, AgentCaller(agent.id), CallService(service))
+                check(o.supervisor.tree.agents, AgentCaller(agent.id), CallService(service.name))

@@ -237,6 +237,13 @@ def test_contradicting_settings_are_reported(home: Path, over: dict[str, Any]) -
         load(None, {}, over, home=home)
 
 
+def test_trigger_without_effect_is_refused_with_the_place_of_the_cause(home: Path) -> None:
+    """A condition for finished turns contradicts `turns = false` in each profile."""
+    (home / "config.toml").write_text("[archival]\nturns = false\n[archival.trigger]\ntoken_threshold = 8000\n")
+    with pytest.raises(ConfigError, match=r"line 2: archival.trigger.token_threshold = 8000 has no effect"):
+        load(None, {}, home=home)
+
+
 def test_every_setting_has_a_rule_for_untrusted_folders() -> None:
     """A new setting without a rule fails this test."""
     assert STRICTNESS_CHECKS.keys() == config.flatten(Config()).keys()

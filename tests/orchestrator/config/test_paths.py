@@ -170,6 +170,50 @@ def test_missing_runtime_folder_falls_back_to_tmp(tmp_path: Path, monkeypatch: p
     assert Path(path).parent == Path(f"/tmp/orch-{os.getuid()}")
 
 
+def _taken(base: Path, how: str) -> None:
+    """Take the name `base`, as another user or an earlier mistake can."""
+    if how == "link":
+        (base.parent / "elsewhere").mkdir(mode=0o700)
+        base.symlink_to(base.parent / "elsewhere")
+    elif how == "dangling link":
+        base.symlink_to(base.parent / "gone")
+    elif how == "file":
+        base.write_text("")
+    else:
+        base.mkdir(mode=0o700)
+        base.chmod(0o755 if how == "open" else 0o700)
+
+
+@pytest.mark.parametrize("how", ["link", "dangling link", "file", "open", "another user"])
+def test_taken_name_in_a_shared_folder_is_not_used(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user gets another private folder, and each later process finds the same one."""
+    base = tmp_path / f"orch-{os.getuid()}"
+    _taken(base, how)
+    _taken(tmp_path / f"{base.name}-0", how if how != "link" else "file")  # a guessed name is not used either
+    if how == "another user":
+        found = os.lstat
+
+        def lstat(path: str) -> os.stat_result:
+            values = list(found(path))
+            values[4] += str(path) in (str(base), f"{base}-0")  # the uid
+            return os.stat_result(values)
+
+        monkeypatch.setattr(os, "lstat", lstat)
+    first, second = (Path(paths.shared_folder(str(tmp_path))) for _ in range(2))
+    assert first == second
+    assert first not in (base, Path(f"{base}-0"))
+    assert first.name.startswith(f"{base.name}-")
+    assert stat.S_IMODE(first.stat().st_mode) == 0o700
+    assert first.stat().st_uid == os.getuid()
+
+
+def test_free_name_in_a_shared_folder_is_used(tmp_path: Path) -> None:
+    """The folder is created once and then reused."""
+    base = tmp_path / f"orch-{os.getuid()}"
+    assert [paths.shared_folder(str(tmp_path)) for _ in range(2)] == [str(base)] * 2
+    assert os.listdir(tmp_path) == [base.name]
+
+
 def test_daemon_records_its_socket_path(tmp_path: Path) -> None:
     """A command with another environment finds the socket through the link in the daemon's folder."""
     home = tmp_path / ("h" * 100)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import warnings
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.runs: list[str] = []
         self.busy = False
         self.leaves = 0
         """The number of requests that fail with DaemonLeaving."""
@@ -42,6 +45,7 @@ class Desk:
 
     async def __call__(self, method: str, params: msgspec.Raw, client: Client) -> Any:  # noqa: ARG002
         self.asked.append(method)
+        self.runs.append(client.run)
         if self.leaves:
             self.leaves -= 1
             raise DaemonLeaving("the daemon is leaving")
@@ -115,6 +119,29 @@ async def test_running_daemon_is_asked_over_one_connection(house: House) -> None
     assert await asyncio.to_thread(client.call, "list", {"all": True}) == {"asked": "list"}
     assert await asyncio.to_thread(client.call, "state") == {"asked": "state"}
     assert (house.starts, house.desk.asked) == (0, ["list", "state"])
+
+
+async def test_requests_name_the_run_of_the_connection(house: House) -> None:
+    """The default is the daemon's own run, "". A sibling of a connection is about the same run."""
+    await house.open()
+    other = Connection(house.env, start=None, run="report")
+    for client in (house.client(), other, other.sibling()):
+        await asyncio.to_thread(client.call, "list")
+        client.close()
+    assert house.desk.runs == ["", "report", "report"]
+
+
+async def test_dropped_connection_closes_its_socket(house: House) -> None:
+    """Commands that send one request do not close their connection, and Python must not warn about it."""
+    await house.open()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            client = Connection(house.env, start=None)
+            assert await asyncio.to_thread(client.dial)
+            del client
+            gc.collect()
+    assert [str(each.message) for each in caught if each.category is ResourceWarning] == []
 
 
 async def test_events_and_keepalives_are_delivered_while_waiting(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +247,7 @@ async def test_successor_of_another_version_is_an_error_naming_both(
     asking = asyncio.create_task(asyncio.to_thread(house.client().call, "list"))
     await house.desk.stopped.wait()
     await house.close()
-    with pytest.raises(CommandError, match=r"version 1 .* version 99") as raised:
+    with pytest.raises(CommandError, match=rf"version {frames.VERSION} .* version 99") as raised:
         await asking
     assert (raised.value.kind, raised.value.exit_code, house.starts) == ("VersionMismatchError", 2, 1)
     assert capsys.readouterr().err.count("has another version") == 1
@@ -230,7 +257,9 @@ async def test_busy_daemon_of_another_version_is_an_error_naming_both(house: Hou
     """The daemon and its agents continue."""
     house.desk.busy = True
     await house.open(version=99)
-    with pytest.raises(CommandError, match=r"version 1 .*version 99.*1 agents are at work \(a\)") as raised:
+    with pytest.raises(
+        CommandError, match=rf"version {frames.VERSION} .*version 99.*1 agents are at work \(a\)"
+    ) as raised:
         await asyncio.to_thread(house.client().call, "list")
     assert (raised.value.kind, raised.value.exit_code, house.starts) == ("VersionMismatchError", 2, 0)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -105,6 +106,16 @@ async def test_request_reaches_the_handler_and_returns_its_result(tmp_path: Path
         caller = await connect()
         assert await caller.ask(7, "echo", {"a": [1, "é"]}) == {"id": 7, "result": {"a": [1, "é"]}}
         assert [(client.pid, client.uid) for client in desk.clients] == [(os.getpid(), os.getuid())]
+
+
+async def test_second_start_keeps_the_open_socket(tmp_path: Path) -> None:
+    """The first socket would otherwise stay open, and Python would warn about it."""
+    async with serving(tmp_path) as (server, _, connect):
+        before = os.stat(tmp_path / "s")
+        await server.start()
+        assert os.path.samestat(os.stat(tmp_path / "s"), before)
+        assert (await (await connect()).ask(1, "echo", {})) == {"id": 1, "result": {}}
+    gc.collect()  # filterwarnings turns a ResourceWarning into an error
 
 
 async def test_events_precede_their_response(tmp_path: Path) -> None:
@@ -215,6 +226,31 @@ async def test_disconnect_cancels_waits(tmp_path: Path) -> None:
         desk.open.set()
         assert await desk.done.get() == "spawn"
         assert desk.dropped.empty()
+
+
+async def test_handler_learns_that_the_client_disconnected(tmp_path: Path) -> None:
+    """All requests of a connection share the future."""
+    async with serving(tmp_path) as (_, desk, connect):
+        caller, other = await connect(), await connect()
+        for each in (caller, caller, other):
+            await each.ask(1, "echo")
+        first, second, third = [client.disconnected for client in desk.clients]
+        assert first is second is not None
+        assert not first.done()
+        caller.writer.close()
+        async with asyncio.timeout(20):
+            await first
+        assert third is not None
+        assert not third.done()
+
+
+async def test_server_that_shuts_down_is_not_a_disconnected_client(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (server, desk, connect):
+        caller = await connect()
+        await caller.ask(1, "echo")
+        await server.close()
+        assert desk.clients[0].disconnected is not None
+        assert not desk.clients[0].disconnected.done()
 
 
 async def test_other_user_is_refused(tmp_path: Path) -> None:

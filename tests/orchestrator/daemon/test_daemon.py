@@ -19,7 +19,7 @@ from orch.daemon.daemon import Daemon, DaemonStatus, Stopping
 from orch.policy.caller import Caller
 from orch_protocol.agent.config import Config, DaemonConfig
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
-from orch_protocol.core.errors import AgentBusyError, ProtocolError, ToolNotGrantedError
+from orch_protocol.core.errors import AgentBusyError, ConfigError, ProtocolError, ToolNotGrantedError
 from orch_protocol.services.agents.lifecycle import Kill
 from orch_protocol.services.agents.status import AgentRow, ListAgents
 from orch_protocol.services.dispatch.registry import SERVICES
@@ -101,6 +101,24 @@ async def test_unknown_method_or_parameter_is_an_error(method: str, params: Any,
     """The error has the unknown name, and no service is called."""
     root = Root()
     with pytest.raises(ProtocolError, match=complaint):
+        await ask(open_daemon(root, Hour()), method, params)
+    assert root.asked == []
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "field"),
+    [
+        ("spawn", {"task": "t"}, "cwd"),
+        ("spawn", {"task": "t", "cwd": ""}, "cwd"),
+        ("spawn", {"task": "t", "cwd": "."}, "cwd"),
+        ("spawn", {"task": "t", "cwd": "project"}, "cwd"),
+        ("import", {"path": "a.jsonl", "here": "."}, "here"),
+    ],
+)
+async def test_new_agent_needs_an_absolute_folder(method: str, params: Any, field: str) -> None:
+    """The daemon runs in its own home, so a missing or relative folder would be a folder of orch."""
+    root = Root()
+    with pytest.raises(ConfigError, match=f"{field} must be the absolute path of the agent's working folder"):
         await ask(open_daemon(root, Hour()), method, params)
     assert root.asked == []
 
@@ -290,6 +308,17 @@ async def test_command_of_an_agent_is_served_as_that_agent() -> None:
     await served.handle("query", params, command)
     assert isinstance(await served.handle("daemon_status", msgspec.Raw(b"{}"), command), DaemonStatus)
     assert asked == [("a1", "query"), (None, "list")]
+
+
+async def test_command_of_an_agent_reads_no_other_run() -> None:
+    """Only the user reads the runs of other programs."""
+
+    async def call(*_: Any) -> Any:
+        raise AssertionError
+
+    served = Daemon(agents(), call, home=Path("/o"), config=Config(), find_levels=little)
+    with pytest.raises(ToolNotGrantedError, match="agent a1 cannot read the run 'report'; only the user can"):
+        await served.handle("list", msgspec.Raw(b"{}"), Client(7, os.getuid(), agent_id="a1", run="report"))
 
 
 BY_TOOL = {name for name, service in SERVICES.items() if service.agents.tools}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 
 from orch.demo.bug_hunt import copy_project, read_script
 from orch.demo.chart import svg_chart, text_chart
+from orch.demo.fan_out import Work, work_lines
+from orch.demo.file_reader import FileReader
 from orch.demo.long_session import (
     TOKENS_PER_CELL,
     PlayedSession,
@@ -22,9 +25,11 @@ from orch.demo.long_session import (
     session_cost,
     show_session,
 )
-from orch.demo.play import Quotation, best_line, quotations, tree_lines
+from orch.demo.play import best_line, quotations
 from orch.demo.screen import DemoScreen, make_screen
 from orch.replay.report import ReplayPricing
+from orch_protocol.core.messages import Message, Text, ToolResult
+from orch_worker.backends.custom.contract import BackendRequest
 from source_tree import ROOT
 
 EXAMPLE = ROOT / "examples" / "bug_hunt"
@@ -89,11 +94,21 @@ def test_screen_uses_80_to_120_columns(columns: Any, width: int, used: int, live
     assert (screen.width, screen.live) == (used, live)
 
 
+def test_updates_fit_the_height_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines above the first row of a terminal cannot be replaced, so only the last lines are written."""
+    monkeypatch.setenv("LINES", "4")
+    out = Out(terminal=True)
+    screen = make_screen(out, {})
+    screen.update(["one", "two", "three", "four"])
+    screen.lines(["last"])
+    assert out.text == "   two\n   three\n   four\n\x1b[3A\x1b[J   last\n"
+
+
 def test_screen_lines_fit_its_width() -> None:
     """Paragraphs and quotations are wrapped, tables are cut, and commands and paths stay whole."""
     out = Out()
     screen = DemoScreen(out, width=80)
-    for write in (screen.heading, screen.say, screen.quote):
+    for write in (screen.heading, screen.say, screen.figure, screen.quote):
         write("seven words that are said again and again " * 9)
     screen.lines(["x" * 200])
     assert max(map(len, out.text.splitlines())) == 80
@@ -113,15 +128,13 @@ def test_quotation_is_wrapped_to_two_lines() -> None:
 
 
 def test_screen_draws_with_ascii_where_nothing_else_can_be_written() -> None:
-    """Charts, bars, trees and shortened quotations contain only ASCII characters."""
+    """Charts, bars and shortened quotations contain only ASCII characters."""
     out = Out(encoding="ascii")
     screen = DemoScreen(out, width=80)
     course = RequestSizes((3000, 9000), (3000, 4000))
     screen.lines(text_chart(course.without, course.archived, width=60, unicode=screen.unicode))
     screen.lines([progress_line(course, 1, unicode=screen.unicode)])
-    screen.lines(tree_lines([("a", True, 1, 0.1, 0.0), ("b", False, None, 0.2, 0.0)], unicode=screen.unicode))
     screen.quote("word " * 99)
-    assert "`- b" in out.text
     assert out.text.endswith(" ...\n")
 
 
@@ -214,15 +227,44 @@ def test_project_is_copied_without_caches(tmp_path: Path) -> None:
 
 
 def test_quotations_of_an_offline_answer() -> None:
-    """The place of each quotation is in the line above it."""
+    """The lines of a quotation stay together, without their marks."""
     answer = (
         "Offline search (no model).\n\nREADME.md:3\n> # Pump\n>\n> It pumps.\n\nsrc/a.py:1\n> def a():\n>     pass\n"
     )
-    assert quotations(answer) == [
-        Quotation("README.md:3", "# Pump\n\nIt pumps."),
-        Quotation("src/a.py:1", "def a():\n    pass"),
-    ]
+    assert quotations(answer) == ["# Pump\n\nIt pumps.", "def a():\n    pass"]
     assert quotations("Nothing found. Searched: 3 files.") == []
+
+
+def test_table_shows_who_works_on_what() -> None:
+    """A row has the process, the state, the file and the answer."""
+    work = [
+        Work("a.py", "1", 7, "done", "1 of 2 functions"),
+        Work("folder/b.py", "2", 12345, "killed"),
+        Work("c", "3", 0),
+    ]
+    assert work_lines(work) == [
+        "PROCESS  STATE    FILE         ANSWER",
+        "      7  done     a.py         1 of 2 functions",
+        "  12345  killed   folder/b.py",
+        "      -  working  c",
+    ]
+
+
+def test_model_of_the_map_reads_the_file_in_the_question() -> None:
+    """It calls read_file, and counts the functions and those without a docstring."""
+    source = '     1\tdef a():\n     2\t    """A."""\n     3\tdef b():\n     4\t    return 1'
+    question = Message("user", (Text("Which functions in src/a.py have no docstring?"),))
+    result = Message("user", (ToolResult("read", (Text(source),)),))
+
+    def response(*messages: Message) -> list[Any]:
+        cancelled = threading.Event()
+        cancelled.set()  # the model does not wait
+        return list(FileReader().respond(BackendRequest("", messages, (), 0, "", cancelled)))
+
+    (call,) = response(question)
+    assert (call.name, call.input) == ("read_file", {"path": "src/a.py"})
+    (answer,) = response(question, Message("assistant", (call,)), result)
+    assert json.loads(answer) == {"functions": 2, "undocumented": ["b"]}
 
 
 def test_best_line_has_most_words_of_the_question() -> None:

@@ -391,16 +391,15 @@ def test_pattern_does_not_cover_credentials() -> None:
     assert covers(grant_of(asking, Consent(True, "session"), 0.0), asking, 1.0)
 
 
-@virtual
-async def test_pattern_approval_is_not_individual_approval(tmp_path: Path) -> None:
-    """Tools that need an individual approval ask even if a pattern covers the call."""
-    approvals = ApprovalBroker(tmp_path, lambda _: Consent(True, "session", "rm *"))
-    assert not approvals.is_covered_by_pattern(question(), "a")
-    await approvals.ask(question(), "a", None, 100)
-    assert approvals.is_covered_by_pattern(question(), "a")
-    exactly = ApprovalBroker(tmp_path, lambda _: Consent(True, "session"))
-    await exactly.ask(question(), "a", None, 100)
-    assert not exactly.is_covered_by_pattern(question(), "a")
+def test_question_names_all_credentials_that_the_call_can_read() -> None:
+    """The line is complete, also if there are many paths. No pattern covers such a question."""
+    paths = (*(f"/h/u/{number:03}/.ssh" for number in range(100)), "/h/u/a\nb")
+    asked = question(credentials=paths).with_lines()
+    assert asked.lines[-1] == "credentials: the call can read " + ", ".join([*paths[:-1], r"/h/u/a\nb"])
+    assert not any("credentials" in line for line in question().with_lines().lines)
+    pattern = grant_of(question(), Consent(True, "session", "rm *"), 0.0)
+    assert covers(pattern, question(), 1.0)
+    assert not covers(pattern, asked, 1.0)
 
 
 @pytest.mark.parametrize(

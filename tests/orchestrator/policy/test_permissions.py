@@ -8,12 +8,10 @@ from orch.policy.caller import USER, AgentCaller
 from orch.policy.permissions import (
     Action,
     AskAgent,
-    CallFromCommand,
     CallService,
     ImportBackend,
     ReadContent,
     ReadReply,
-    SpawnAgent,
     UseModel,
     check,
     may,
@@ -22,8 +20,8 @@ from orch.policy.permissions import (
 from orch_protocol.agent.spec import BackendSpec
 from orch_protocol.core.errors import AgentError, ConfigError, OrchError, ToolNotGrantedError
 from orch_protocol.services.agents.lifecycle import KILL
-from orch_protocol.services.agents.query import QUERY
-from orch_protocol.services.agents.spawn import SPAWN
+from orch_protocol.services.agents.spawn import SPAWN, Spawn
+from orch_protocol.services.policy.budgets import CHANGE_BUDGET, RESERVE_BUDGET
 from orchestrator.tree_double import Forest
 
 REMOTE = BackendSpec("acme", "m", {"api": "chat", "base_url": "https://example.org"})
@@ -44,10 +42,8 @@ def actions(forest: Forest) -> list[tuple[Action, type[OrchError]]]:
     """Return actions that the agent `limited` may not do, and the error of each."""
     nodes = forest.tree.agents
     return [
-        (CallService(SPAWN), ToolNotGrantedError),
-        (CallFromCommand(QUERY.name), ToolNotGrantedError),
-        (CallFromCommand("no_such_service"), ToolNotGrantedError),
-        (SpawnAgent(()), ToolNotGrantedError),
+        (CallService(SPAWN.name), ToolNotGrantedError),
+        (CallService("no_such_service"), ToolNotGrantedError),
         (AskAgent(nodes["b"]), AgentError),
         (ReadReply(nodes["b"], nodes["b"].last), AgentError),
         (ReadContent(nodes["secret"]), ConfigError),
@@ -86,13 +82,22 @@ def test_the_user_may_do_everything(limited: Forest) -> None:
 def test_a_granted_tool_permits_its_services(forest: Forest) -> None:
     """The agent calls the services that its tool needs, also from its commands. It cannot set options of users."""
     forest.spawn(id="c", name="c", tools=("spawn_subagent",))
-    nodes, caller = forest.tree.agents, AgentCaller("c")
-    assert may(nodes, caller, CallService(SPAWN))
-    assert may(nodes, caller, CallFromCommand(SPAWN.name))
-    assert may(nodes, caller, SpawnAgent(()))
-    assert not may(nodes, caller, SpawnAgent(("b",)))
-    assert not may(nodes, caller, SpawnAgent((), executor=True))
-    assert not may(nodes, caller, CallService(KILL))
+    nodes = forest.tree.agents
+    for caller in (AgentCaller("c"), AgentCaller("c", from_command=True)):
+        assert may(nodes, caller, CallService(SPAWN.name))
+        assert may(nodes, caller, CallService(SPAWN.name, Spawn("t")))
+        assert not may(nodes, caller, CallService(SPAWN.name, Spawn("t", peers=("b",))))
+        assert not may(nodes, caller, CallService(KILL.name))
+
+
+def test_commands_call_only_services_of_tools(forest: Forest) -> None:
+    """The worker may reserve budget without a tool, but a command of the same agent may not."""
+    nodes = forest.tree.agents
+    assert may(nodes, AgentCaller("a"), CallService(RESERVE_BUDGET.name))
+    for name in (RESERVE_BUDGET.name, CHANGE_BUDGET.name, "daemon_stop"):
+        error = refusal(nodes, AgentCaller("a", from_command=True), CallService(name))
+        assert isinstance(error, ToolNotGrantedError)
+        assert "is a command for users" in str(error)
 
 
 def test_an_agent_for_archives_only_does_not_query_agents(forest: Forest) -> None:

@@ -10,6 +10,7 @@ import pytest
 from orch import AsyncSubagent, Config, OrchError, PolicyCall, PolicyConfig, SubagentsConfig, Verdict
 from orch.policy.caller import AgentCaller
 from orch.services import call
+from orch_protocol.core.errors import ToolNotGrantedError
 from orch_protocol.core.messages import ToolResult
 from orch_protocol.policy.policy import PolicySpec
 from orch_protocol.services.agents.spawn import SPAWN, Spawn
@@ -53,11 +54,13 @@ async def test_grandchild_has_the_rules_of_the_root(tmp_path: Path) -> None:
 
 @virtual
 async def test_agent_cannot_choose_its_childs_rules(tmp_path: Path) -> None:
-    """Rules in an agent's own spawn request have no effect."""
+    """Rules in an agent's own spawn request are refused. The child has the rules of its parent."""
     async with opened(tmp_path, config=rules(permissions={"bash": "deny"})) as world:
         agent = await world.scripted("-", tools=NEST)
         asked = Spawn("t", tools=(), script=("x",), policy=PolicySpec())
-        child = await call(world.supervisor, AgentCaller(agent.id), SPAWN, asked)
+        with pytest.raises(ToolNotGrantedError, match="cannot set 'policy' of 'spawn': only the user can"):
+            await call(world.supervisor, AgentCaller(agent.id), SPAWN, asked)
+        child = await call(world.supervisor, AgentCaller(agent.id), SPAWN, Spawn("t", tools=(), script=("x",)))
         assert world.supervisor.tree.agents[child.id].spec.policy.rules.permissions == {"bash": "deny"}
 
 

@@ -71,7 +71,7 @@ def test_each_answer_admits_one_more(lanes: RateLimiter) -> None:
 def test_other_failures_admit_no_more(lanes: RateLimiter) -> None:
     """A failure for another reason says nothing about the rate limit."""
     refuse(lanes, 1.0)
-    lanes.release(LANE, admitted(lanes, 1.0)[0], ok=False)
+    lanes.release(LANE, admitted(lanes, 1.0)[0], "a", ok=False)
     assert len(admitted(lanes, 1.0)) == 1
 
 
@@ -83,7 +83,7 @@ def test_further_refusal_halves_the_admissions(lanes: RateLimiter) -> None:
     assert len(under_way) == 8
     for permit in under_way:
         refuse(lanes, 1.0, now=1.5)
-        lanes.release(LANE, permit, ok=False)
+        lanes.release(LANE, permit, "a", ok=False)
     assert admitted(lanes, 2.4) == []
     assert answered(lanes, 2.5) == [4, 5, 6]
 
@@ -95,7 +95,7 @@ def answered(lanes: RateLimiter, now: float) -> list[int]:
         permits = admitted(lanes, now)
         rounds.append(len(permits))
         for permit in permits:
-            lanes.release(LANE, permit, ok=True)
+            lanes.release(LANE, permit, "a", ok=True)
     return rounds
 
 
@@ -157,9 +157,19 @@ def test_models_are_limited_independently(lanes: RateLimiter) -> None:
     assert lanes.admit("openai:gpt-5.5", "a", 0.0) == ""
 
 
+def test_permit_of_another_agent_is_not_released(lanes: RateLimiter) -> None:
+    """The model gets no more requests than before."""
+    lanes.record_rejection(LANE, None, 0.0, 0.0)
+    [permit] = admitted(lanes, 10.0)
+    lanes.release(LANE, permit, "b", ok=True)
+    assert admitted(lanes, 10.0) == []
+    lanes.release(LANE, permit, "a", ok=True)
+    assert admitted(lanes, 10.0) != []
+
+
 def test_unknown_permits_are_ignored(lanes: RateLimiter) -> None:
     """The permit can come from an earlier root or an earlier rate limit."""
-    lanes.release(LANE, "x", ok=True)
+    lanes.release(LANE, "x", "a", ok=True)
     refuse(lanes, 1.0)
-    lanes.release(LANE, "x", ok=True)
+    lanes.release(LANE, "x", "a", ok=True)
     assert len(admitted(lanes, 1.0)) == 1

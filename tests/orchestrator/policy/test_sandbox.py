@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from orch import SandboxError
 from orch.api import orchestrator
@@ -14,18 +16,21 @@ from orch.policy.sandbox import (
     available_sandbox,
     check_required_levels,
     configured_sandbox,
+    shared_process_note,
     strictest_combination,
     with_minimum_level,
     with_path_hiding_support,
 )
+from orch.render.terminal import agent_page
 from orch.services import call
 from orch.services.agents import spawn
 from orch.tree.agents.state import AgentRecord
 from orch_protocol.agent.config import Config
-from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.errors import ConfigError, ToolNotGrantedError
 from orch_protocol.policy.policy import PolicyConfig
 from orch_protocol.policy.sandbox import SandboxConfig, SandboxSpec, ToolLimits
 from orch_protocol.services.agents.spawn import SPAWN, Spawn
+from orch_protocol.services.agents.status import SHOW_AGENT, ShowAgent
 from orch_worker.sandbox.probe import AvailableLevels
 from orchestrator.root_double import NEST, World, nesting, opened
 from virtual_clock import virtual
@@ -178,11 +183,14 @@ async def test_required_level_of_the_root_applies_to_all_callers(tmp_path: Path)
 @virtual
 @pytest.mark.usefixtures("some")
 async def test_children_are_sandboxed_at_least_like_their_parents(tmp_path: Path) -> None:
-    """At any depth, the sandbox equals that of the parent, even if the agent requests a weaker one."""
+    """At any depth, the sandbox equals that of the parent, and the agent cannot request another one."""
     async with opened(tmp_path, config=nesting()) as world:
         node, _ = await spawned(world, SandboxConfig("L2", tools={"bash": "L1"}), tools=("bash", *NEST))
         for _ in range(2):
             asked = Spawn("t", tools=("bash", *NEST), sandbox=SandboxConfig("L0", network=True))
+            with pytest.raises(ToolNotGrantedError, match="cannot set 'sandbox'"):
+                await call(world.supervisor, AgentCaller(node.spec.id), SPAWN, asked)
+            asked = Spawn("t", tools=("bash", *NEST))
             child = await call(world.supervisor, AgentCaller(node.spec.id), SPAWN, asked)
             above, node = node, world.supervisor.tree.agents[child.id]
             assert node.spec.sandbox == above.spec.sandbox
@@ -226,6 +234,51 @@ def test_missing_mount_namespaces_are_reported(policy: PolicyConfig, expected: s
     assert note.startswith(f"denied paths: by name only (no namespaces): {expected}")
 
 
+@pytest.mark.parametrize(
+    ("tools", "levels", "expected"),
+    [
+        (("bash",), {}, True),
+        (("run_python_script", "read_file"), {}, True),
+        (("bash",), {"bash": "L1"}, True),
+        (("bash",), {"bash": "L2"}, False),
+        (("bash", "run_python_script"), {"bash": "L3"}, True),
+        (("run_python",), {}, False),
+    ],
+)
+def test_commands_that_can_become_the_user_are_reported(
+    tools: tuple[str, ...], levels: dict[str, Any], expected: bool
+) -> None:
+    """Without user namespaces, a command below L2 can end its shim and worker. With namespaces it cannot."""
+    spec = SandboxSpec(tools=levels)
+    _, note = with_path_hiding_support(spec, tools, lambda: "no namespaces", PolicyConfig())
+    assert ("can also end its shim and worker, and then act as the user" in note) is expected
+    assert with_path_hiding_support(spec, tools, str, PolicyConfig())[1] == ""
+    required = PolicyConfig(denied_paths=("a",), require_denied_paths=True)
+    assert "act as the user" not in with_path_hiding_support(spec, tools, lambda: "no namespaces", required)[1]
+
+
+@pytest.mark.parametrize(
+    ("tools", "sandbox", "expected"),
+    [
+        (("run_python",), SandboxConfig(), True),
+        (("run_python_script", "bash"), SandboxConfig(), False),
+        (("run_python",), SandboxConfig(level="L1"), False),
+        (("run_python",), SandboxConfig(level="L1", tools={"run_python": "L0"}), True),
+    ],
+)
+@virtual
+async def test_run_python_that_shares_the_process_is_reported(
+    tmp_path: Path, tools: tuple[str, ...], sandbox: SandboxConfig, expected: bool
+) -> None:
+    """A scripted agent needs no report, because the user wrote its calls."""
+    async with opened(tmp_path, config=nesting()) as world:
+        world.supervisor.mount_namespace_problem = str
+        node, note_of_script = await spawned(world, sandbox, tools=tools)
+        note = shared_process_note(node.spec.sandbox, tools, node.spec.policy.rules)
+        assert ("run_python shares the agent's process with its policy checks, budget and API key" in note) is expected
+        assert "shares" not in note_of_script
+
+
 def test_missing_mount_namespaces_are_reported_for_run_python_beside_denied_paths() -> None:
     """An agent with `run_python` and without commands can read denied files, too."""
     policy = PolicyConfig(denied_paths=("a",))
@@ -258,13 +311,81 @@ async def test_spawn_and_state_report_protection_of_denied_paths(
 
 
 @virtual
+async def test_state_says_why_commands_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state, the list and the page of an agent change with the files, before and after the first command."""
+    monkeypatch.setattr("orch_worker.policy.denied_files.MAX_MOUNTS", 1)
+    folder = tmp_path / "cwd"
+    folder.mkdir()
+    config = replace(nesting(), policy=PolicyConfig(denied_paths=("*.pem",)))
+    problem = (
+        "commands refused: 2 paths are denied, of which at most 1 can be hidden (denied_paths: *.pem: 2); "
+        "remove or move files, or name folders instead of patterns in policy.denied_paths"
+    )
+    async with opened(tmp_path / "home", config=config) as world:
+        world.supervisor.mount_namespace_problem = lambda: ""
+        node, _ = await spawned(world, None, tools=("bash",), cwd=str(folder))
+        reader, _ = await spawned(world, None, tools=("read_file",), cwd=str(folder))
+        for names, expected in ((("a.pem", "b.pem"), problem), (("a.pem",), "unreadable")):
+            for path in folder.iterdir():
+                path.unlink()
+            for name in names:
+                (folder / name).touch()
+            shown = await call(world.supervisor, USER, SHOW_AGENT, ShowAgent(node.spec.id))
+            assert shown.agent.denied_paths == expected
+            assert f"denied paths:  {expected}" in agent_page(msgspec.to_builtins(shown))
+            assert {row.id: row.denied_paths for row in await world.agents(all=True)} == {
+                node.spec.id: expected,
+                reader.spec.id: "",
+            }
+
+
+@virtual
+async def test_state_says_that_commands_are_refused_without_namespaces(tmp_path: Path) -> None:
+    """Commands are refused if `require_denied_paths` is set and paths are denied."""
+    for denied, expected in (
+        (("*.pem",), "commands refused: policy.require_denied_paths is set, and there are no mount namespaces here"),
+        ((), "by name only"),
+    ):
+        config = replace(nesting(), policy=PolicyConfig(denied_paths=denied, require_denied_paths=True))
+        async with opened(tmp_path / str(len(denied)), config=config) as world:
+            world.supervisor.mount_namespace_problem = lambda: "no namespaces"
+            await spawned(world, None, tools=("bash",))
+            assert [row.denied_paths for row in await world.agents(all=True)] == [expected]
+
+
+@virtual
+async def test_subagent_in_another_folder_has_the_same_denied_files(tmp_path: Path) -> None:
+    """Relative rules and names also apply in the folders of the agents above."""
+    inner = tmp_path / "cwd/sub/inner"
+    inner.mkdir(parents=True)
+    rules = PolicyConfig(denied_paths=("*.pem", "conf/*.key", "~/x", "/y/z"), personal_paths=("diary/*", "*.me"))
+    async with opened(tmp_path / "home", config=replace(nesting(), policy=rules)) as world:
+        top, _ = await spawned(world, None, tools=NEST, cwd=str(tmp_path / "cwd"))
+        specs = [top.spec]
+        for folder in ("sub", "inner"):
+            asked = Spawn("t", tools=NEST, cwd=folder)
+            id = (await call(world.supervisor, AgentCaller(specs[-1].id), SPAWN, asked)).id
+            specs.append(world.supervisor.tree.agents[id].spec)
+        same = (await call(world.supervisor, AgentCaller(top.spec.id), SPAWN, Spawn("t", tools=NEST))).id
+        assert world.supervisor.tree.agents[same].spec.policy == top.spec.policy
+    for spec, folders in ((specs[1], ["cwd"]), (specs[2], ["cwd", "cwd/sub"])):
+        found, parents = spec.policy.rules, [str(tmp_path / folder) for folder in folders]
+        more = (*(f"{each}/**/*.pem" for each in parents), *(f"{each}/conf/*.key" for each in parents))
+        assert set(found.denied_paths) == {*rules.denied_paths, *more}
+        assert set(found.personal_paths) == {*rules.personal_paths, *(f"{each}/diary/*" for each in parents)}
+
+
+@virtual
 async def test_only_programs_and_users_name_usable_credentials(tmp_path: Path) -> None:
-    """A request of an agent has no effect. Its children have the paths of the first agent."""
+    """A request of an agent is refused. Its children have the paths of the first agent."""
     async with opened(tmp_path, config=nesting()) as world:
         node, _ = await spawned(world, None, tools=NEST, usable_credentials=("~/.ssh",))
         with pytest.raises(ConfigError, match=r"usable_credentials contains '\$HOME/.ssh', but variables"):
             await spawned(world, None, usable_credentials=("$HOME/.ssh",))
         asked = Spawn("t", tools=NEST, usable_credentials=("~/.kube",))
+        with pytest.raises(ToolNotGrantedError, match="cannot set 'usable_credentials'"):
+            await call(world.supervisor, AgentCaller(node.spec.id), SPAWN, asked)
+        asked = Spawn("t", tools=NEST)
         child = world.supervisor.tree.agents[(await call(world.supervisor, AgentCaller(node.spec.id), SPAWN, asked)).id]
         assert node.spec.policy.rules.usable_credentials == ("~/.ssh",)
         assert child.spec.policy.rules.usable_credentials == ("~/.ssh",)

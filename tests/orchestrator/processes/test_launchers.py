@@ -19,6 +19,7 @@ from orch.processes.zygote import ZygoteLauncher
 from orch_protocol.agent.spec import Limits, WorkerBirth
 from orch_protocol.core.errors import LaunchError, UnsupportedPlatformError
 from orch_protocol.wire.zygote_messages import LENGTH_BYTES, MAX_BIRTH, decode_birth
+from orch_worker.system.secrets import CREDENTIAL_VARIABLES
 from orchestrator.tree_double import Forest, Timer
 
 
@@ -81,6 +82,14 @@ class TestEnvironment:
         made = clean_environment("run", {name: "value"})
         assert made[name] == "value"
         assert "ORCH_WITHHELD" not in made
+
+    @pytest.mark.parametrize("name", CREDENTIAL_VARIABLES)
+    def test_places_of_credentials_are_passed(self, name: str) -> None:
+        """Workers hide these places from commands. A value that is no place may be a secret."""
+        for value in ("/keys/one:/keys/two", "~/keys"):
+            assert clean_environment("run", {name: value})[name] == value
+        if name.startswith("AWS_"):
+            assert name not in clean_environment("run", {name: "canary"})
 
     def test_configured_names_and_globs_are_passed(self) -> None:
         """A name in `environment.pass` is passed even if it looks like a secret."""

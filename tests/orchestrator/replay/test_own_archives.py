@@ -9,7 +9,6 @@ import pytest
 from agent_history import PROFILES, Life, steps
 from orch.replay.readers import read_recordings
 from orch.replay.report import ReplayPricing, recorded_input, replay
-from orch_protocol.core.errors import DamagedError
 from orch_protocol.core.messages import Message, Usage, assistant, user
 
 SESSION = "session.jsonl"
@@ -81,15 +80,15 @@ def test_call_without_result_gets_one_in_the_replay(tmp_path: Path) -> None:
     [holder] = [record.id for record in life.records()][-1:]
     life.close()
     [recording] = read_recordings(tmp_path / "a" / SESSION)
-    last = recording.contexts()[-1][1]
+    last = list(recording.contexts())[-1][1]
     assert last[-5:] == life.requests[-1][-5:]
     assert holder not in str(last)
     assert "word0" not in str(last[:-4])
     assert user("ask 3") in last
 
 
-def test_deleted_archive_makes_a_replay_impossible(tmp_path: Path) -> None:
-    """A replay fails if archives of its branch are deleted; deleted archives of other branches do not matter."""
+def test_deleted_messages_are_left_out_and_counted(tmp_path: Path) -> None:
+    """Only deleted messages of the session's branch are counted; their calls are not replayed."""
     life = Told(tmp_path / "a")
     life.requests = []
     life.ask(*steps(2, "c", 40))
@@ -99,7 +98,11 @@ def test_deleted_archive_makes_a_replay_impossible(tmp_path: Path) -> None:
     life.prune(life.records()[0].timestamp)
     [recording] = read_recordings(tmp_path / "a" / SESSION)
     assert len(recording.calls) == 2
+    assert recording.skipped == ()
     life.go(behind)
+    life.ask(*steps(1, "e", 40))
     life.close()
-    with pytest.raises(DamagedError, match="6 messages were deleted permanently"):
-        read_recordings(tmp_path / "a" / SESSION)
+    [recording] = read_recordings(tmp_path / "a" / SESSION)
+    assert recording.skipped == ("6 messages were deleted permanently",)
+    assert len(recording.calls) == 2
+    assert replay([recording], "none", ReplayPricing(items=0), tmp_path / "archives").bill.requests == 2

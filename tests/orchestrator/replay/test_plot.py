@@ -15,7 +15,7 @@ from orch import cli
 from orch.cli.sessions.replay import bar
 from orch.replay.bill import Bill
 from orch.replay.plot import _LOOKS, check_picture_path, draw
-from orch.replay.policies import DEFAULT, NAMES
+from orch.replay.policy_names import DEFAULT, NAMES
 from orch.replay.readers import read_recordings
 from orch.replay.report import Outcome, Point, ReplayPricing, replay
 from orch_protocol.core.errors import ConfigError, StoreError
@@ -45,20 +45,20 @@ def test_course_has_a_point_for_each_call(tmp_path: Path) -> None:
     """The cost is added up over several recordings, and the last points agree with the sums."""
     paths = [dump_lines(tmp_path / f"{turns}.jsonl", pi(turns)) for turns in (4, 6)]
     found = [recording for path in paths for recording in read_recordings(path)]
-    for name in ("none", "auto"):
+    for name in ("none", "balanced"):
         came = replay(found, name, ReplayPricing(items=0), tmp_path / name)
         assert len(came.course) == sum(len(recording.calls) for recording in found) == 40
         assert all(before.units < after.units for before, after in pairwise(came.course))
-        assert came.course[-1].units == pytest.approx(came.bill.units)
+        assert came.course[-1].units == pytest.approx(came.units)
         assert max(point.context for point in came.course) == came.bill.peak_tokens
         assert came.course[16].context < came.course[15].context
 
 
 def test_plot_labels_axes_and_policies(tmp_path: Path) -> None:
     """Both panels have a label with a unit; each policy has its name and cost."""
-    found = texts(drawn(tmp_path / "a.svg", outcome("none"), outcome("auto", size=2_000), title="my $s_1$.jsonl"))
+    found = texts(drawn(tmp_path / "a.svg", outcome("none"), outcome("balanced", size=2_000), title="my $s_1$.jsonl"))
     assert {"request size (tokens, log scale)", "cost so far (US dollars)", "model calls"} <= set(found)
-    assert {"none  $9.00", "auto  $9.00", "my $s_1$.jsonl"} <= set(found)
+    assert {"none  $9.00", "balanced  $9.00", "my $s_1$.jsonl"} <= set(found)
     assert {"10,000", "20,000", "$0.00", "$8.00"} <= set(found)
 
 
@@ -80,7 +80,7 @@ def test_plot_of_one_call_or_none(tmp_path: Path, calls: int) -> None:
 def test_same_replay_is_the_same_picture(tmp_path: Path) -> None:
     """The content of a picture does not depend on the time at which it is drawn."""
     for name in ("a", "b"):
-        drawn(tmp_path / f"{name}.svg", outcome("none"), outcome("auto"))
+        drawn(tmp_path / f"{name}.svg", outcome("none"), outcome("balanced"))
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
@@ -132,7 +132,7 @@ def test_missing_matplotlib_names_the_extra(tmp_path: Path, monkeypatch: pytest.
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ConfigError, match=r"needs matplotlib .*its extra 'plot'"):
+    with pytest.raises(ConfigError, match=r"needs matplotlib .*pip install 'orch-agents\[plot\]'"):
         check_picture_path(str(tmp_path / "a.svg"))
 
 
@@ -183,6 +183,6 @@ def test_terminal_shows_a_bar(
 
 
 def test_bar_fills() -> None:
-    """A third of the calls fills a third of the bar."""
-    assert bar("auto", 1, 3) == f"auto          [{'#' * 10}{'.' * 20}] 1 of 3 calls"
-    assert "searching for" in bar("auto", 3, 3)
+    """A quarter of the calls fills a quarter of the bar."""
+    assert bar("balanced", 1, 4) == f"balanced         [{'#' * 5}{'.' * 15}] 1 of 4 calls"
+    assert "searching for" in bar("balanced", 4, 4)

@@ -35,11 +35,11 @@ def test_own_compactions_of_a_session(tmp_path: Path) -> None:
         9, {"type": "compaction", "summary": "SUMMED", "firstKeptEntryIndex": 7, "timestamp": "", "tokensBefore": 1}
     )
     (found,) = read_recordings(dump_lines(tmp_path / "s.jsonl", lines))
-    place, context = found.contexts()[4]
+    place, context = list(found.contexts())[4]
     assert place == 9
     assert [message.role for message in context] == ["user", "user", "assistant", "user"]
     assert "SUMMED" in str(context[0])
-    assert len(found.contexts()[3][1]) == 7
+    assert len(list(found.contexts())[3][1]) == 7
 
 
 def test_branch_of_a_session(tmp_path: Path) -> None:
@@ -126,6 +126,105 @@ def test_cut_off_calls_get_a_result(tmp_path: Path) -> None:
     assert len(open_end.messages) == 2
 
 
+def damaged(lines: list[Any], kind: str) -> bytes:
+    """Return `lines` as JSON lines with one kind of damage at line 4, which is a result."""
+    data = [json.dumps(line).encode() for line in lines]
+    match kind:
+        case "cut":
+            data[3] = data[3][:-20]
+        case "copied":
+            data.insert(3, data[3])
+        case "copied block":
+            data[6:6] = data[2:6]
+        case "other program":
+            data.insert(3, b'{"timestamp": "2026-01-01", "type": "response_item", "payload": {"role": "user"}}')
+        case "no JSON":
+            data.insert(3, b"\x00\xff\xfe")
+        case "binary":
+            data[3] = data[3].replace(b"word", b"wo\x00\xffrd", 1)
+        case "lost call":
+            del data[2]
+        case "lost header":
+            del data[0]
+    return b"\n".join(data) + b"\n"
+
+
+@pytest.mark.parametrize("linked", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("cut", "line 4 is not a JSON object"),
+        ("copied", "line 5 is a copy of line 4"),
+        ("copied block", "line 7 is a copy of line 3"),
+        ("other program", ""),
+        ("no JSON", "line 4 is not a JSON object"),
+        ("binary", "line 4 contains bytes that are not text"),
+        ("lost call", "1 results without a call are left out"),
+        ("lost header", "line 1 should be the header"),
+    ],
+)
+def test_damaged_session_is_read_without_the_damage(tmp_path: Path, kind: str, words: str, linked: bool) -> None:
+    """Everything else is read, each call has one result, and what was left out is listed."""
+    lines = pi(3, steps=2)
+    for number, line in enumerate(lines[1:] if linked else []):
+        line |= {"id": f"{number:08x}", "parentId": f"{number - 1:08x}" if number else None}
+    path = tmp_path / "s.jsonl"
+    path.write_bytes(damaged(lines, kind))
+    (found,) = read_recordings(path)
+    calls = [block.id for each in found.messages for block in each.message.content if isinstance(block, ToolUse)]
+    results = [
+        block.tool_use_id for each in found.messages for block in each.message.content if isinstance(block, ToolResult)
+    ]
+    assert calls == results
+    assert len(calls) == (5 if kind == "lost call" else 6)
+    assert words in "\n".join(found.skipped)
+    assert found.skipped or not words
+    asked = [block.text for each in found.messages for block in each.message.content if isinstance(block, Text)]
+    assert sum("Fix module" in text for text in asked) == 3
+
+
+def test_all_damaged_lines_are_listed(tmp_path: Path) -> None:
+    """The list has no limit."""
+    data = b"".join(json.dumps(line).encode() + b"\n{\n" for line in pi(10))
+    path = tmp_path / "s.jsonl"
+    path.write_bytes(data)
+    (found,) = read_recordings(path)
+    assert len(found.skipped) == data.count(b"\n{\n") > 50
+    assert len(found.calls) == 40
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("shape", ["list", "object", "dialogues"])
+def test_damaged_document_is_read_without_the_damaged_items(tmp_path: Path, shape: str, indent: int | None) -> None:
+    """A file that ends too early, and a file with a damaged message, lose only these messages or dialogues."""
+    messages = chat(4)
+    value = {"list": messages, "object": {"model": "x", "messages": messages}, "dialogues": [{"traj": messages}] * 3}
+    text = json.dumps(value[shape], indent=indent)
+    path = tmp_path / "m.json"
+    for damage in (text[: int(0.8 * len(text))], text.replace('"Answer 2"', '"Answer 2', 1)):
+        path.write_text(damage)
+        found = read_recordings(path)
+        answers = [str(each.message.content) for one in found for each in one.messages if each.message.role != "user"]
+        assert "Answer 0" in "".join(answers)
+        assert "damaged" in found[0].skipped[0]
+        if shape == "dialogues":
+            assert len(found) == 2
+
+
+def test_line_of_another_program_does_not_decide_about_the_format(tmp_path: Path) -> None:
+    """The format is the one of most lines."""
+    path = dump_lines(tmp_path / "r.jsonl", [{"type": "message", "message": {"role": "x"}}, *rows()])
+    assert read_recordings(path)[0].shape == "transcript rows"
+    transcript = Transcript.open(tmp_path / "a", agent="a", cwd="/")
+    for message in (user("q"), assistant("done")):
+        transcript.message(message, "t")
+    transcript.close()
+    file = tmp_path / "a" / "session.jsonl"
+    file.write_bytes(b"garbage\n" + file.read_bytes())
+    (found,) = read_recordings(file)
+    assert (found.shape, len(found.calls)) == ("orch session", 1)
+
+
 @pytest.mark.parametrize(
     ("text", "error", "words"),
     [
@@ -137,11 +236,13 @@ def test_cut_off_calls_get_a_result(tmp_path: Path) -> None:
         ("[1, 2]", ForeignFileError, "not a readable recording"),
         ('[{"role": "user", "content": "only a question"}]', ForeignFileError, "no conversation"),
         ('{"role": "user", "content": "q"}\n{"role": "assista', DamagedError, "line 2"),
-        ('{"role": "user", "content": "q"}\n7\n', ForeignFileError, "line 2"),
-        ('[{"role": "user", "content": "q"}, {"role": "alien", "content": "q"}]', ForeignFileError, "message 1"),
+        ('{"role": "user", "content": "q"}\n7\n', DamagedError, "line 2"),
+        ('[{"role": "user", "content": "q"}, {"role": "alien", "content": "q"}]', DamagedError, "message 1"),
+        ('{"timestamp":"","type":"response_item","payload":{"role":"user"}}\n', ForeignFileError, "no conversation"),
+        ('{"role": "model", "parts": [{"text": "q"}]}\n', ForeignFileError, "message 0"),
         ('{"type":"session"}\n{"type":"message","message":{"role":"assistant","content":7}}', DamagedError, "line 2"),
         ('{"type":"session","id":"s"}\n{"type":"compaction","summary":"x"}', DamagedError, "line 2"),
-        ('{"uuid":"u","type":"user","message":{"role":"user"}}', DamagedError, "line 1"),
+        ('{"uuid":"u","type":"user","message":{"role":"user"}}', ForeignFileError, "line 1"),
     ],
 )  # fmt: skip
 def test_unreadable_recording_is_named(tmp_path: Path, text: str, error: type[Exception], words: str) -> None:

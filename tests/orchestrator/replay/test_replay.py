@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 
 from orch import cli
 from orch.api.archiver import Archiver
-from orch.replay.bill import Bill, Meter
-from orch.replay.policies import NAMES, ReplaySetting, filler_text, policy_named
+from orch.replay.bill import Bill, Charge, Mark, Meter, PromptCache
+from orch.replay.policies import ReplaySetting, filler_text
+from orch.replay.policy_names import NAMES, policy_named
 from orch.replay.readers import ASSUMED_BESIDE, Recording, read_recordings, scale_of
-from orch.replay.report import Outcome, ReplayPricing, recorded_input, replay, report, table
+from orch.replay.report import Outcome, ReplayedFile, ReplayPricing, recorded_input, replay, report, table
 from orch.replay.retained_facts import Share, evidence_in, reachable_shares, sample_evenly
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, user
@@ -39,14 +41,23 @@ def recordings(session: Path) -> list[Recording]:
 
 
 def test_common_prefix_is_read_from_the_cache() -> None:
-    """Cached tokens cost a tenth; the other tokens are written to the cache, except the tail."""
+    """Cached tokens cost a tenth; the other tokens are written to the cache."""
     meter = Meter(Prices())
     a, b, c = object(), object(), object()
     meter.request([(a, 1000), (b, 100)], 10)
     assert meter.bill == Bill(1100 * 1.25 + 50, 1100, 0, 10, 1100, 1)
-    meter.request([(a, 1000), (b, 100), (c, 200)], 0, tail=40)
-    assert meter.bill.units == pytest.approx(1425 + 110 + 250 + 40)
-    assert (meter.bill.cached_tokens, meter.bill.peak_tokens) == (1100, 1340)
+    meter.request([(a, 1000), (b, 100), (c, 200)], 0)
+    assert meter.bill.units == pytest.approx(1425 + 110 + 250)
+    assert (meter.bill.cached_tokens, meter.bill.peak_tokens) == (1100, 1300)
+
+
+def test_automatic_cache_has_steps() -> None:
+    """A provider that charges nothing for writing reads a shared prefix in whole steps of 128 tokens."""
+    meter = Meter(Prices(write=1.0))
+    part = [(TERMS, 1100)]
+    meter.request(part, 0)
+    meter.request(part, 0)
+    assert meter.bill.cached_tokens == 1024
 
 
 def test_change_in_the_middle_breaks_the_cache_from_there() -> None:
@@ -59,6 +70,18 @@ def test_change_in_the_middle_breaks_the_cache_from_there() -> None:
     assert meter.bill.units - before == pytest.approx(10 + 101 * 1.25)
 
 
+def test_list_that_grows_is_billed_like_new_lists() -> None:
+    """A caller may append to the list of the request before instead of passing a new list."""
+    parts = [(object(), 10 * number) for number in range(1, 9)]
+    grown: list[tuple[object, int]] = []
+    meters = [Meter(Prices()), Meter(Prices())]
+    for number, part in enumerate(parts, 1):
+        grown.append(part)
+        assert meters[0].request(grown, 5) == meters[1].request(parts[:number], 5)
+    assert meters[0].bill == meters[1].bill
+    assert meters[0].bill.cached_tokens > 0
+
+
 def test_cache_does_not_outlive_its_time() -> None:
     """After a pause longer than the lifetime of the cache, the whole request is written again."""
     for lifetime, cached in ((300.0, 0), (None, 100)):
@@ -67,6 +90,30 @@ def test_cache_does_not_outlive_its_time() -> None:
         meter.request(part, 0, at=0.0)
         meter.request(part, 0, at=301.0)
         assert meter.bill.cached_tokens == cached
+
+
+def test_beginnings_are_cached_up_to_marks_and_as_long_as_these_say() -> None:
+    """A request reads the longest marked beginning that it shares with the last one, and writes up to its marks."""
+    cache = PromptCache(0)
+    parts = [("tools", 1000), ("system", 500), ("first", 100), ("second", 10)]
+    marks = [Mark(2, 3600.0), Mark(3, 300.0)]
+    assert cache.charge(parts, marks, 0.0) == Charge(read=0, written=1600, fresh=10, written_1h=1500)
+    assert cache.charge(parts, marks, 300.0) == Charge(read=1600, written=0, fresh=10)
+    assert cache.charge(parts, [], 301.0) == Charge(read=0, written=0, fresh=1610)
+    assert cache.charge(parts, marks, 1000.0) == Charge(read=1500, written=100, fresh=10)
+    changed = [*parts[:2], ("another", 70), ("third", 7)]
+    assert cache.charge(changed, [Mark(4, 300.0)], 1001.0) == Charge(read=1500, written=77, fresh=0)
+    assert cache.charge(changed, [Mark(4, 300.0)], 9000.0) == Charge(read=0, written=1577, fresh=0)
+
+
+def test_short_beginnings_and_distant_ones_are_not_read() -> None:
+    """A server caches no short beginnings, and looks for entries a limited number of parts before a mark."""
+    cache = PromptCache(0, minimum=1024)
+    assert cache.charge([("a", 1000)], [Mark(1, None)]) == Charge(fresh=1000)
+    parts = [("a", 1100), *((number, 1) for number in range(30))]
+    assert cache.charge(parts[:1], [Mark(1, None)]) == Charge(written=1100)
+    assert cache.charge(parts[:21], [Mark(21, None)]) == Charge(read=1100, written=20)
+    assert cache.charge([parts[0], *parts[10:]], [Mark(22, None)]) == Charge(written=1121)
 
 
 def test_summary_requests_are_counted_separately() -> None:
@@ -126,18 +173,17 @@ def test_archival_is_cheaper_than_other_policies(recordings: list[Recording], tm
     cost = {name: replay(recordings, name, terms, tmp_path).bill.units for name in NAMES}
     assert cost["compaction"] < 0.8 * cost["none"]
     assert cost["compaction-1m"] == cost["none"]
-    for name in ("auto", "economy", "roomy"):
+    for name in ("balanced", "economy", "roomy"):
         assert cost[name] < 0.6 * cost["compaction"]
         assert cost[name] < cost["mask"]
-    assert cost["auto"] == cost["balanced"]
-    assert cost["auto-receipt"] <= cost["auto"]
+    assert cost["balanced"] <= cost["balanced-summaries"]
 
 
 def test_archival_finds_all_evidence_compaction_loses(recordings: list[Recording], tmp_path: Path) -> None:
     """One search finds archived text; compaction loses at least 30 % of the paths."""
-    auto = replay(recordings, "auto", TERMS, tmp_path)
-    assert {kind: share.ratio for kind, share in auto.evidence.items()} == dict.fromkeys(auto.evidence, 1.0)
-    assert auto.evidence["paths"].asked == 50
+    balanced = replay(recordings, "balanced", TERMS, tmp_path)
+    assert {kind: share.ratio for kind, share in balanced.evidence.items()} == dict.fromkeys(balanced.evidence, 1.0)
+    assert balanced.evidence["paths"].asked == 50
     compacted = replay(recordings, "compaction", ReplayPricing(items=50, window=30_000), tmp_path)
     assert compacted.evidence["paths"].ratio < 0.7
 
@@ -146,9 +192,8 @@ def test_archives_are_really_made(recordings: list[Recording], tmp_path: Path) -
     """The archives of a replay can be opened and read."""
     outcome = replay(recordings, "economy", TERMS, tmp_path)
     with Archiver(tmp_path / "economy-0000", "orch") as archiver:
-        records = archiver.archives()
-        assert len(records) == outcome.holders > 10
-        last = [record for record in records if record.kind == "turn"][-1]
+        assert len(archiver.archives(merged=True)) == outcome.holders > 10
+        last = [record for record in archiver.archives() if record.kind == "turn"][-1]
         found = archiver.read_archive(last.id)
     assert found[0] == next(each.message for each in recordings[0].messages if each.message == found[0])
 
@@ -158,9 +203,9 @@ def test_short_dialogue_costs_no_more(tmp_path: Path) -> None:
     path = tmp_path / "m.json"
     path.write_text(json.dumps(chat(3)))
     found = read_recordings(path)
-    none, auto = (replay(found, name, TERMS, tmp_path) for name in ("none", "auto"))
-    assert auto.bill == none.bill
-    assert auto.holders == 0
+    none, balanced = (replay(found, name, TERMS, tmp_path) for name in ("none", "balanced"))
+    assert balanced.bill == none.bill
+    assert balanced.holders == 0
 
 
 def test_progress_counts_calls(recordings: list[Recording], tmp_path: Path) -> None:
@@ -207,7 +252,7 @@ def test_evidence_in_the_conversation_needs_no_search() -> None:
     items = {"paths": ["a/b", "c/d", "e/f"]}
     found = reachable_shares(items, [user("see a/b")], lambda item: item if item == "c/d" else "no", 10)
     assert found == {"paths": Share(2, 3, 3)}
-    assert reachable_shares(items, [user("see a/b")], None, 2) == {"paths": Share(1, 2, 3)}
+    assert reachable_shares(items, [user("see a/b")], lambda _: "", 2) == {"paths": Share(1, 2, 3)}
     assert Share().ratio == 1.0
     assert sample_evenly([str(n) for n in range(10)], 3) == ["0", "3", "6"]
 
@@ -217,9 +262,11 @@ def test_evidence_in_the_conversation_needs_no_search() -> None:
 
 def test_report_has_the_promised_keys(session: Path, recordings: list[Recording], tmp_path: Path) -> None:
     """The report has the files, each policy with cost and sizes, and the evidence that the default profile keeps."""
-    outcomes = [replay(recordings, name, TERMS, tmp_path) for name in ("none", "auto")]
-    data = json.loads(json.dumps(report([session], recordings, outcomes, TERMS)))
+    outcomes = tuple(replay(recordings, name, TERMS, tmp_path) for name in ("none", "balanced"))
+    files = [ReplayedFile(str(session), (280,), None, outcomes, ("line 7 is torn",))]
+    data = json.loads(json.dumps(report(files, TERMS)))
     assert data["files"] == [str(session)]
+    assert data["sessions"][0]["skipped"] == ["line 7 is torn"]
     assert data["calls"] == 280
     assert set(data["evidence"]) == {"paths", "commands", "numbers", "edits"}
     promised = {
@@ -233,18 +280,18 @@ def test_report_has_the_promised_keys(session: Path, recordings: list[Recording]
         "holders",
     }
     assert all(promised <= set(row) for row in data["policies"])
-    none, auto = data["policies"]
+    none, balanced = data["policies"]
     assert none["cost_percent"] == 100
-    assert auto["cost_with_recalls"] > auto["cost_units"]
-    assert auto["cost_usd"] == pytest.approx(auto["cost_units"] * 3 / 1e6, abs=1e-3)
+    assert balanced["cost_with_recalls"] == balanced["cost_units"]  # the session has no edits
+    assert balanced["cost_usd"] == pytest.approx(balanced["cost_units"] * 3 / 1e6, abs=1e-3)
     lines = table(data).splitlines()
     assert lines[0].startswith("POLICY")
-    assert [line.split()[0] for line in lines[1:]] == ["none", "auto"]
+    assert [line.split()[0] for line in lines[1:]] == ["none", "balanced"]
 
 
 def test_report_without_archives_has_no_evidence() -> None:
     """The evidence in the report is None if no policy archives."""
-    assert report([], [], [Outcome("none")], TERMS)["evidence"] is None
+    assert report([ReplayedFile("a", (1,), None, (Outcome("none"),))], TERMS)["evidence"] is None
 
 
 # Command line.
@@ -261,7 +308,7 @@ def test_replay_command(
 ) -> None:
     """`orch replay` prints the accuracy and a row for each policy, and creates no files."""
     home = tmp_path / "home"
-    assert run(home, monkeypatch, "replay", str(session), "--policy", "none,auto", "--evidence", "5") == 0
+    assert run(home, monkeypatch, "replay", str(session), "--policy", "none,balanced", "--evidence", "5") == 0
     out = capsys.readouterr().out
     assert out.startswith("280 model calls\nRecorded: ")
     assert "100.0 %" in out
@@ -273,12 +320,85 @@ def test_replay_command_keeps_archives_in_a_given_folder(
 ) -> None:
     """`--archive` keeps the archives of a replay, and refuses a folder that is not empty."""
     kept = tmp_path / "kept"
-    arguments = ("replay", str(session), "--policy", "auto", "--json", "--archive", str(kept), "--evidence", "0")
+    arguments = ("replay", str(session), "--policy", "balanced", "--json", "--archive", str(kept), "--evidence", "0")
     assert run(tmp_path / "home", monkeypatch, *arguments) == 0
     assert json.loads(capsys.readouterr().out)["policies"][0]["holders"] > 0
-    assert (kept / "auto-0000" / "archive-000001.jsonl").exists()
+    assert (kept / "balanced-0000" / "archive-000001.jsonl").exists()
     assert run(tmp_path / "home", monkeypatch, *arguments) == 2
     assert "not an empty folder" in capsys.readouterr().err
+
+
+def test_replay_command_reads_folders(
+    session: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each readable file has a row, and the last row has the totals. Other files and damaged lines are listed."""
+    folder = tmp_path / "sessions"
+    (folder / "b").mkdir(parents=True)
+    (folder / "b" / "long.jsonl").write_bytes(session.read_bytes())
+    (folder / "a.jsonl").write_text("".join(json.dumps(line) + "\n{\n" for line in pi(3)))
+    (folder / "package.json").write_text('{"name": "x"}')
+    (folder / "notes.txt").write_text("not read")
+    given = ("replay", str(folder), "--policy", "none,mask", "--evidence", "0")
+    assert run(tmp_path / "home", monkeypatch, *given) == 0
+    out, err = capsys.readouterr()
+    rows = [line.split() for line in out.splitlines()]
+    assert [row[:2] for row in rows if row[:1] in (["a.jsonl"], ["b/long.jsonl"], ["total"])] == [
+        ["a.jsonl", "12"],
+        ["b/long.jsonl", "280"],
+        ["total", "292"],
+    ]
+    assert "package.json is not a readable recording" in err
+    assert "notes.txt" not in err
+    assert "a.jsonl is damaged; it was replayed without these parts:\n  line 2 is not" in err
+    assert "and 5 more" in err
+    assert run(tmp_path / "home", monkeypatch, *given, "--json") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [len(each["skipped"]) for each in data["sessions"]] == [25, 0]
+    assert [Path(each["file"]).name for each in data["unread"]] == ["package.json"]
+    mask = data["policies"][1]
+    assert sum(each["policies"][1]["cost_units"] for each in data["sessions"]) == pytest.approx(
+        mask["cost_units"], abs=1
+    )
+
+
+def test_replay_command_counts_each_conversation_of_a_folder_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One readable file has its row. Links to it and questions to holders do not count. Special files are listed."""
+    folder = tmp_path / "sessions" / "agent"
+    (folder / "holders" / "b0d9").mkdir(parents=True)
+    (folder / "archives").mkdir()
+    dump_lines(folder / "session.jsonl", pi(3))
+    dump_lines(folder / "holders" / "b0d9" / "session.jsonl", pi(3))
+    (folder / "archives" / ".written.json").write_text("{}")
+    (folder / "twin.jsonl").symlink_to("session.jsonl")
+    (folder / "gone.jsonl").symlink_to("nowhere")
+    os.mkfifo(folder / "pipe.json")
+    given = ("replay", str(folder.parent), str(folder), "--policy", "none,mask", "--evidence", "0")
+    assert run(tmp_path / "home", monkeypatch, *given) == 0
+    out, err = capsys.readouterr()
+    rows = [line.split()[:2] for line in out.splitlines()]
+    assert rows[0] == ["12", "model"]
+    assert [row for row in rows if row[:1] in (["session.jsonl"], ["total"])] == [
+        ["session.jsonl", "12"],
+        ["total", "12"],
+    ]
+    listed = err.splitlines()
+    assert listed[0] == "orch: warning: files that are not readable recordings: 2"
+    assert any("gone.jsonl" in line and "No such file" in line for line in listed[1:])
+    assert any(line.endswith("pipe.json is not a regular file") for line in listed[1:])
+
+
+def test_replay_command_refuses_folders_without_recordings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error says what is in the folder."""
+    (tmp_path / "notes.txt").write_text("x")
+    assert run(tmp_path / "home", monkeypatch, "replay", str(tmp_path)) == 2
+    assert "contains no files that end in .jsonl or .json" in capsys.readouterr().err
+    (tmp_path / "package.json").write_text("{}")
+    assert run(tmp_path / "home", monkeypatch, "replay", str(tmp_path)) == 1
+    assert "contains no readable recording among 1 files" in capsys.readouterr().err
 
 
 def test_replay_command_takes_the_prices_of_a_model(

@@ -90,6 +90,17 @@ class TestProviders:
         assert found["elsewhere"] == ""
         assert "was not trusted" in found["theirs"]
 
+    def test_skills_of_claude_code_are_found(self, home: Path, project: Path) -> None:
+        """They need trust like all skills of a project, and come after those in `.orch/skills`."""
+        theirs = home.parent / "project" / ".claude" / "skills"
+        put(theirs, "theirs")
+        trust(put(theirs, "pump"), home)
+        trust(put(project, "pump"), home)
+        assert "was not trusted" in there(home)["theirs"]
+        first, second = (each for each in find(home.parent / "project", home, RULES) if each.name == "pump")
+        assert (first.path, first.why_off) == (str(project / "pump"), "")
+        assert "has the same name" in second.why_off
+
     def test_packaged_skills_are_found_by_their_entry_point(
         self, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -206,6 +217,14 @@ class TestProgram:
         found = read_skill_file(tmp_path / "s")
         assert (found.description, found.license, found.metadata) == (text, text, {"k": text})
         assert found.allowed == ("Read",)
+
+
+async def test_trusted_skill_of_claude_code_reaches_an_agent(tmp_path: Path) -> None:
+    """The project has no other folder with skills."""
+    async with opened(tmp_path / "home") as world:
+        trust(put(tmp_path / ".claude" / "skills"), tmp_path / "home")
+        agent = await world.scripted("done", cwd=tmp_path)
+        assert [skill.name for skill in spec_of(world, agent).skills] == ["pump"]
 
 
 def spec_of(world: World, agent: Any) -> SkillsSpec:

@@ -482,9 +482,11 @@ class TestAgentsOfOtherRuns:
                 await events(ref="three")
 
     async def test_agent_does_not_see_other_runs(self, tmp_path: Path) -> None:
-        """If an agent sets `runs`, the list contains only agents of its own run."""
+        """An agent cannot set `runs`, and its list contains only agents of its own run."""
         async with opened(tmp_path, run="other") as other, opened(tmp_path, run="daemon", config=nesting()) as daemon:
             await other.scripted()
             agent = await daemon.scripted(tools=NEST)
-            rows = await ask_root(daemon, agent.id, "list", ListAgents(all=True, runs=True))
+            with pytest.raises(ToolNotGrantedError, match="cannot set 'runs' of 'list'"):
+                await ask_root(daemon, agent.id, "list", ListAgents(all=True, runs=True))
+            rows = await ask_root(daemon, agent.id, "list", ListAgents(all=True))
             assert {row["run"] if isinstance(row, dict) else row.run for row in rows} <= {""}

@@ -65,11 +65,15 @@ def test_agents_cannot_spawn_when_subagents_are_off() -> None:
 
 
 def test_live_agents_are_limited() -> None:
-    """Killed agents and agents without a process do not count."""
+    """Killed agents and agents without a process do not count. A refused spawn changes nothing."""
     forest = Forest(max_concurrent=2)
     first, second = forest.spawn(), forest.spawn()
-    with pytest.raises(ConcurrencyLimitError, match=r"2 agents are alive.*max_concurrent is 2"):
+    forest.ask(first)
+    forest.ask(second, "q2")
+    before = len(forest.journal)
+    with pytest.raises(ConcurrencyLimitError, match=r"none of the 2 agents .* is idle, and .*max_concurrent is 2"):
         forest.spawn()
+    assert len(forest.journal) == before
     forest.handle(KillRequested((first,), "the user"))
     forest.spawn()
     forest.gone(second)
@@ -288,6 +292,19 @@ def test_query_revives_a_cold_agent() -> None:
     assert forest.told(Launch) == [Launch(id, 2)]
     forest.up(id)
     assert forest.told(Send) == [Send(id, "q")]
+
+
+def test_spawn_at_the_limit_stops_the_process_of_the_longest_idle_agent() -> None:
+    """The stopped agent is cold and can be queried again."""
+    forest = Forest(max_concurrent=2)
+    old = forest.spawn()
+    forest.now += 10
+    busy = forest.spawn()
+    forest.ask(busy)
+    new = forest.spawn(up=False)
+    assert (forest.told(Signal), forest.told(Launch)) == ([Signal(old, 1, "stop")], [Launch(new, 1)])
+    forest.gone(old, 0)
+    assert (forest.status(old), len(forest.tree.agents.alive)) == ("cold", 2)
 
 
 def test_revival_at_the_limit_suspends_the_longest_idle_agent() -> None:

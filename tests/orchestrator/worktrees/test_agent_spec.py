@@ -67,11 +67,31 @@ def test_rules_move_again_for_a_fork(tree: WorktreeSpec) -> None:
     assert rules.allowed_paths == (other.path,)
 
 
-def test_the_repository_is_readable_where_a_sandbox_hides_it(tree: WorktreeSpec) -> None:
-    """The worktree is always readable, and from L2 the repository's git folder is readable, too."""
-    assert moved(tree).sandbox.read == (tree.path,)
-    assert moved(tree, sandbox=SandboxSpec("L2", read=("~/.cargo",))).sandbox.read == (
-        *("~/.cargo", tree.path, tree.common),
-    )
+def test_git_has_the_files_that_it_needs_where_a_sandbox_hides_them(tree: WorktreeSpec) -> None:
+    """The worktree is always readable. From L2, the objects of the user's repository are readable, too, and the agent's
+    repository is writable.
+    """
+    assert (moved(tree).sandbox.read, moved(tree).sandbox.write) == ((tree.path,), ())
+    objects, repository = f"{tree.common}/objects", f"{tree.path}/.git"
+    sandbox = moved(tree, sandbox=SandboxSpec("L2", read=("~/.cargo",), write=("/data",))).sandbox
+    assert (sandbox.read, sandbox.write) == (("~/.cargo", tree.path, objects), ("/data", repository))
     spec = moved(tree, sandbox=SandboxSpec(tools={"bash": "L3"}))
-    assert (spec.sandbox.read, spec.cwd, spec.worktree) == ((tree.path, tree.common), f"{tree.path}/sub", tree)
+    assert (spec.sandbox.read, spec.cwd, spec.worktree) == ((tree.path, objects), f"{tree.path}/sub", tree)
+
+
+def test_objects_of_a_shared_repository_are_readable(tree: WorktreeSpec, tmp_path: Path) -> None:
+    """A clone with `--shared` or `--reference` names other folders with objects, by a relative or an absolute path."""
+    info = Path(tree.common, "objects", "info")
+    info.mkdir(parents=True)
+    (info / "alternates").write_text(f"../../../other/objects\n{tmp_path}/third\n")
+    read = moved(tree, sandbox=SandboxSpec("L2")).sandbox.read
+    assert read == (tree.path, f"{tree.common}/objects", f"{tmp_path}/other/objects", f"{tmp_path}/third")
+
+
+def test_a_fork_and_a_subagent_cannot_write_the_repository_of_their_origin(tree: WorktreeSpec) -> None:
+    """The sandbox of the origin is copied, without the access to its repository."""
+    first = moved(tree, sandbox=SandboxSpec("L2"))
+    fork = replace(tree, path=f"{tree.path}-2")
+    child = replace(fork, top=tree.path)
+    for spec, other in ((first, fork), (replace(first, worktree=None), child)):
+        assert in_worktree(spec, other, f"{other.path}/sub").sandbox.write == (f"{other.path}/.git",)

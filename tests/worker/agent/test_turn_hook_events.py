@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agent_doubles import Root, Talk
-from hooked_agent import CALL, Hooked, Watched, on, shout
+from hooked_agent import CALL, Hooked, Watched, ended_threads, on, shout
 from orch_protocol.agent.spec import AgentSpec, BackendSpec, HooksSpec
 from orch_protocol.core.messages import Reply, ToolUse, assistant, user
 from orch_protocol.hooks.events import Event
@@ -24,6 +24,8 @@ from orch_worker.hooks.hook import make_hook
 from orch_worker.hooks.runner import HookContext
 from orch_worker.tools.api.base import ToolContext, tool
 from orch_worker.tools.dispatch.toolbox import Toolbox
+
+__all__ = ["ended_threads"]
 
 
 class TestEvents:

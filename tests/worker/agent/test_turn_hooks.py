@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent_doubles import Root, assert_valid
-from hooked_agent import CALL, PARTS, SPEC, TWO, Hooked, Watched, fails, on, shout
+from hooked_agent import CALL, PARTS, SPEC, TWO, Hooked, Watched, ended_threads, fails, on, shout
 from orch_protocol.core.errors import StoreError
 from orch_protocol.core.messages import Message, Text, assistant, text_of, user
 from orch_protocol.core.prompts import PromptPart
@@ -26,6 +26,8 @@ from orch_worker.tools.api.base import ToolContext, tool
 from orch_worker.tools.dispatch.guard import Guard
 from orch_worker.tools.dispatch.local_only import LocalOnlyGuard
 from orch_worker.tools.dispatch.toolbox import Toolbox
+
+__all__ = ["ended_threads"]
 
 
 class TestEveryAction:
@@ -287,7 +289,7 @@ class TestEveryAction:
         names: list[tuple[str, str]] = []
         record = talk.record
 
-        def named(message: Any, usage: Any = None, steer_id: str = "") -> None:
+        def named(message: Any, usage: Any = None, model: str = "", steer_id: str = "") -> None:  # noqa: ARG001
             record(message, usage)
             names.append((text_of(message).removeprefix("[Steering]\n"), steer_id))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hooked_agent import Hooked, Watched, fails, on
+from hooked_agent import Hooked, Watched, ended_threads, fails, on
 from orch_protocol.hooks.patches import Abort, Block
 from orch_protocol.resources.slash_commands import RunUserTool
 from orch_protocol.session.tree import AddMessage, EditResult, SessionEdit
@@ -17,6 +17,8 @@ from orch_worker.agent.user_actions import MAX_HEARD, command_text, run_action
 from orch_worker.hooks.hook import Hook
 from orch_worker.session.transcript import Transcript
 from orch_worker.tools.api.base import ToolContext
+
+__all__ = ["ended_threads"]
 
 
 def test_long_output_of_a_user_command_is_clipped_for_the_model() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -16,7 +17,9 @@ from orch_protocol.agent.spec import BackendSpec
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Usage
 from orch_worker.backends import models
-from orch_worker.backends.http.remote import ProviderApi, RemoteBackend
+from orch_worker.backends.formats.format import ApiFormat
+from orch_worker.backends.http.client import SdkClient, Server
+from orch_worker.backends.http.remote import RemoteBackend
 from orch_worker.backends.models import Model, ModelCatalog, ModelEntry, ProviderConfig
 from orch_worker.backends.prices import cost
 from orch_worker.backends.registry import APIS, PROVIDERS, complete, template_for
@@ -130,7 +133,7 @@ class TestEquip:
         """The options of the complete spec are exactly the listed data of the model."""
         spec = models.with_model_options(BackendSpec("acme", "a-1"), KNOWN, {}, KEYS)
         assert msgspec.convert(spec.options, Model) == KNOWN.look_up("acme", "a-1")
-        assert template_for(spec) == "sdk"
+        assert template_for(spec) == "openai"
 
     def test_equip_is_idempotent(self) -> None:
         spec = models.with_model_options(BackendSpec("acme", "a-1"), KNOWN, {}, KEYS)
@@ -300,7 +303,7 @@ class TestOverrides:
 def test_api_key_may_be_any_word() -> None:
     """The key `none` is a key, and only an absent key is missing."""
     spec = models.with_model_options(BackendSpec("acme", "a-1"), KNOWN, {}, KEYS)
-    dialect = cast(ProviderApi, None)  # the API is not used here
-    assert RemoteBackend(spec, {"ACME_API_KEY": "none"}, dialect)._key == "none"
+    format, new_client = cast(ApiFormat, None), cast(Callable[[Server], SdkClient], None)  # not used here
+    assert RemoteBackend(spec, {"ACME_API_KEY": "none"}, format, new_client)._key == "none"
     with pytest.raises(ConfigError, match="acme:a-1 needs a key: set ACME_API_KEY"):
-        RemoteBackend(spec, {}, dialect)
+        RemoteBackend(spec, {}, format, new_client)

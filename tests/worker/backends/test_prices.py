@@ -180,7 +180,7 @@ class TestCheckPriced:
         """The JSON text in the error sets the price if it is added to models.json."""
         with pytest.raises(ConfigError, match=r"cannot set a budget for acme:a.*models\.json") as raised:
             check_priced(BackendSpec("acme", "a", msgspec.to_builtins(unknown)))
-        shown = str(raised.value).partition("(orch daemon stop): ")[2].replace("USD", "1.5")
+        shown = str(raised.value).partition("models.json: ")[2].replace("USD", "1.5")
         [price] = msgspec.json.decode(shown)["models"]["acme"]["a"]["prices"]
         priced_model = msgspec.structs.replace(unknown, prices=(msgspec.convert(price, Price),), price_known=True)
         check_priced(BackendSpec("acme", "a", msgspec.to_builtins(priced_model)))

@@ -118,7 +118,7 @@ def plan(*messages: Message, tokens: int, rules: CompactionSpec | None = None, r
         tokens=tokens,
         window=10_000,
         context_messages=seen.project_items,
-        refused=refused,
+        refusals=int(refused),
     )
     return (found.stop, found.within) if found is not None else None
 

@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 from orch_worker.context.compaction_summary import CompactionDigest, digest_of, summary_text
-from orch_worker.conversation.receipt import merge, receipt_of, render
+from orch_worker.conversation.receipt import merge, receipt_of
+from orch_worker.conversation.receipt_text import render
 from orch_worker.conversation.subagent_calls import AskedAgent, agents_line, asked_in
 from orch_worker.conversation.turns import CallWithResult
 from worker.conversation.test_receipt import turn

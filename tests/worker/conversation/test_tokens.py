@@ -126,7 +126,7 @@ class TestReports:
         """Only the growth between requests counts, so their fixed part has no effect. Implausible reports are
         ignored."""
         estimator = TokenEstimator(PLAIN)
-        found = [(10_000, 52_000), (20_000, 72_000), (20_000, 72_000), (5000, 500), (15_000, 20_500), (30_000, 0)]
+        found = [(10_000, 52_000), (20_000, 72_000), (20_000, 72_000), (5000, 1500), (15_000, 21_500), (30_000, 0)]
         for raw, reported in found:
             estimator.observe(raw, reported)
         assert estimator.factor == pytest.approx((40_000 + PRIOR) / (20_000 + PRIOR))
@@ -166,6 +166,38 @@ class TestReports:
         estimator.observe(1000.0, 9000)
         assert (estimator.request(1000.0), estimator.request(1400.0)) == (9000, 9400)
         assert (estimator.request(200.0), estimator.request(-99_999.0)) == (8200, 0)
+
+    def test_report_far_below_the_estimate_is_not_believed(self) -> None:
+        """A server that leaves out cached tokens does not make requests look small."""
+        estimator = TokenEstimator(PLAIN)
+        assert not estimator.observe(10_000, 100)
+        assert estimator.request(10_000) == 10_000
+        assert estimator.observe(10_000, 8_000)
+        assert not estimator.observe(12_000, 100)
+        assert (estimator.request(12_000), estimator.factor) == (10_000, 1.0)
+
+    def test_constant_report_does_not_outlive_a_removal(self) -> None:
+        """A shorter request is never estimated at nothing, although the last report was too small for its request."""
+        estimator = TokenEstimator(PLAIN)
+        assert estimator.observe(10_000, 3_000)
+        assert estimator.request(2_000) == 500
+
+    def test_refusal_corrects_reports_that_were_too_small(self) -> None:
+        """The size that a refusal proves replaces the reports. Later reports far below it are not believed."""
+        estimator = TokenEstimator(PLAIN)
+        estimator.observe(10_000, 5_000)
+        estimator.refused(18_000, 18_000)
+        assert (estimator.request(18_000), estimator.request(9_000)) == (18_000, 9_000)
+        assert not estimator.observe(9_000, 4_500)
+        assert estimator.request(9_000) == 9_000
+        assert estimator.observe(9_000, 8_000)
+
+    def test_refusal_below_the_estimate_changes_nothing(self) -> None:
+        """The estimate already says that the request is too long."""
+        estimator = TokenEstimator(PLAIN)
+        estimator.observe(10_000, 12_000)
+        estimator.refused(12_000, 13_000)
+        assert (estimator.request(12_000), estimator.factor) == (14_000, 1.0)
 
     def test_growth_after_a_removal_is_not_used(self) -> None:
         """The next report is the new base."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from orch_protocol.core.prompts import PromptPart
 from orch_protocol.hooks.events import AfterSystemPrompt, BeforeSystemPrompt, ProviderRequest
 from orch_protocol.resources.extensions import ExtensionPermissions, ExtensionSpec, Manifest
 from orch_worker.extensions.loader import FolderExtension, load, load_all, read_manifest
+from orch_worker.system import importing
 from orch_worker.system.folder_digest import digest_of
+from orch_worker.system.trust_file import TrustFile
 
 GOOD = """
 def register(extension):
@@ -137,6 +140,26 @@ class TestManifest:
         assert read_manifest(tmp_path / "pack") == Manifest("pack")
         journaled = {"path": "p", "manifest": {"name": "pack", "permissions": former}}
         assert msgspec.convert(journaled, ExtensionSpec) == ExtensionSpec("p", Manifest("pack"))
+
+    def test_trusted_extension_cannot_import_other_modules_of_the_project(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The trust covers the folder of the extension only. Its own modules and installed packages can be imported."""
+        monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+        monkeypatch.setattr(importing, "_pinned_finder", importing._PinnedFinder())
+        monkeypatch.syspath_prepend(str(tmp_path))
+        (tmp_path / "beside_the_extension.py").write_text("")
+        folder = tmp_path / ".orch" / "extensions"
+        folder.mkdir(parents=True)
+        specs = []
+        for name, line in {"own": "from . import part", "other": "import beside_the_extension"}.items():
+            spec = written(folder, f"import msgspec\n{line}\n{GOOD}", name)
+            (folder / name / "part.py").write_text("")
+            specs.append(msgspec.structs.replace(spec, trust=str(tmp_path / "trusted.json")))
+            TrustFile(tmp_path / "trusted.json").accept(spec.path, digest_of(folder / name))
+        assert load(specs[0]).tools
+        with pytest.raises(ConfigError, match=r"beside_the_extension\.py is not among the files that the user trusted"):
+            load(specs[1])
 
     def test_extension_changed_after_the_spawn_is_not_loaded(self, tmp_path: Path) -> None:
         """The agent has the permissions of the manifest at the time of the spawn."""

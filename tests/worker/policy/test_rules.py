@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import product
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -24,7 +23,6 @@ from orch_protocol.policy.policy import (
     Verdict,
 )
 from orch_worker.policy.evaluate import evaluate
-from orch_worker.policy.path_rules import shell_context
 from orch_worker.policy.rules import (
     APPROVALS,
     CREDENTIALS,
@@ -258,10 +256,10 @@ def test_executor_tool_that_runs_code_follows_the_approval_mode(
     channel: Channel, mode: Approval | None, bits: tuple[Bit, ...] | None
 ) -> None:
     """A tool of an executor is judged like `bash`, unless it declares bits without `acts`. Other tools are not."""
-    rules, shell = grounds(channel, approval_mode=mode), shell_context(Path("/w"), {})
+    rules = grounds(channel, approval_mode=mode)
 
     def approval(tool: str, *, in_executor: bool = False) -> Approval:
-        found = evaluate(tool, {}, (), rules, shell, declared_bits=bits, in_executor=in_executor)
+        found = evaluate(tool, {}, (), rules, declared_bits=bits, in_executor=in_executor)
         return found.verdict.approval
 
     runs_code = bits is None or "acts" in bits

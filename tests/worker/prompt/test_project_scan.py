@@ -259,9 +259,10 @@ class TestContextFiles:
         assert ["not a regular file" in problems[0], "is a folder" in problems[1]] == [True, True]
 
     def test_binary_context_file_is_ignored(self, tmp_path: Path) -> None:
-        """Text in UTF-16 counts as binary."""
-        fill(tmp_path, AGENTS_md=b"\x7fELF\0\0", CLAUDE_md="Regeln".encode("utf-16"))
-        assert {page.problem for page in found(tmp_path).pages} == {"a binary file"}
+        """Text in UTF-16 is read if it has a byte order mark."""
+        fill(tmp_path, AGENTS_md=b"\x7fELF\0\0", CLAUDE_md="Regeln\r\nTabs".encode("utf-16"))
+        [binary, rules] = found(tmp_path).pages
+        assert (binary.problem, rules.text) == ("a binary file", "Regeln\nTabs")
 
     async def test_invalid_utf8_in_a_context_file_is_replaced(self, tmp_path: Path) -> None:
         """A byte order mark and line endings are normalized."""
@@ -302,6 +303,24 @@ class TestRules:
         text = await description_of(tmp_path, "full", PolicySpec(rules=PolicyConfig(denied_paths=("AGENTS.md",))))
         assert "s3cret" not in text
         assert "AGENTS.md: it cannot be read without an approval" in text
+
+    async def test_denied_target_of_a_link_is_hidden_if_the_link_was_changed_since(self, tmp_path: Path) -> None:
+        """The rules apply to the file from which the text was read, not to the file to which the link leads now."""
+        fill(tmp_path, secret__key="s3cret", RULES_md="Use tabs.")
+        (tmp_path / "AGENTS.md").symlink_to("secret/key")
+        (tmp_path / "CLAUDE.md").symlink_to("RULES.md")
+
+        async def call_root(called: AnyService, _: Any, __: float | None = None) -> Any:
+            assert called.name == "survey_project"
+            survey = survey_project(RULES, ToolContext(tmp_path))
+            (tmp_path / "AGENTS.md").unlink()
+            (tmp_path / "AGENTS.md").symlink_to("RULES.md")
+            return survey
+
+        policy = PolicySpec(rules=PolicyConfig(denied_paths=("secret",)))
+        text = await description_of(tmp_path, "full", policy, call_root=call_root)
+        assert "s3cret" not in text
+        assert "Use tabs." in text
 
     async def test_description_follows_the_permissions_of_file_tools(self, tmp_path: Path) -> None:
         """Without `read_file` there are no file contents, and without `list_files` there is no layout."""

@@ -7,8 +7,9 @@ import json
 import pytest
 
 from orch_protocol.core.errors import StoreError
-from orch_protocol.core.messages import user
+from orch_protocol.core.messages import Message, Opaque, Thinking, user
 from orch_protocol.session.entries import ArchiveEntry, MessageEntry, SessionHeader, SessionInfo, UpgradeEntry
+from orch_worker.backends.formats.normalize_messages import with_model
 from orch_worker.session.entry_codec import (
     DECODE_ERRORS,
     ENTRY_PREFIXES,
@@ -78,6 +79,17 @@ def test_prefix_identifies_the_kind_of_a_line() -> None:
 def test_half_of_a_character_is_replaced() -> None:
     """An unpaired surrogate in a key or in a value is replaced by U+FFFD."""
     assert json.loads(encode_json({"k\udc00": ["a\ud800"]})) == {"k\ufffd": ["a\ufffd"]}
+
+
+def test_reasoning_without_a_model_is_read() -> None:
+    """Lines of earlier versions name no model. A block without a model is written as in these versions."""
+    blocks = (Thinking("hm", "sig", "p"), Opaque("p", {"type": "reasoning"}))
+    entry = MessageEntry(id="a", parent_id=None, timestamp="t", message=Message("assistant", blocks))
+    line, _ = encode_entry(entry)
+    assert b"model" not in line
+    assert read_entry(line) == entry
+    labeled = MessageEntry(id="a", parent_id=None, timestamp="t", message=Message("assistant", with_model(blocks, "m")))
+    assert read_entry(encode_entry(labeled)[0]) == labeled != entry
 
 
 def test_value_other_than_json_is_refused() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from orch_protocol.core.errors import StoreError
 from orch_protocol.core.taint import TaintLabel
-from orch_worker.hooks.builtin.usage_log import DailyUsage, UsageLog
+from orch_worker.hooks.builtin.cost_tracker import add_spending
 from orch_worker.policy.taint import remember_file_taint
 from orch_worker.system import atomic_json
 
@@ -49,8 +49,8 @@ def test_taint_records_are_synced_to_disk(tmp_path: Path, steps: list[str]) -> N
 
 
 def test_usage_figures_are_not_synced(tmp_path: Path, steps: list[str]) -> None:
-    """Usage figures are replaced atomically without a sync."""
-    UsageLog(tmp_path / "ledger.json").add("2026-01-31", DailyUsage())
+    """Figures of costs are replaced atomically without a sync."""
+    add_spending(tmp_path / "spending.json", "2026-01-31", 0.5)
     assert steps == ["name"]
 
 

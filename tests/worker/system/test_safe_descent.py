@@ -103,3 +103,17 @@ def test_concurrent_rename_is_retried_a_bounded_number_of_times(
     answers = [errno.EAGAIN] * 100
     with pytest.raises(BlockingIOError):
         open_below(str(tmp_path), "file", os.O_RDONLY)
+
+
+@pytest.mark.usefixtures("way")
+def test_base_folder_that_became_a_link_is_refused(tmp_path: Path) -> None:
+    """A link in any component of the base folder is an error, also if the folder is reached through its parent."""
+    for name in ("root", "secret"):
+        (tmp_path / name / "sub").mkdir(parents=True)
+        (tmp_path / name / "sub" / "file").write_text(name)
+    os.close(open_below(str(tmp_path / "root/sub"), "file", os.O_RDONLY))
+    (tmp_path / "root").rename(tmp_path / "old")
+    (tmp_path / "root").symlink_to("secret")
+    for root, path in (("root/sub", "file"), ("root/sub", "."), ("root", "sub/file")):
+        with pytest.raises(OSError, match=r"symbolic links|Not a directory"):
+            open_below(str(tmp_path / root), path, os.O_RDONLY)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -98,6 +99,10 @@ class Runtime:
         *,
         in_process: bool = False,
     ) -> None:
+        if spec.code is not None:  # before anything that may import this code
+            from ..system.project_code import use_trusted_code
+
+            use_trusted_code(spec.code, own_process=not in_process)
         self.spec = spec
         self._root = root
         self._cancel = CancelToken()
@@ -196,6 +201,7 @@ class Runtime:
                         seconds=spec.archival.summary_seconds,
                     ),
                     tools=tools,
+                    folder=Path(spec.folder),
                     on_fault=self._stop_if_broken,
                     hooks=self._archival_hooks,
                 )
@@ -469,6 +475,14 @@ class Runtime:
         if self.hooks is not None:
             self.hooks.notify_event(body)
 
+    def add_labels(self, labels: tuple[TaintLabel, ...]) -> None:
+        """Add taint labels of content that a command of this agent received from the root.
+
+        If they cannot be written, the next query brings them again.
+        """
+        with suppress(StoreError):
+            self._taint_labels.record(labels)
+
     def queue_own_message(self, text: str, follow_up: bool) -> None:
         """Queue `text` from this process as a steering message or follow-up."""
         message = SteeringMessage(f"{OWN_MESSAGE_PREFIX}{new_id()}", text, acknowledged=False)
@@ -598,11 +612,13 @@ class Runtime:
         if self._archiving is not None:
             self._archiving.on_branch_changed()
 
-    def _record(self, turn: str, message: Message, usage: Usage | None = None, steer_id: str = "") -> None:
+    def _record(
+        self, turn: str, message: Message, usage: Usage | None = None, model: str = "", steer_id: str = ""
+    ) -> None:
         if (interrupted := self.transcript.session.interrupted) not in (None, turn):
             # This entry must not precede the prompt that mentions the interruption.
             self.transcript.turn_start(turn, interrupted)
-        self.transcript.message(message, turn, usage, steer_id=steer_id)
+        self.transcript.message(message, turn, usage, model=model, steer_id=steer_id)
         if usage is not None and self._budget_client.budgeted:
             self.transcript.log.sync()  # Recorded costs must survive a power loss.
         self.turn_prompt.needs_task = False  # The task is now recorded.

@@ -16,7 +16,7 @@ from orch_protocol.core.messages import INCOMPLETE_STOPS, Text, Usage, text_of
 from orch_protocol.policy.budget import BudgetAmounts
 from orch_protocol.services.models.models import FIND_MODEL, FindModel
 
-from ..backends.base import Backend
+from ..backends.base import ONE_REQUEST, Backend
 from ..backends.registry import is_remote
 from ..context.summarizer import writer_of
 from ..tools.api.base import ToolError
@@ -92,6 +92,7 @@ class SideRequests:
                 backend = self._make_backend(spec)
                 backend.load((), self._request_count)
                 backend.append_system(system, ())
+                backend.prefix = ONE_REQUEST
                 backend.append_user((Text(prompt),))
                 if error := _excess(backend, limits):
                     return replace(reply, error=error)

@@ -54,8 +54,11 @@ INCOMPLETE_CALL: Final = (
 class RecordMessage(Protocol):
     """A function that records the next message of the conversation, and the usage of a response or of tool results."""
 
-    def __call__(self, message: Message, /, *, usage: Usage | None = None, steer_id: str = "") -> None:
-        """Record `message`. If `message` contains a steering message, `steer_id` is the id of the steering message."""
+    def __call__(self, message: Message, /, *, usage: Usage | None = None, model: str = "", steer_id: str = "") -> None:
+        """Record `message`. For a response, `model` is its model as `PROVIDER:NAME`.
+
+        If `message` contains a steering message, `steer_id` is the id of the steering message.
+        """
 
 
 class Steering(Protocol):
@@ -73,6 +76,9 @@ class TurnObserver(Protocol):
 
     def emit(self, query_id: str, kind: str, text: str, name: str, step: int, is_error: bool) -> None:
         """Receive an event of the turn. See TurnEvent."""
+
+    def is_watched(self) -> bool:
+        """Return whether a client watches the turn."""
 
     def steering_recorded(self, steer_id: str) -> None:
         """Receive the id of a steering message that is now recorded."""
@@ -233,8 +239,11 @@ class Turn:
             await before(self)
         # These steps run after hooks have allowed the turn, because nothing may be recorded before.
         self._check_images()
+        prompt = Message("user", place_images(self.prompt, self.images))
+        if (check_prompt := getattr(self.backend, "check_prompt", None)) is not None:
+            check_prompt([prompt, *map(user, self.notes)])
         self._add_missing_results()
-        self._add(Message("user", place_images(self.prompt, self.images)))
+        self._add(prompt)
         for text in self.notes:
             self._add_text(text)
         for prompt_recorded in self._extensions.prompt_recorded:
@@ -368,16 +377,25 @@ class Turn:
         for before in self._extensions.before_request:
             await before(self)
         await self._shorten_conversation(self.shorten)
-        try:
-            return await self._request_response()
-        except ContextOverflowError:
-            if not await self._shorten_conversation("refused"):
-                raise
-            return await self._request_response()
+        shorter = True
+        while True:
+            try:
+                return await self._request_response()
+            except ContextOverflowError as error:
+                # Compact until only the prompt and the last step are left. Then shorten the results of that step.
+                shorter = shorter and await self._shorten_conversation("refused")
+                if not shorter and not self._shorten_results():
+                    error.args = (f"{error}: nothing is left to shorten but the prompt itself",)
+                    raise
+
+    def _shorten_results(self) -> bool:
+        """Shorten the results in the next requests. Return False if no result can be shortened."""
+        shorten = getattr(self.backend, "shorten_results", None)
+        return shorten is not None and bool(shorten())
 
     async def _shorten_conversation(self, why: ShorteningReason) -> bool:
         """Shorten the conversation if needed. Return whether the conversation was shortened."""
-        compacted = False
+        before, compacted = self.backend.context_tokens(), False
         for shorten in self._extensions.shorten_conversation:
             if (compaction := await shorten(self, why)) is not None:
                 from ..context.compaction_rules import line_of
@@ -385,7 +403,7 @@ class Turn:
                 self._usage += compaction.usage
                 self.emit("compacted", line_of(compaction))
                 compacted = True
-        return compacted
+        return compacted or self.backend.context_tokens() < before
 
     async def _request_response(self) -> AssistantTurn:
         info = self.backend.info()
@@ -393,6 +411,7 @@ class Turn:
         self._observer.report("model", model, step)
         self.backend.request_override = self.backend.reserved = None
         self.backend.on_retry = partial(self._on_retry, model, step)
+        self.backend.is_watched = self._observer.is_watched
         self._streamed_text.clear()
         self.on_text = self._show_text
         for request in self._extensions.request:
@@ -419,7 +438,7 @@ class Turn:
         text = text_of(turn.message)
         message = turn.message if turn.message.content else Message("assistant", (Text("(an empty response)"),))
         self.text = text or self.text
-        self._record(message, usage=usage)
+        self._record(message, usage=usage, model=f"{info.provider}:{info.model}".removesuffix(":"))
         self.backend.append_assistant(message)
         self.emit("message", text)
         for recorded in self._extensions.response_recorded:
@@ -485,7 +504,8 @@ class Turn:
         if cut:
             pairs = zip(calls, tasks, strict=True)
             self._unfinished = tuple(call.name for call, task in pairs if not is_done(task))
-        outcomes = self.toolbox.limit_results(calls, full_outcomes)
+        step_chars = getattr(self.backend, "step_chars", None)
+        outcomes = self.toolbox.limit_results(calls, full_outcomes, step_chars() if step_chars is not None else None)
         usage = Usage()
         for outcome in outcomes:
             self._call_count += outcome.ran

@@ -15,12 +15,15 @@ from orch_protocol.core.errors import BackendError, ConfigError
 from orch_protocol.core.messages import Block, Message, StopReason, Text, ToolResult, Usage
 from orch_protocol.policy.budget import BudgetAmounts
 
+from ..conversation.stubs import insert_after_records
 from ..conversation.tokens import PLAIN, CharsPerToken, TokenEstimator, clip
 
 __all__ = [
+    "CLIP_HINT",
     "DEFAULT_ANSWER_TOKENS",
     "MIN_ANSWER_TOKENS",
     "NOTHING",
+    "ONE_REQUEST",
     "TYPICAL_ANSWER_TOKENS",
     "AssistantTurn",
     "Backend",
@@ -102,11 +105,19 @@ class PromptPrefix(Struct, frozen=True):
 
     `system` is the unchanging beginning of the system text. "" means that the whole system text is unchanging.
     `context` is the text of the first message, which contains the project description. "" means that there is no
-    message with a project description.
+    message with a project description. `archives` is the list of archived turns, which each request contains after the
+    last record of an archive. If `repeats` is False, no later request begins like this one, so nothing of it is worth a
+    place in the provider's cache.
     """
 
     system: str = ""
     context: str = ""
+    archives: str = ""
+    repeats: bool = True
+
+
+ONE_REQUEST: Final = PromptPrefix(repeats=False)
+"""The prefix of a single request that no later request repeats."""
 
 
 class CostEstimate(Struct, frozen=True):
@@ -133,6 +144,8 @@ class Backend(Protocol):
     """
 
     on_retry: OnRetry | None
+    is_watched: Callable[[], bool]
+    """Whether a client watches the response while it arrives. If no client watches, text may be passed on later."""
     tail: str
     """Text at the end of the next requests, added to the user's last message.
 
@@ -194,6 +207,24 @@ class Backend(Protocol):
         Only the end of the process ends such a request. Implementing this method is optional.
         """
 
+    def check_prompt(self, prompts: Sequence[Message]) -> None:
+        """Raise ContextOverflowError if a request with `prompts` alone surely does not fit in the context window.
+
+        Implementing this method is optional.
+        """
+
+    def step_chars(self) -> int | None:
+        """Return how many characters of results a step may add, so that the next request fits. None means no limit.
+
+        Implementing this method is optional.
+        """
+
+    def shorten_results(self) -> bool:
+        """Shorten the longest results until the conversation is loaded again. Return False if that is impossible.
+
+        Implementing this method is optional.
+        """
+
     def transcript(self) -> Sequence[Message]:
         """Return the conversation without the system text.
 
@@ -214,6 +245,10 @@ class Backend(Protocol):
         """Close connections. The next `assistant_turn` opens new connections."""
 
 
+def _unwatched() -> bool:
+    return False
+
+
 NO_OVERRIDE: Final = RequestOverride()
 NOTHING: Final = Usage()
 CLIP_HINT: Final = "the transcript has it all"
@@ -223,7 +258,7 @@ TYPICAL_ANSWER_TOKENS: Final = 8_000
 """Number of tokens that is sufficient for nearly all answers."""
 DEFAULT_ANSWER_TOKENS: Final = 8192
 """Maximum number of answer tokens if an API requires a limit and the model's limit is unknown."""
-OPTIONAL: Final = frozenset({"lost", "stuck"})
+OPTIONAL: Final = frozenset({"lost", "stuck", "check_prompt", "step_chars", "shorten_results"})
 METHODS: Final = tuple(name for name in vars(Backend) if not name.startswith("_") and name not in OPTIONAL)
 
 
@@ -267,6 +302,7 @@ class Conversation:
 
     def __init__(self, ratios: CharsPerToken = PLAIN) -> None:
         self.on_retry: OnRetry | None = None
+        self.is_watched: Callable[[], bool] = _unwatched
         self.tail = ""
         self.request_override: RequestOverride | None = None
         self.prefix = PromptPrefix()
@@ -332,7 +368,9 @@ class Conversation:
 
     def load(self, messages: Sequence[Message], responses: int | None = None) -> None:  # noqa: ARG002
         """Replace the conversation."""
-        messages = [self._shortened_text(message) for message in messages]
+        self._set_messages([self._shortened_text(message) for message in messages])
+
+    def _set_messages(self, messages: list[Message]) -> None:
         self.messages = messages
         self._loaded = {id(message): (message, self._raw(message)) for message in messages}
         self._raw_messages = sum(map(self._raw, messages))
@@ -369,8 +407,8 @@ class Conversation:
     def _raw_request(self) -> float:
         """Return the uncorrected token estimate for the next request."""
         if self.request_override is None:
-            raw_tokens = self._raw_system + self._raw_messages
-            return raw_tokens + self.estimator.raw_text(self.tail) if self.tail else raw_tokens
+            added = (self.tail, self.prefix.archives)
+            return self._raw_system + self._raw_messages + sum(self.estimator.raw_text(text) for text in added if text)
         system, messages, tail = self._request()
         raw_tokens = self._raw_messages if messages is self.messages else sum(map(self._raw, messages))
         changed = self.estimator.raw_text(system) - self.estimator.raw_text(self.system)
@@ -381,6 +419,11 @@ class Conversation:
         override = self.request_override or NO_OVERRIDE
         return (
             self.system if override.system is None else override.system,
-            self.messages if override.messages is None else override.messages,
+            insert_after_records(self._messages_to_send(), self.prefix.archives),
             self.tail if override.tail is None else override.tail,
         )
+
+    def _messages_to_send(self) -> Sequence[Message]:
+        """Return the messages of the next request without the list of archived turns."""
+        override = self.request_override or NO_OVERRIDE
+        return self.messages if override.messages is None else override.messages

@@ -12,6 +12,7 @@ from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta, Struct
@@ -19,21 +20,30 @@ from msgspec import Meta, Struct
 from orch_protocol.agent.models import Price
 from orch_protocol.agent.spec import BackendSpec
 from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.text import TextEncodingError, decode_text
 
 from ..system.files import bytes_of
+from ..system.secrets import mask_passwords
 from .custom_classes import find_class, names_class
 
 __all__ = [
     "UNKNOWN_CONTEXT",
     "Api",
     "ApiName",
+    "CatalogFile",
     "Model",
     "ModelCatalog",
     "ModelFlags",
     "ProviderConfig",
     "filled",
+    "is_loopback",
     "load",
     "merge_tables",
+    "names_address",
+    "provider_at",
+    "served_name",
+    "shipped_model",
+    "valid_catalog",
     "with_model_options",
 ]
 
@@ -47,6 +57,8 @@ CLASS_PATH: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A
 VARIABLE: Final = re.compile(r"\{([A-Z][A-Z0-9_]*)\}")
 # Suffixes of a listed name that do not change the model: a date, `latest`, or a version.
 SAME_MODEL: Final = re.compile(r"([-@:](\d{4}-?\d{2}-?\d{2}|latest|v\d+(:\d+)?))?")
+
+SCHEMES: Final = ("http", "https")
 
 Api: TypeAlias = Literal["messages", "chat", "responses", "bedrock", "vertex", "azure"]
 ApiName: TypeAlias = str
@@ -165,7 +177,8 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     If `price_known` is False, `prices` are the lowest known prices of the provider. `ceiling` is the price in USD per
     million tokens that is assumed for an unknown price. None means that no price is assumed. `body` is merged into each
     request. `first_content_seconds` is the time limit for the first content. `base_url_variable` names the variable
-    that sets `base_url`.
+    that sets `base_url`. `served_name` is the name of the model in requests if it is not the name in the spec. If
+    `context_reported` is True, the server reported `context`.
     """
 
     api: ApiName
@@ -183,6 +196,8 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     ceiling: float | None = None
     flags: ModelFlags = ModelFlags()
     body: dict[str, Any] = {}
+    served_name: str = ""
+    context_reported: bool = False
 
     @property
     def is_free(self) -> bool:
@@ -377,7 +392,7 @@ def load(home: Path | None = None) -> ModelCatalog:
     if home_file is None or not home_file.exists():
         return _shipped_catalog()
     try:
-        content = msgspec.json.decode(bytes_of(home_file, MAX_BYTES), type=dict[str, Any])
+        content = msgspec.json.decode(decode_text(bytes_of(home_file, MAX_BYTES)), type=dict[str, Any])
         loaded = msgspec.convert(merge_tables(_shipped_content(), content), ModelCatalog)
         for provider, about in loaded.providers.items():
             _check_flags(f"providers.{provider}", about.flags)
@@ -388,11 +403,48 @@ def load(home: Path | None = None) -> ModelCatalog:
                 if provider not in loaded.providers and not names_class(spec) and find_class(spec) is None:
                     loaded.provider(provider)  # raises the error
                 _check_flags(f"models.{provider}.{name}", entry.flags)
-    except (OSError, msgspec.MsgspecError, ConfigError) as error:
+    except (OSError, TextEncodingError, msgspec.MsgspecError, ConfigError) as error:
         raise ConfigError(
             f"{home_file} is invalid: {error}; it must have the same format as {Path(__file__).with_name(FILE)}"
         ) from error
     return loaded
+
+
+class CatalogFile:
+    """The catalog with the models.json in `home`. The file is read again when it changed.
+
+    Raise ConfigError if the file is invalid now.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._version = self._read_version()
+        self.last = load(home)
+        """The catalog of the last valid file."""
+
+    def read(self) -> ModelCatalog:
+        """Return the catalog. Raise ConfigError if the file is invalid."""
+        if (version := self._read_version()) != self._version:
+            self.last = load(self._home)
+            self._version = version
+        return self.last
+
+    def _read_version(self) -> tuple[int, ...]:
+        try:
+            found = (self._home / FILE).stat()
+        except OSError:
+            return ()
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def valid_catalog(known: ModelCatalog | CatalogFile) -> ModelCatalog:
+    """Return the catalog `known`, or that of the file `known`. If the file is invalid, return its last valid state."""
+    if isinstance(known, ModelCatalog):
+        return known
+    try:
+        return known.read()
+    except ConfigError:
+        return known.last
 
 
 def with_model_options(
@@ -404,25 +456,114 @@ def with_model_options(
 ) -> BackendSpec:
     """Return `spec` with a Model as options. The address of the Model comes from `env`.
 
-    `keys` are the names of the available secrets. `ceiling` is the assumed price (see Model). Raise ConfigError if
-    `spec` names no model or a key is missing.
+    `keys` are the names of the available secrets. `ceiling` is the assumed price (see Model). A server on this machine
+    needs no key. Raise ConfigError if `spec` names no model or a key is missing.
     """
     about = models.provider(spec.provider)
     name = spec.model or about.default
     if not name and not about.is_custom:
         raise ConfigError(f"no model given for provider {spec.provider}; write {spec.provider}:MODEL")
-    if about.keys and not any(key in keys for key in about.keys):
+    address = about.address(env)
+    on_loopback = is_loopback(str(spec.options.get("base_url", address)))
+    has_key = any(key in keys for key in about.keys)
+    if about.keys and not has_key and not on_loopback:
         raise ConfigError(f"{spec.provider}:{name} needs a key: set {' or '.join(about.keys)} where orch is started")
     if missing := [variable for variable in about.needs if not env.get(variable)]:
         raise ConfigError(f"{spec.provider}:{name} needs {' and '.join(missing)}: set it where orch is started")
-    model = msgspec.structs.replace(models.look_up(spec.provider, name), base_url=about.address(env))
+    if not about.is_custom or address:
+        _check_address(str(spec.options.get("base_url", address)), _address_setting(spec, about, env))
+    model = msgspec.structs.replace(
+        models.look_up(spec.provider, name), base_url=address, served_name=served_name(BackendSpec(spec.provider, name))
+    )
+    if on_loopback and not has_key:
+        model = msgspec.structs.replace(model, keys=())
     if not model.is_free and not model.is_priced:
         model = msgspec.structs.replace(model, ceiling=ceiling)
     options = msgspec.json.decode(msgspec.json.encode(model)) | spec.options
     return BackendSpec(spec.provider, name, options, spec.thinking)
 
 
+def is_loopback(url: str) -> bool:
+    """Return whether requests to `url` stay on this machine."""
+    from ipaddress import ip_address
+
+    try:
+        host = urlsplit(url).hostname or ""
+        if host == "localhost":
+            return True
+        address = ip_address(host)
+    except ValueError:
+        return False  # A host name may resolve to any address.
+    address = getattr(address, "ipv4_mapped", None) or address
+    return address.is_loopback
+
+
+def names_address(spec: BackendSpec) -> bool:
+    """Return whether the name of the model is the address of its server, such as http://localhost:8080/v1#NAME."""
+    return spec.provider in SCHEMES and spec.model.startswith("//")
+
+
+def provider_at(spec: BackendSpec) -> ProviderConfig | None:
+    """Return the provider of a model that is named by an address. Return None for any other model.
+
+    Such a server gets no key, so it is free. Raise ConfigError for an invalid address.
+    """
+    if not names_address(spec):
+        return None
+    url = f"{spec.provider}:{spec.model}".partition("#")[0]
+    _check_address(url, f"the model {url!r:.200}")
+    if "@" in urlsplit(url).netloc:
+        raise ConfigError(
+            f"the model {mask_passwords(url)!r:.200} contains a password: add the server to $ORCH_HOME/models.json, "
+            "with `keys`, and set the key in the environment"
+        )
+    return ProviderConfig(api="chat", base_url=url.rstrip("/"), free=True)
+
+
+def served_name(spec: BackendSpec) -> str:
+    """Return the name that the server uses for a model that is named by an address, or "" for any other model."""
+    return spec.model.partition("#")[2] if names_address(spec) else ""
+
+
+def shipped_model(provider: str, name: str) -> Model | None:
+    """Return the model as the package lists it, without the user's models.json. None if the provider is unknown."""
+    shipped = _shipped_catalog()
+    return shipped.look_up(provider, name) if provider in shipped.providers else None
+
+
+def _address_setting(spec: BackendSpec, about: ProviderConfig, env: Mapping[str, str]) -> str:
+    """Return the setting that defines the address of the server."""
+    if "base_url" in spec.options:
+        return f"the option base_url of the model {spec.provider}:{spec.model}"
+    if env.get(about.base_url_variable):
+        return about.base_url_variable
+    return f"base_url of provider {spec.provider!r} in models.json"
+
+
+def _check_address(url: str, setting: str) -> None:
+    """Raise ConfigError, which names `setting`, unless `url` is an address of a server."""
+    shown = mask_passwords(url)
+    if not url.isprintable() or any(map(str.isspace, url)):
+        raise ConfigError(f"{setting} is not an address: {shown!r:.200} contains a blank or a control character")
+    try:
+        parts = urlsplit(VARIABLE.sub("x", url))
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"{setting} is not an address: {shown!r:.200}: {error}") from None
+    problem = ""
+    if parts.scheme not in ("http", "https"):
+        wrong = f"the scheme {parts.scheme!r} is not http or https" if "://" in url else "the scheme is missing"
+        problem = f"{wrong}; write http://HOST:PORT or https://HOST"
+    elif parts.hostname in (None, "", "http", "https"):  # "http//HOST" has no colon.
+        problem = "it names no host; write http://HOST:PORT or https://HOST"
+    elif port == 0:
+        problem = "the port is 0"
+    if problem:
+        raise ConfigError(f"{setting} is not an address: {shown!r:.200}: {problem}")
+
+
 def _address(text: str, path: str) -> str:
+    text = text.strip()
     url = (text if "://" in text else f"http://{text}").rstrip("/")
     return url if url.endswith(path) else url + path
 

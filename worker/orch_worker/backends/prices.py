@@ -28,6 +28,8 @@ __all__ = [
 ]
 
 NOTHING: Final = BudgetAmounts()
+ONE_HOUR_FACTOR: Final = 1.6
+"""A cache write for one hour costs twice the input price, and one for five minutes 1.25 times the input price."""
 OUTPUT_FIELDS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
@@ -36,10 +38,11 @@ def dollars(tokens: float, per_million: float) -> float:
     return tokens * per_million / 1e6
 
 
-def cost(model: Model, usage: Usage) -> Usage:
+def cost(model: Model, usage: Usage, written_1h: int = 0) -> Usage:
     """Return `usage` with its cost at the prices of `model`.
 
-    If a price is unknown, the model's ceiling is charged. Without a ceiling, the cost is a lower bound.
+    `written_1h` is the part of the cache writes that are for one hour. If a price is unknown, the model's ceiling is
+    charged. Without a ceiling, the cost is a lower bound.
     """
     price = model.charged_at(usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens)
     parts = (
@@ -49,6 +52,7 @@ def cost(model: Model, usage: Usage) -> Usage:
         (usage.cache_write_tokens, price.cache_write),
     )
     written = usage.cache_write_tokens * (price.input or 0.0) if price.cache_write is None else 0.0
+    written += written_1h * (price.cache_write or 0.0) * (ONE_HOUR_FACTOR - 1)
     known = model.is_free or (model.price_known and all(each is not None for tokens, each in parts if tokens))
     usd = dollars(written + sum(tokens * (each or 0.0) for tokens, each in parts), 1.0)
     if model.ceiling is not None:
@@ -137,8 +141,8 @@ def check_priced(spec: BackendSpec) -> None:
         needed = '"input": USD, "output": USD' + (', "cache_read": USD, "cache_write": USD' * model.flags.cache_markers)
         raise ConfigError(
             f"cannot set a budget for {name}: its price is unknown. Set budget.unknown_price in config.toml to the USD "
-            "per million tokens, or add its prices to $ORCH_HOME/models.json and restart the daemon "
-            f'(orch daemon stop): {{"models": {{"{spec.provider}": {{"{spec.model}": {{"prices": [{{{needed}}}]}}}}}}}}'
+            "per million tokens, or add its prices to $ORCH_HOME/models.json: "
+            f'{{"models": {{"{spec.provider}": {{"{spec.model}": {{"prices": [{{{needed}}}]}}}}}}}}'
         )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container, Mapping
 from importlib import import_module
 from typing import Final
-from urllib.parse import urlsplit
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,12 +20,14 @@ from .custom_providers import complete_object, custom_provider, is_custom, is_ob
 __all__ = [
     "APIS",
     "PROVIDERS",
+    "TEMPLATES",
     "ProviderModule",
     "complete",
-    "is_loopback",
     "is_remote",
     "make_backend",
     "template_for",
+    "templates_in",
+    "unknown_provider",
 ]
 
 
@@ -45,15 +47,21 @@ PROVIDERS: Final[dict[str, ProviderModule]] = {
 """Backends without a provider. Data defines all other backends (see `models`)."""
 
 APIS: Final[dict[models.Api, ProviderModule]] = {
-    "messages": ProviderModule("orch_worker.backends.providers.anthropic", "sdk"),
-    "chat": ProviderModule("orch_worker.backends.providers.openai_chat", "sdk"),
-    "responses": ProviderModule("orch_worker.backends.providers.openai_responses", "sdk"),
-    "bedrock": ProviderModule("orch_worker.backends.providers.bedrock", "sdk"),
-    "vertex": ProviderModule("orch_worker.backends.providers.vertex", "sdk"),
-    "azure": ProviderModule("orch_worker.backends.providers.azure", "sdk"),
+    "messages": ProviderModule("orch_worker.backends.clients.anthropic", "anthropic"),
+    "chat": ProviderModule("orch_worker.backends.clients.openai", "openai"),
+    "responses": ProviderModule("orch_worker.backends.clients.openai", "openai"),
+    "bedrock": ProviderModule("orch_worker.backends.clients.bedrock", "bedrock"),
+    "vertex": ProviderModule("orch_worker.backends.clients.vertex", "vertex"),
+    "azure": ProviderModule("orch_worker.backends.clients.azure", "azure"),
 }
 """The modules for providers that are defined by data. Keys are APIs."""
 
+SDKS: Final[tuple[Template, ...]] = ("anthropic", "openai")
+"""The templates that the template `sdk` combines."""
+TEMPLATES: Final = frozenset({"lean", "sdk", *(backend.template for backend in APIS.values())})
+
+ADDRESS: Final = re.compile(r"(localhost|\d+\.\d+\.\d+\.\d+|[\w-]+(\.[\w-]+)*(?=:\d{4}))(:\d+)?(/\S*)?")
+"""An address of a server without its scheme."""
 CUSTOM: Final = ProviderModule("orch_worker.backends.custom.conversation", "lean")
 """The module for custom backends."""
 
@@ -76,8 +84,8 @@ def complete(
     if is_object(spec):
         return complete_object(spec, known)
     if spec.provider not in known.providers:
-        if (custom := custom_provider(spec)) is None:
-            raise _unknown(spec, known)
+        if (custom := models.provider_at(spec) or custom_provider(spec)) is None:
+            raise unknown_provider(spec, known)
         known = replace(known, providers=known.providers | {spec.provider: custom})
     return models.with_model_options(spec, known, env, keys, ceiling)
 
@@ -98,6 +106,11 @@ def template_for(spec: BackendSpec) -> Template:
     return _provider(spec).template
 
 
+def templates_in(template: Template) -> tuple[Template, ...]:
+    """Return the templates whose imports `template` has."""
+    return SDKS if template == "sdk" else (template,)
+
+
 def is_remote(spec: BackendSpec) -> bool:
     """Return whether requests to the model of a complete `spec` leave this machine.
 
@@ -107,20 +120,7 @@ def is_remote(spec: BackendSpec) -> bool:
         return False
     if is_custom(spec):
         return not (spec.options.get("flags") or {}).get("local", False)
-    return not is_loopback(spec.options.get("base_url", ""))
-
-
-def is_loopback(url: str) -> bool:
-    """Return whether requests to `url` stay on this machine."""
-    host = urlsplit(url).hostname or ""
-    if host == "localhost":
-        return True
-    from ipaddress import ip_address
-
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False  # A host name may resolve to any address.
+    return not models.is_loopback(spec.options.get("base_url", ""))
 
 
 def _provider(spec: BackendSpec) -> ProviderModule:
@@ -128,13 +128,37 @@ def _provider(spec: BackendSpec) -> ProviderModule:
     if found is None and is_custom(spec):
         return CUSTOM
     if found is None:
-        raise _unknown(spec, models.load())
+        raise unknown_provider(spec, models.load())
     return found
 
 
-def _unknown(spec: BackendSpec, known: models.ModelCatalog) -> ConfigError:
+def unknown_provider(spec: BackendSpec, known: models.ModelCatalog) -> ConfigError:
+    """Return the error for a model whose provider does not exist, with a suggestion if the name itself is listed."""
+    name = f"{spec.provider}:{spec.model}" if spec.model else spec.provider
+    if suggested := _suggestions(name, known):
+        return ConfigError(f"the model {name!r} names no provider: did you mean {' or '.join(suggested)}?")
     names = ", ".join([*PROVIDERS, *with_installed(known).providers])
     return ConfigError(
-        f"unknown provider {spec.provider!r}: a model is `local` or `provider:model`, with one of {names}, or the "
-        "`package.module:Class` of an installed custom backend"
+        f"unknown provider {spec.provider!r}: write the model as `local` or `provider:model`, with one of {names}, or "
+        "the `package.module:Class` of an installed custom backend, or the address of a server such as "
+        "http://localhost:8080/v1#NAME"
     )
+
+
+def _suggestions(name: str, known: models.ModelCatalog) -> list[str]:
+    """Return models for a `name` without its provider, or for an address without a scheme."""
+    address, _, model = name.partition("#")
+    if ADDRESS.fullmatch(address):
+        path = address if "/" in address else f"{address}/v1"
+        return [f"http://{path}{f'#{model}' if model else ''}"]
+    lowered = name.lower()
+    listed = {provider: known.listed_as(provider, lowered) or "" for provider in known.providers}
+    longest = max(map(len, listed.values()), default=0)
+    found = [f"{provider}:{lowered}" for provider, prefix in listed.items() if prefix and len(prefix) == longest]
+    base = lowered.partition(":")[0]
+    found += [
+        f"{provider}:{lowered}"
+        for provider, about in known.providers.items()
+        if any(base == candidate.partition(":")[0] for candidate in about.candidates)
+    ]
+    return list(dict.fromkeys(found))

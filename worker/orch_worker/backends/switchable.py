@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from orch_protocol.agent.spec import ToolSpec
 from orch_protocol.core.messages import Block, Message, ToolResult, Usage
@@ -41,8 +41,9 @@ class SwitchableBackend:
         previous, self._current = self._current, backend
         backend.append_system(self.system, self.tools)
         backend.load(previous.transcript())
-        backend.on_retry, backend.tail, backend.request_override, backend.prefix = (
+        backend.on_retry, backend.is_watched, backend.tail, backend.request_override, backend.prefix = (
             previous.on_retry,
+            previous.is_watched,
             previous.tail,
             previous.request_override,
             previous.prefix,
@@ -63,6 +64,15 @@ class SwitchableBackend:
     @on_retry.setter
     def on_retry(self, on_retry: OnRetry | None) -> None:
         self._current.on_retry = on_retry
+
+    @property
+    def is_watched(self) -> Callable[[], bool]:
+        """Whether a client watches the response while it arrives."""
+        return self._current.is_watched
+
+    @is_watched.setter
+    def is_watched(self, is_watched: Callable[[], bool]) -> None:
+        self._current.is_watched = is_watched
 
     @property
     def tail(self) -> str:
@@ -154,6 +164,21 @@ class SwitchableBackend:
     def stuck(self) -> str:
         """Return a description of an abandoned request that is still running, or "" if there is no such request."""
         return stuck_in(self._current)
+
+    def check_prompt(self, prompts: Sequence[Message]) -> None:
+        """Raise ContextOverflowError if a request with `prompts` alone surely does not fit in the context window."""
+        if (check := getattr(self._current, "check_prompt", None)) is not None:
+            check(prompts)
+
+    def step_chars(self) -> int | None:
+        """Return how many characters of results a step may add. None means no limit."""
+        count = getattr(self._current, "step_chars", None)
+        return count() if count is not None else None
+
+    def shorten_results(self) -> bool:
+        """Shorten the longest results until the conversation is loaded again. Return False if that is impossible."""
+        shorten = getattr(self._current, "shorten_results", None)
+        return shorten is not None and bool(shorten())
 
     def transcript(self) -> Sequence[Message]:
         """Return the conversation."""

@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from orch_protocol.agent.spec import ArchivalSpec, BackendSpec, ToolSpec
 from orch_protocol.core.archives import Collapse, RecordUpgrade
 from orch_protocol.core.errors import OrchError, StoreError
-from orch_protocol.core.messages import Message, StopReason
+from orch_protocol.core.messages import Message, StopReason, tool_uses
 from orch_protocol.services.archives.archiving import (
     COMMIT_ARCHIVES,
     PLAN_ARCHIVING,
@@ -27,9 +30,10 @@ from orch_protocol.services.archives.archiving import (
 from ..backends.base import Backend, PromptPrefix
 from ..conversation.live_subagents import LiveSubagent, live_block
 from ..session.transcript import Transcript
+from ..tools.api.archive_texts import TEXT_FOLDER, TEXT_READERS
 from ..tools.api.root_client import CallRoot
 from .subagents_block import live_subagents
-from .summarizer import Summarizer
+from .summarizer import CachedRequest, Summarizer
 
 if TYPE_CHECKING:
     from ..hooks.session_events import ArchivalHooks
@@ -38,6 +42,8 @@ __all__ = ["TurnArchiver"]
 
 PLAN_SECONDS: Final = 60.0
 RELIEF_SECONDS: Final = 2.0
+WINDOW_SHARE: Final = 75
+"""Percentage of the context window above which a request waits for archiving."""
 CACHE_SECONDS: Final = 300.0
 """Seconds that a provider caches a conversation. After this time, a change of earlier messages costs nothing."""
 
@@ -46,6 +52,7 @@ class TurnArchiver:
     """Archives the turns of one agent.
 
     `call` calls services of the root. If `tools` can spawn subagents, the live-subagents block lists these subagents.
+    `folder` is the session folder of the agent.
     `on_fault` is called when a change could not be recorded. `hooks` returns the archiving hooks or None.
     """
 
@@ -58,6 +65,7 @@ class TurnArchiver:
         *,
         summarizer: Summarizer,
         tools: Sequence[ToolSpec],
+        folder: Path,
         on_fault: Callable[[], None] = lambda: None,
         hooks: Callable[[], ArchivalHooks | None] = lambda: None,
     ) -> None:
@@ -67,6 +75,7 @@ class TurnArchiver:
         self._call = call
         self._summarizer = summarizer
         self._may_spawn = any(tool.name == "spawn_subagent" for tool in tools)
+        self._text_folder = str(folder / TEXT_FOLDER) if any(tool.name in TEXT_READERS for tool in tools) else ""
         self._on_fault = on_fault
         self._hooks = hooks
         self._work: asyncio.Task[None] | None = None
@@ -79,6 +88,7 @@ class TurnArchiver:
         self._paused = False
         self._requests = 0
         self._last_request_time = 0.0
+        self._last_request = CachedRequest()
         self._next_archiving_tokens = 0
 
     # Called by the runtime of the agent.
@@ -140,19 +150,22 @@ class TurnArchiver:
             except StoreError as error:
                 print(f"archiving: {error}", flush=True)  # After this error, the conversation keeps the receipts.
         self._settle()
-        if self._spec.high_tokens and self._backend.context_tokens() > self._spec.high_tokens:
+        if self._high_tokens and self._backend.context_tokens() > self._high_tokens:
             await self._archive_before_request()
         self._requests, self._last_request_time = self._requests + 1, now
         return await self.block()
 
     @property
     def in_tail(self) -> bool:
-        """Whether the live-subagents block is at the end of a request. Otherwise it is part of the system text."""
+        """Whether subagents are listed at the end of a request, and archives after the last record.
+
+        Otherwise both are part of the system text.
+        """
         return self._spec.in_tail
 
     def prompt_sent(self, system: str, prefix: PromptPrefix) -> None:
         """Use the text `system` and the `prefix` of the next request for summary requests too."""
-        self._summarizer.system, self._summarizer.prefix = system, prefix
+        self._last_request = CachedRequest(system, prefix)
 
     def answered_by(self, backend: BackendSpec) -> None:
         """Use `backend` as the agent's own model from now on."""
@@ -192,9 +205,9 @@ class TurnArchiver:
             async with asyncio.timeout(RELIEF_SECONDS):
                 await self._wait_for_work()
                 tokens = self._backend.context_tokens()
-                if now or tokens > max(self._spec.high_tokens, self._next_archiving_tokens):
+                if now or tokens > max(self._high_tokens, self._next_archiving_tokens):
                     # Ask again only after the conversation has grown. Until then, the answer would be the same.
-                    self._next_archiving_tokens = tokens + self._spec.high_tokens // 8
+                    self._next_archiving_tokens = tokens + self._high_tokens // 8
                     self._work = self._begin(None, now=now)
                     await self._wait_for_work()
         except TimeoutError:
@@ -202,15 +215,25 @@ class TurnArchiver:
         finally:
             self._paused = False
 
+    @property
+    def _high_tokens(self) -> int:
+        """The size above which a request waits for archiving: that of the profile, or less in a small window."""
+        high, window = self._spec.high_tokens, self._backend.info().context_limit
+        return min(high, window * WINDOW_SHARE // 100) if window else high
+
     async def _wait_for_work(self) -> None:
         if self._work is not None:
             await asyncio.wait([self._work])
 
     def _begin(self, stop_reason: StopReason | None, *, now: bool = False) -> asyncio.Task[None]:
         # Copy the conversation while it is complete, because a request may start a moment later.
-        conversation, items = tuple(self._backend.transcript()), self._transcript.session.view.items
+        conversation = tuple(self._backend.transcript())
+        if stop_reason is None:
+            conversation = _without_unsent(conversation)
+        cached = msgspec.structs.replace(self._last_request, conversation=conversation)
+        items = self._transcript.session.view.items
         last = items[-1].last if items else ""
-        work = asyncio.create_task(self._plan_and_archive(stop_reason, last, conversation, self._work, now=now))
+        work = asyncio.create_task(self._plan_and_archive(stop_reason, last, cached, self._work, now=now))
         self._under_way.add(work)
         work.add_done_callback(self._under_way.discard)
         return work
@@ -219,7 +242,7 @@ class TurnArchiver:
         self,
         stop_reason: StopReason | None,
         last: str,
-        conversation: Sequence[Message],
+        cached: CachedRequest,
         before: asyncio.Task[None] | None,
         *,
         now: bool,
@@ -232,7 +255,14 @@ class TurnArchiver:
             summarizer = self._summarizer
             tokens = self._backend.context_tokens()
             ask = PlanArchiving(
-                stop_reason, last, tokens, factor, summarizer.is_available, summarizer.uses_own_model, now
+                stop_reason,
+                last,
+                tokens,
+                factor,
+                summarizer.is_available,
+                summarizer.uses_own_model,
+                now,
+                self._backend.info().context_limit,
             )
             plan = await self._call(PLAN_ARCHIVING, ask, PLAN_SECONDS)
             if not plan.collapses:
@@ -249,7 +279,7 @@ class TurnArchiver:
                     hooks.archived(collapse)
             if orders:
                 # The model's answer must not delay the next archiving.
-                asking = asyncio.create_task(self._summarize(orders, conversation, requests))
+                asking = asyncio.create_task(self._summarize(orders, cached, requests))
                 self._summaries.add(asking)
                 asking.add_done_callback(self._summaries.discard)
         except OrchError as error:
@@ -329,7 +359,7 @@ class TurnArchiver:
 
     # Summaries of archives.
 
-    async def _summarize(self, orders: Sequence[SummaryOrder], conversation: Sequence[Message], requests: int) -> None:
+    async def _summarize(self, orders: Sequence[SummaryOrder], cached: CachedRequest, requests: int) -> None:
         """Replace the receipt of each archive by a summary from a model. If the model fails, the receipt stays.
 
         `requests` is the number of requests that were made before the archived messages were removed from the
@@ -337,7 +367,7 @@ class TurnArchiver:
         """
         for order in orders:
             try:
-                stub = await self._summarizer.stub(order, conversation)
+                stub = await self._summarizer.stub(order, cached)
                 if stub is not None:
                     self._upgrade(order.holder, stub, at_once=requests == self._requests)
             except OrchError as error:
@@ -359,10 +389,32 @@ class TurnArchiver:
         for holder, stub in list(self._transcript.session.view.pending_records.items()):
             self._upgrade(holder, stub, at_once=True)
 
-    # The block of live subagents.
+    # The lists of subagents and archives.
 
     async def block(self) -> str:
-        """Return the live-subagents block, or "" if there are no subagents."""
+        """Return the live-subagents block, or "" if there are no subagents.
+
+        Archived turns are listed in it only if the block is part of the system text.
+        """
         children = await live_subagents(self._call) if self._may_spawn else []
+        return live_block((), 0, children) if self.in_tail else self._list(children)
+
+    @property
+    def archives(self) -> str:
+        """The list of archived turns that follows their records, or "" if it is part of the live-subagents block."""
+        return self._list() if self.in_tail else ""
+
+    def _list(self, children: Sequence[LiveSubagent] = ()) -> str:
         holders = [LiveSubagent(id, f"Archive: {task}") for id, task in self._transcript.session.view.holders()]
-        return live_block(holders, self._spec.block_entries, children)
+        return live_block(
+            holders, self._spec.block_entries, children, may_spawn=self._may_spawn, texts=self._text_folder
+        )
+
+
+def _without_unsent(conversation: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Return `conversation` without the calls of the last response and what follows it.
+
+    The last request did not contain these messages, and they stay in the conversation.
+    """
+    end = next((index for index in reversed(range(len(conversation))) if conversation[index].role == "assistant"), 0)
+    return conversation[: end if conversation and tool_uses(conversation[end]) else end + 1]

@@ -14,7 +14,7 @@ from orch_protocol.agent.spec import BackendSpec
 from orch_protocol.core.errors import OrchError
 from orch_protocol.core.messages import INCOMPLETE_STOPS, Message, Text, Usage, text_of
 
-from ..backends.base import Backend
+from ..backends.base import ONE_REQUEST, Backend
 from ..session.session import SessionState
 from ..tools.dispatch.budget_client import BudgetClient
 from .compaction_summary import (
@@ -87,6 +87,7 @@ async def summarize_branch(
         async with asyncio.timeout(SECONDS):
             backend = make(spec)
             backend.append_system(SYSTEM, ())
+            backend.prefix = ONE_REQUEST
             parts = parts_of(left, PART_CHARS)
             for number, part in enumerate(parts, 1):
                 backend.load((), number - 1)

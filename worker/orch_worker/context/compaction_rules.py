@@ -56,15 +56,23 @@ BY: Final[dict[CompactionWriter, str]] = {
 
 
 class CompactionCut(Struct, frozen=True):
-    """A cut that replaces the first `stop` visible messages. `within` is True if the cut lies inside a turn."""
+    """A cut that replaces the first `stop` visible messages. `within` is True if the cut lies inside a turn.
+
+    `summary` is the maximum length of the summary in tokens.
+    """
 
     stop: int
     within: bool = False
+    summary: int = MIN_SUMMARY
 
 
-def summary_tokens(threshold: int) -> int:
-    """Return the maximum length of a summary if conversations are compacted at `threshold` tokens."""
-    return max(MIN_SUMMARY, min(threshold // SUMMARY_SHARE, MAX_SUMMARY))
+def summary_tokens(threshold: int, room: int | None = None) -> int:
+    """Return the maximum length of a summary if conversations are compacted at `threshold` tokens.
+
+    `room` is the number of tokens for all messages. None means that all of `threshold` is for messages.
+    """
+    most = min(threshold // SUMMARY_SHARE, MAX_SUMMARY)
+    return max(MIN_SUMMARY, most if room is None else min(most, room // KEPT_SHARE))
 
 
 def requested_cut(
@@ -87,21 +95,21 @@ def requested_cut(
     suffix_sizes, room = _suffix_sizes(messages, size), summary_tokens(tokens)
     stop = turn_cut(messages, rules.keep_turns)
     if stop in cuts and suffix_sizes[context_messages] - suffix_sizes[stop] > room:
-        return CompactionCut(stop)
+        return CompactionCut(stop, summary=room)
     limit = min(tokens // KEPT_SHARE, MAX_KEPT)
     stop = next((place for place in cuts if suffix_sizes[place] <= limit), cuts[-1])
     within = not is_answered(messages) and stop not in [turn.start for turn in turns_of(messages)]
-    return CompactionCut(stop, within) if suffix_sizes[context_messages] - suffix_sizes[stop] > room else None
+    return CompactionCut(stop, within, room) if suffix_sizes[context_messages] - suffix_sizes[stop] > room else None
 
 
-def max_request_tokens(rules: CompactionSpec, window: int, tokens: int, *, refused: bool) -> int:
+def max_request_tokens(rules: CompactionSpec, window: int, tokens: int, *, refusals: int = 0) -> int:
     """Return the maximum estimated tokens of a request.
 
-    For a request that the provider refused (`refused`), the maximum is at most the estimate of that request, because
-    the estimate was too low.
+    `refusals` counts the refusals of this request. The first refusal means that the estimate was too low, so the
+    maximum is at most that estimate. Each further refusal halves it.
     """
     threshold = rules.compaction_threshold(window) or tokens
-    return min(threshold, tokens) if refused else threshold
+    return min(threshold, tokens) >> (refusals - 1) if refusals else threshold
 
 
 def is_critical(tokens: int, rules: CompactionSpec, window: int) -> bool:
@@ -117,35 +125,39 @@ def plan_compaction(
     tokens: int,
     window: int,
     context_messages: int = 0,
-    refused: bool = False,
+    refusals: int = 0,
 ) -> CompactionCut | None:
     """Return the cut that is necessary now, or None if no cut is necessary or none would help.
 
     `tokens` is the size of the next request, and `window` the context window of the model (0 means unknown). The first
-    `context_messages` messages always stay. `refused` is True if the provider rejected the request as too long.
+    `context_messages` messages always stay. `refusals` is the number of times that the provider refused the request
+    as too long. A request that cannot fit is shortened even if the cut frees little.
     """
-    threshold = max_request_tokens(rules, window, tokens, refused=refused)
-    is_urgent = refused or is_critical(tokens, rules, window)
+    threshold = max_request_tokens(rules, window, tokens, refusals=refusals)
+    is_too_long = refusals > 0 or 0 < window < tokens
+    is_urgent = is_too_long or is_critical(tokens, rules, window)
     if not is_urgent and (tokens < threshold or len(items) - context_messages < rules.min_messages):
         return None
     cuts = safe_cuts(items, context_messages)
     if not cuts:
         return None
     messages = [item.message for item in items]
-    suffix_sizes, room = _suffix_sizes(messages, size), summary_tokens(threshold)
+    suffix_sizes = _suffix_sizes(messages, size)
+    room = max(0, threshold - max(0, tokens - suffix_sizes[context_messages]))
+    summary = summary_tokens(threshold, room)
 
     def freed(stop: int) -> int:
-        return suffix_sizes[context_messages] - suffix_sizes[stop] - room
+        return suffix_sizes[context_messages] - suffix_sizes[stop] - summary
 
     stop = turn_cut(messages, rules.keep_turns)
     if stop in cuts and _is_worth(freed(stop), tokens) and not (is_urgent and tokens - freed(stop) >= threshold):
-        return CompactionCut(stop)
+        return CompactionCut(stop, summary=summary)
     if not is_urgent:
         return None
-    limit = min(threshold // KEPT_SHARE, MAX_KEPT)
+    limit = min(threshold // KEPT_SHARE, MAX_KEPT, max(0, room - summary))
     stop = next((place for place in cuts if suffix_sizes[place] <= limit), cuts[-1])
-    if _is_worth(freed(stop), tokens) or (refused and freed(stop) > 0):
-        return CompactionCut(stop, within=stop not in [turn.start for turn in turns_of(messages)])
+    if _is_worth(freed(stop), tokens) or (is_too_long and freed(stop) > 0):
+        return CompactionCut(stop, stop not in [turn.start for turn in turns_of(messages)], summary)
     return None
 
 

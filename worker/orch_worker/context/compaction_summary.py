@@ -17,7 +17,8 @@ from orch_protocol.core.messages import Image, Message, Text
 from orch_protocol.session.entries import CompactionEntry
 
 from ..conversation.framing import STEERING, is_project, question_in, split_first_prompt
-from ..conversation.receipt import Receipt, merge, receipt_of, render
+from ..conversation.receipt import Receipt, merge, receipt_of
+from ..conversation.receipt_text import render
 from ..conversation.rendering import turn_pieces
 from ..conversation.stubs import holder_of, is_summary, stubs_in
 from ..conversation.tokens import clip
@@ -94,10 +95,12 @@ class CompactionDigest(Struct, frozen=True):
     archives: bool = False
 
 
-def digest_of(replaced: Sequence[Message], before: CompactionDigest, *, within: bool) -> CompactionDigest:
+def digest_of(
+    replaced: Sequence[Message], before: CompactionDigest, *, within: bool, chars: int = MAX_TASK
+) -> CompactionDigest:
     """Return the facts about the messages `replaced`, combined with `before`, the facts of the previous compaction.
 
-    `within` is True if the messages end inside a turn.
+    `within` is True if the messages end inside a turn. The task and the question each have at most `chars` characters.
     """
     prompts = [_words(message) for message in replaced if is_prompt(message) and not _is_summary_or_context(message)]
     tasks = [task for task, _ in map(split_first_prompt, prompts) if task]
@@ -105,8 +108,8 @@ def digest_of(replaced: Sequence[Message], before: CompactionDigest, *, within: 
     for text in map(question_in, prompts):
         asked = [*asked, text] if text.startswith(STEERING) else [text]
     return CompactionDigest(
-        task=clip(tasks[0], MAX_TASK, HINT) if tasks else before.task,
-        question=clip("\n\n".join(filter(None, asked)), MAX_QUESTION, HINT) if within else "",
+        task=clip(tasks[0] if tasks else before.task, min(chars, MAX_TASK), HINT),
+        question=clip("\n\n".join(filter(None, asked)), min(chars, MAX_QUESTION), HINT) if within else "",
         body=before.body,
         receipt=merge([before.receipt, receipt_of(replaced)]),
         archives=any(map(stubs_in, replaced)),

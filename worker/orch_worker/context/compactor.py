@@ -19,14 +19,14 @@ from orch_protocol.core.messages import INCOMPLETE_STOPS, Message, Text, Usage, 
 from orch_protocol.session.entries import CompactionEntry, CompactionReason, CompactionWriter
 from orch_protocol.session.tree import CompactionDone
 
-from ..backends.base import Backend
+from ..backends.base import ONE_REQUEST, Backend
 from ..conversation.stubs import is_summary
 from ..conversation.tokens import CHARS_PER_TOKEN, TokenEstimator
 from ..session.session import SessionState
 from ..session.transcript import Transcript
 from ..session.visible_messages import VisibleMessage
 from ..tools.dispatch.budget_client import BudgetClient, BudgetReservation
-from .compaction_rules import CompactionCut, max_request_tokens, plan_compaction, requested_cut, summary_tokens
+from .compaction_rules import CompactionCut, plan_compaction, requested_cut
 from .compaction_summary import (
     REMEMBER,
     SYSTEM,
@@ -117,16 +117,25 @@ class Compactor:
         self._uncounted_usage = Usage()
 
     async def compact(
-        self, turn: str, reason: CompactionReason, hooks: ArchivalHooks | None = None, instructions: str = ""
+        self,
+        turn: str,
+        reason: CompactionReason,
+        hooks: ArchivalHooks | None = None,
+        instructions: str = "",
+        refusals: int = 0,
     ) -> CompactionDone | None:
         """Compact the conversation in the query `turn`.
+
+        `refusals` is the number of times that the provider refused the request. From the second refusal on, no model
+        writes the summary, because the last summary is recent.
 
         Return None if compaction is not necessary, does not help, or is forbidden by a hook. `hooks` may forbid the
         compaction, write the summary, or add lines. The model gets `instructions`. The rules limit the time that the
         model has. Raise StoreError if the entry cannot be written. Raise ConfigError if a requested compaction is not
         possible. After an error or a cancellation, the conversation is unchanged.
         """
-        due = self._plan(turn, reason)
+        refusals = max(refusals, int(reason == "refused"))
+        due = self._plan(turn, reason, refusals)
         if due is None:
             if reason == "asked":
                 raise ConfigError(self._nothing_to_compact_text())
@@ -145,7 +154,7 @@ class Compactor:
         try:
             if decision is not None and decision.summary:
                 written.body, written.writer = decision.summary, "hook"
-            else:
+            elif refusals < 2:
                 await self._ask(written, due, instructions)
                 await self._flush(written)
             if not written.body:
@@ -173,11 +182,10 @@ class Compactor:
             "no longer than a summary"
         )
 
-    def _plan(self, turn: str, reason: CompactionReason) -> _PlannedCompaction | None:
+    def _plan(self, turn: str, reason: CompactionReason, refusals: int) -> _PlannedCompaction | None:
         session, backend, rules = self._transcript.session, self._backend, self._rules
         view, window, tokens = session.view, backend.info().context_limit, backend.context_tokens()
         size = (getattr(backend, "estimator", None) or TokenEstimator()).message
-        refused = reason == "refused"
         if reason in ("asked", "hook"):
             cut = requested_cut(view.items, size, rules, tokens=tokens, context_messages=view.project_items)
         else:
@@ -188,7 +196,7 @@ class Compactor:
                 tokens=tokens,
                 window=window,
                 context_messages=view.project_items,
-                refused=refused,
+                refusals=refusals,
             )
         if cut is None:
             return None
@@ -199,10 +207,12 @@ class Compactor:
             cut=cut,
             replaced=replaced,
             kept=view.items[cut.stop],
-            known=digest_of(replaced, _before(session, replaced), within=cut.within),
+            known=digest_of(
+                replaced, _before(session, replaced), within=cut.within, chars=cut.summary * CHARS_PER_TOKEN
+            ),
             tokens=tokens,
-            chars=summary_tokens(max_request_tokens(rules, window, tokens, refused=reason != "size")) * CHARS_PER_TOKEN,
-            room=window - tokens if reason != "refused" else 0,
+            chars=cut.summary * CHARS_PER_TOKEN,
+            room=window - tokens if not refusals else 0,
         )
 
     async def _flush(self, written: _WrittenSummary) -> None:
@@ -245,10 +255,13 @@ class Compactor:
         try:
             async with asyncio.timeout(self._rules.seconds):
                 backend = self._make(spec)
-                if due.room * CHARS_PER_TOKEN > 2 * due.chars and spec is self._model():
+                # The agent's own backend may know a smaller window, which the server named.
+                is_own_model = spec is self._model()
+                window = (self._backend if is_own_model else backend).info().context_limit
+                if due.room * CHARS_PER_TOKEN > 2 * due.chars and is_own_model:
                     written.body = await self._summarize_in_context(backend, written, due, more)
                 if not written.body:
-                    written.body = await self._summarize_in_parts(backend, written, due, more)
+                    written.body = await self._summarize_in_parts(backend, written, due, more, window)
                 written.writer = "model"
         except TimeoutError:
             print(f"compacting: no summary within {self._rules.seconds:g} s", flush=True)
@@ -270,33 +283,35 @@ class Compactor:
         own_backend = self._backend
         backend.append_system(getattr(own_backend, "system", ""), getattr(own_backend, "tools", ()))
         backend.load(tuple(own_backend.transcript()), 0)
-        prompt = f"{in_context_prompt(text_of(due.kept.message), due.chars)}\n{more}".rstrip()
+        backend.prefix = own_backend.prefix
+        # At the tail, the prompt follows the cache markers, so that the request reads the cache and writes nothing.
+        backend.tail = f"{in_context_prompt(text_of(due.kept.message), due.chars)}\n{more}".rstrip()
         try:
-            return await self._answer(backend, written, prompt, due.chars)
+            return await self._answer(backend, written, due.chars)
         except ContextOverflowError:
             return ""
 
     async def _summarize_in_parts(
-        self, backend: Backend, written: _WrittenSummary, due: _PlannedCompaction, more: str
+        self, backend: Backend, written: _WrittenSummary, due: _PlannedCompaction, more: str, window: int
     ) -> str:
         """Return a summary by a model that gets only the replaced messages, in parts if necessary.
 
-        Return "" on failure.
+        `window` is the context window of the model. Return "" on failure.
         """
-        window, body = backend.info().context_limit, due.known.body
+        body = due.known.body
         limit = max(MIN_ASKED, min(window * CHARS_ASKED if window else MAX_ASKED, MAX_ASKED))
         parts = parts_of(due.replaced, limit)
         backend.append_system(f"{SYSTEM}\n{more}".rstrip(), ())
+        backend.prefix, backend.tail = ONE_REQUEST, ""
         for number, part in enumerate(parts, 1):
             backend.load((), number - 1)
-            prompt = summary_prompt(part, body, due.chars, number, len(parts))
-            body = await self._answer(backend, written, prompt, due.chars)
+            backend.append_user((Text(summary_prompt(part, body, due.chars, number, len(parts))),))
+            body = await self._answer(backend, written, due.chars)
             if not body:
                 return ""
         return body
 
-    async def _answer(self, backend: Backend, written: _WrittenSummary, prompt: str, chars: int) -> str:
-        backend.append_user((Text(prompt),))
+    async def _answer(self, backend: Backend, written: _WrittenSummary, chars: int) -> str:
         reservation = await self._budget.reserve(backend, outside_turn=not written.turn)
         turn = await self._budget.response(backend, reservation)
         usage = turn.usage.with_one_model_call()

@@ -14,7 +14,7 @@ from ..conversation.tokens import CHARS_PER_TOKEN, image_tokens
 from ..session.archived_entries import ArchivedEntry, entries_in
 from ..session.session_reader import NAME
 
-__all__ = ["archived_text", "entry_message", "entry_text", "render_messages"]
+__all__ = ["DAMAGED", "archived_text", "entry_message", "entry_text", "render_messages"]
 
 SHARE: Final = 0.6
 """Share of the context window for archived messages. The rest is for questions and answers."""

@@ -17,7 +17,7 @@ from orch_protocol.services.archives.recall import (
     SearchArchive,
 )
 
-from ..conversation.recalled import shown_entries, shown_hits
+from ..conversation.recalled import line_range, shown_entries, shown_hits
 from ..conversation.tokens import clip
 from ..tools.api.base import ToolContext, ToolOutput, tool
 
@@ -32,31 +32,38 @@ def _archives(context: ToolContext) -> bool:
 
 
 @tool(available=_archives)
-async def search_archive(context: ToolContext, query: str, limit: Number = 10) -> ToolOutput:
-    """Search the archived turns of this conversation for words, paths, numbers or errors.
+async def search_archive(context: ToolContext, query: str, limit: Number | None = None) -> ToolOutput:
+    """Search the archived turns of this conversation for words, identifiers, paths, numbers or errors.
 
-    Returns id, entry and passage of each match.
+    Returns for each match its archive, entry, turn and age, and the matching lines. A path finds its latest edit first.
 
     Args:
-        query: What to search for. Exact terms work best.
-        limit: Maximum number of matches.
+        query: What to search for: exact terms, or a regular expression.
+        limit: Maximum number of matches. Without it, only the best of ten matches are shown in full.
     """
-    hits = await context.call_root(SEARCH_ARCHIVE, SearchArchive(query, limit), context.seconds)
-    return ToolOutput(shown_hits(hits), marks=await _marks(context, *(hit.id for hit in hits)))
+    asked = SearchArchive(query) if limit is None else SearchArchive(query, limit)
+    hits = await context.call_root(SEARCH_ARCHIVE, asked, context.seconds)
+    return ToolOutput(shown_hits(hits, whole=limit is not None), marks=await _marks(context, *(hit.id for hit in hits)))
 
 
 @tool(available=_archives)
-async def read_archive(context: ToolContext, id: str, first: Number = 1, last: Number | None = None) -> ToolOutput:
-    """Show entries of an archived turn exactly as they were. Without first and last, from the beginning.
+async def read_archive(
+    context: ToolContext, id: str, first: Number = 1, last: Number | None = None, lines: str | None = None
+) -> ToolOutput:
+    """Show entries of an archived turn as text: edits as diffs, results as they were, long results shortened.
 
     Args:
         id: The id of the archived turn, as in its record.
         first: The first entry to show.
-        last: The last entry to show.
+        last: The last entry to show. Without it, all entries from first.
+        lines: Lines of the entry first, such as 40-80. Shows only these.
     """
+    if lines is not None:
+        line_range(lines)
+        last = first
     asked = ReadArchive(id, first, last)
     entries = await context.call_root(READ_ARCHIVE, asked, context.seconds)
-    return ToolOutput(shown_entries(first, entries), marks=await _marks(context, id))
+    return ToolOutput(shown_entries(id, first, entries, last, lines), marks=await _marks(context, id))
 
 
 @tool(available=_archives)
@@ -67,7 +74,7 @@ async def map_subagents(context: ToolContext, ids: tuple[str, ...], prompt: str)
         ids: The ids of the subagents to ask.
         prompt: The question.
     """
-    asked = AskAll(ids, prompt, max(context.seconds - 2.0, context.seconds / 2), context.taint_labels)
+    asked = AskAll(ids, prompt, max(context.seconds - 2.0, context.seconds / 2))
     answers = await context.call_root(ASK_ALL, asked, context.seconds)
     text = "\n\n".join(
         f"{each.ref}: {clip(each.reply.text, ANSWER_CHARS, 'ask this one alone')}"

@@ -6,27 +6,37 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from msgspec import Struct
+
 from orch_protocol.agent.spec import BackendSpec, ToolSpec
 from orch_protocol.core.messages import Message, Text, text_of
 from orch_protocol.services.archives.archiving import SUMMARIZE_ARCHIVE, SummarizeArchive, SummaryOrder
 
-from ..backends.base import Backend, PromptPrefix
+from ..backends.base import ONE_REQUEST, Backend, PromptPrefix
 from ..backends.registry import is_remote
 from ..tools.api.root_client import CallRoot
 from ..tools.dispatch.budget_client import BudgetClient
 
-__all__ = ["Summarizer", "writer_of"]
+__all__ = ["CachedRequest", "Summarizer", "writer_of"]
 
 STEP_SECONDS: Final = 60.0
 TIMEOUT_FACTOR: Final = 4
 """Total time limit of a summary, as a multiple of the time limit of one answer. A long turn is summarized in parts."""
 
 
+class CachedRequest(Struct, frozen=True):
+    """The agent's last request, which its provider has cached. `conversation` may continue after it."""
+
+    system: str = ""
+    prefix: PromptPrefix = PromptPrefix()
+    conversation: tuple[Message, ...] = ()
+
+
 class Summarizer:
     """Summarizes archives of one agent with the model of `spec`, unless the root names another model.
 
-    `make` creates a backend. `budget` reserves the budget of requests. `system` and `tools` are the same as in the
-    agent's own requests.
+    `make` creates a backend. `budget` reserves the budget of requests. `tools` are the same as in the agent's own
+    requests.
     """
 
     def __init__(
@@ -44,8 +54,6 @@ class Summarizer:
         self._make = make
         self._call = call
         self._budget = budget
-        self.system, self.prefix = "", PromptPrefix()
-        """The beginning of the agent's last request, which its provider has cached."""
         self._tools = tools
         self._seconds = seconds
 
@@ -68,11 +76,10 @@ class Summarizer:
         """Whether summaries use the agent's own model, whose provider has cached the conversation."""
         return self._uses_own_model
 
-    async def stub(self, order: SummaryOrder, conversation: Sequence[Message]) -> str | None:
+    async def stub(self, order: SummaryOrder, cached: CachedRequest) -> str | None:
         """Return the record of the archive with a summary, or None if no summary is ready in time.
 
-        `conversation` is the agent's conversation before the turn was archived. Raise OrchError if the model or the
-        root fails.
+        `cached` is the agent's conversation before the archiving. Raise OrchError if the model or the root fails.
         """
         answer, asked = None, 0
         backend: Backend | None = None
@@ -87,13 +94,17 @@ class Summarizer:
                         backend = self._make(self._chosen(step.backend) or BackendSpec("extractive"))
                     # The summary request and its answer do not become part of the conversation, and tool calls in the
                     # answer are not run.
-                    backend.load(conversation if order.with_conversation else (), asked)
                     if order.with_conversation:
-                        backend.append_system(self.system, self._tools)
-                        backend.prefix = self.prefix
+                        backend.load(cached.conversation, asked)
+                        backend.append_system(cached.system, self._tools)
+                        backend.prefix = cached.prefix
+                        # At the tail, the prompt follows the cache markers, so that the request writes no cache.
+                        backend.tail = step.request.prompt
                     else:
+                        backend.load((), asked)
                         backend.append_system(step.request.system, ())
-                    backend.append_user((Text(step.request.prompt),))
+                        backend.prefix = ONE_REQUEST
+                        backend.append_user((Text(step.request.prompt),))
                     reservation = await self._budget.reserve(backend, outside_turn=True)
                     turn = await self._budget.response(backend, reservation)
                     self._budget.spend(turn.usage.with_one_model_call(), reservation)

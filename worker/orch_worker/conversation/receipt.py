@@ -1,85 +1,61 @@
-"""Receipts: the effects of a range of messages, computed from calls and results without a model."""
+"""Receipts: what a range of messages did, computed from calls, results and texts without a model."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
 
-from orch_protocol.core.messages import Message, Text
+from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, text_of
 
-from .subagent_calls import AskedAgent, agents_line, asked_in, latest_states
-from .turns import CallWithResult, calls_of
+from .call_facts import CallFacts, Job, facts_of_call
+from .framing import question_in, without_markers
+from .records.effects import job_over
+from .records.facts import (
+    EDIT_KEY,
+    ChangedFile,
+    CommandOutcome,
+    Commit,
+    Constant,
+    Deviation,
+    Effect,
+    Failure,
+    Place,
+    Request,
+    SeenFile,
+    Specification,
+    UserWords,
+    moved,
+)
+from .records.files import absolute_paths, current_files
+from .records.outcomes import check_key, is_named
+from .records.prose import cut_at_sentence, figures_in, is_request, last_sentences, request_in
+from .stubs import holders_in
+from .subagent_calls import AskedAgent, asked_in, latest_states
+from .turns import calls_of, is_answered, is_prompt
 
-__all__ = ["NUMBER", "CommandOutcome", "Receipt", "merge", "receipt_of", "render", "with_summary"]
+__all__ = ["Receipt", "merge", "receipt_of", "with_places"]
 
 MAX_ITEMS: Final = 40
-LINE: Final = 160
-KEPT_CHARS: Final = 600
-"""If a model's summary replaces the receipt, at most this number of the receipt's characters stay in the record."""
-RESULT_EDGE: Final = 20_000
-
-_PATH_KEYS: Final = (
-    "path",
-    "file_path",
-    "filepath",
-    "file",
-    "filename",
-    "notebook_path",
-    "target_file",
-    "paths",
-    "files",
-)
-_COMMAND_KEYS: Final = ("command", "cmd", "script", "code")
-_CHANGES: Final = re.compile(r"write|edit|replace|create|patch|append|insert|move|rename|delete|remove|update", re.I)
-_EXIT: Final = re.compile(
-    r"\bexit(?:ed)?(?:\s+(?:with|code|status))*\s*[:=]?\s*(-?\d{1,3})\b"
-    r"|\"?(?:exit_?code|return_?code)\"?\s*[:=]\s*(-?\d{1,3})\b",
-    re.I,
-)
-_ERROR: Final = re.compile(
-    r"(?:.{0,80}?\b\w*(?:Error|Exception)\b: .+|(?:.{0,60}?\b)?(?:error|fatal|panic)(?:\[\w+\])?: .+)", re.I
-)
-_ERROR_WORDS: Final = ("error", "exception", "fatal", "panic")
-NUMBER: Final = re.compile(
-    r"(?<![\w.,/-])[-+]?\d[\d,]*(?:\.\d+)?\s?(?:%|(?:ms|µs|us|ns|s|min|h|[kKMGT]i?B|bytes?|tokens?|px|x|USD|°C|bar)\b|€)"
-    r"|(?<![\w.,/-])\$?(?:\d{1,3}(?:,\d{3})+|\d{3,})(?:\.\d+)?(?![\w/-])"
-)
-"""A number that has at least three digits or a unit."""
-
-_BACKGROUND: Final = re.compile(r"\bnohup\b|(?<!&)&\s*$|\bdisown\b|\bdocker (?:run|compose up)\b.*\s-d\b", re.M)
-_MOVES: Final = re.compile(r"^\s*(?:cd|pushd)\s+([^\s;&|]+)\s*$", re.M)
-_BINDS: Final = re.compile(r"^\s*export\s+(\w+)=", re.M)
-_INSTALLS: Final = re.compile(
-    r"\b(?:(?:pip3?|uv|npm|pnpm|yarn|apt(?:-get)?|brew|cargo|gem|go)\s+(?:-\S+\s+)*(?:install|add|get)\b[^\n;&|]*)"
-)
-_GIT: Final = re.compile(r"\bgit\s+(?:commit|push|merge|rebase|checkout|switch|reset|tag|stash)\b[^\n;&|]*")
-
-
-class CommandOutcome(Struct, frozen=True, omit_defaults=True):
-    """A command that ran. `exit_code` is None if unknown; `failed` then shows whether the command failed."""
-
-    line: str
-    exit_code: int | None = None
-    failed: bool = False
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether the command ended with an error."""
-        return self.failed or bool(self.exit_code)
-
-    def __str__(self) -> str:
-        if self.exit_code is not None:
-            return f"{self.line} (exit {self.exit_code})"
-        return f"{self.line} (failed)" if self.failed else self.line
+MAX_FILES: Final = 1_000
+MAX_REQUESTS: Final = 400
+REQUEST_CHARS: Final = 160
+ANSWER_CHARS: Final = 120
+WORDS_CHARS: Final = 300
+SENTENCE_CHARS: Final = 220
+MAX_FIGURES: Final = 12
+SHORT_HASH: Final = 7
 
 
 class Receipt(Struct, frozen=True, omit_defaults=True):
-    """The effects of a range of messages. Each list contains at most 40 distinct items, in order.
+    """What a range of messages did. Each list contains distinct items, in order.
 
-    `more` is the number of items that were left out.
+    `files` contains at most 1,000 changed files, `requests` at most 400 requests, and other lists at most 40 items.
+    `more` is the number of items that were left out. `said` contains the agent's last sentences, if the range does not
+    end with an answer. `read`, `changed`, `errors`, `effects` and `tasks` are the lists of receipts that earlier
+    versions stored.
     """
 
     read: tuple[str, ...] = ()
@@ -87,239 +63,289 @@ class Receipt(Struct, frozen=True, omit_defaults=True):
     commands: tuple[CommandOutcome, ...] = ()
     tools: dict[str, int] = {}
     errors: tuple[str, ...] = ()
-    numbers: tuple[str, ...] = ()
     effects: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
     more: int = 0
     asked: tuple[AskedAgent, ...] = ()
+    files: tuple[ChangedFile, ...] = ()
+    seen: tuple[SeenFile, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    commits: tuple[Commit, ...] = ()
+    lasting: tuple[Effect, ...] = ()
+    requests: tuple[Request, ...] = ()
+    words: tuple[UserWords, ...] = ()
+    specifications: tuple[Specification, ...] = ()
+    deviations: tuple[Deviation, ...] = ()
+    figures: tuple[str, ...] = ()
+    constants: tuple[Constant, ...] = ()
+    said: str = ""
 
 
-def receipt_of(messages: Sequence[Message], task: str = "") -> Receipt:
-    """Return the receipt of `messages`. `task` is the prompt before these messages.
+def receipt_of(messages: Sequence[Message], entries: Sequence[int] = ()) -> Receipt:
+    """Return the receipt of `messages`.
 
-    Malformed input never raises an error.
+    `entries` contains the number of each message as an entry of its archive. Without these numbers, the receipt has no
+    places. Malformed input never raises an error.
     """
+    numbers = list(entries) or [0] * len(messages)
+    results = _result_positions(messages)
     calls = calls_of(messages)
+    found: list[CallFacts] = []
+    documents: dict[str, str] = {}
+    position = iter(calls)
+    prose = ""
     tools: dict[str, int] = {}
-    read: list[str] = []
-    changed: list[str] = []
-    commands: list[CommandOutcome] = []
-    errors: list[str] = []
-    effects: list[str] = []
-    for call in calls:
-        tools[call.name] = tools.get(call.name, 0) + 1
-        (changed if _CHANGES.search(call.name) else read).extend(_values(call.input, _PATH_KEYS))
-        for line in _values(call.input, _COMMAND_KEYS):
-            commands.append(_command(line, call))
-            effects += _effects(line, call)
-        errors += _errors(call)
-    texts = "\n".join(
-        block.text
-        for message in messages
-        if message.role == "assistant"
-        for block in message.content
-        if isinstance(block, Text)
-    )
-    numbers = [match[0].strip() for match in NUMBER.finditer(texts)]
+    words: list[UserWords] = []
+    requests: list[Request] = []
+    figures: list[str] = []
+    ended: list[Effect] = []
+    last_text = ""
+    jobs: dict[str, Job] = {}
+    for index, message in enumerate(messages):
+        if message.role == "user":
+            text = _own_words(message)
+            ended += [Effect(job.key, "", over=True) for id, job in jobs.items() if id in text and job_over(text)]
+            if not is_prompt(message) and request_in(text):
+                words.append(UserWords(cut_at_sentence(request_in(text), WORDS_CHARS), place=Place(numbers[index])))
+            elif is_prompt(message) and is_request(text):
+                requests.append(Request(cut_at_sentence(" ".join(request_in(text).split()), REQUEST_CHARS)))
+            continue
+        if message.role != "assistant" or holders_in(message):
+            continue
+        for block in message.content:
+            if isinstance(block, Text) and block.text.strip():
+                prose = last_text = block.text
+                figures += figures_in(block.text)
+            elif isinstance(block, ToolUse):
+                call = next(position)
+                tools[call.name] = tools.get(call.name, 0) + 1
+                result_index = results.get(call.id)
+                places = Place(numbers[index]), Place(numbers[result_index] if result_index is not None else 0)
+                facts = facts_of_call(call, prose, *places, documents=documents, jobs=jobs)
+                found.append(facts)
+                words += facts.words
+                if facts.files:
+                    prose = ""
+    answered = is_answered(messages) and not holders_in(messages[-1])
+    answer = text_of(messages[-1]).strip() if answered else ""
+    if requests and answer:
+        first = cut_at_sentence(" ".join(answer.split()), ANSWER_CHARS)
+        requests[-1] = msgspec.structs.replace(requests[-1], answer=first)
     return _bounded(
-        read=[path for path in read if path not in changed],
-        changed=changed,
-        commands=commands,
         tools=tools,
-        errors=errors,
-        numbers=numbers,
-        effects=effects,
-        tasks=[task] if task else [],
         asked=asked_in(calls),
+        said="" if answer else last_sentences(last_text, 2, SENTENCE_CHARS),
+        files=[file for facts in found for file in facts.files],
+        seen=[file for facts in found for file in facts.seen],
+        commands=_accepted([(facts.commands, facts.commits) for facts in found]),
+        failures=_with_resolutions(found),
+        commits=[commit for facts in found for commit in facts.commits],
+        lasting=[*(effect for facts in found for effect in facts.effects), *ended],
+        requests=requests,
+        words=words,
+        specifications=[each for facts in found for each in facts.specifications],
+        deviations=[each for facts in found for each in facts.deviations],
+        constants=[each for facts in found for each in facts.constants],
+        figures=figures,
     )
 
 
 def merge(receipts: Sequence[Receipt]) -> Receipt:
-    """Return one receipt for several receipts. If a list becomes too long, the latest items are kept."""
+    """Return one receipt for several receipts in order. If a list becomes too long, the latest items are kept."""
     tools: dict[str, int] = {}
     lists: dict[str, list[Any]] = {name: [] for name in _LISTS}
-    more = 0
-    for receipt in receipts:
+    more, said = 0, ""
+    steps: list[tuple[Sequence[CommandOutcome], Sequence[Commit]]] = []
+    resolved = _resolved_keys(receipts)
+    for number, receipt in enumerate(map(_current, receipts)):
         more += receipt.more
+        said = receipt.said
         for name, times in receipt.tools.items():
             tools[name] = tools.get(name, 0) + times
+        steps.append((receipt.commands, receipt.commits))
         for name in _LISTS:
             lists[name] += getattr(receipt, name)
+        failures = (
+            msgspec.structs.replace(failure, resolved=failure.resolved or resolved.get(failure.key, -1) > number)
+            for failure in receipt.failures
+        )
+        lists["failures"][len(lists["failures"]) - len(receipt.failures) :] = failures
+    lists["commands"] = _accepted(steps)
     asked = latest_states(each for receipt in receipts for each in receipt.asked)
-    lists["read"] = [path for path in lists["read"] if path not in lists["changed"]]
-    return _bounded(tools=tools, more=more, asked=asked, **lists)
+    return _bounded(tools=tools, more=more, asked=asked, said=said, **lists)
 
 
-def render(receipt: Receipt, chars: int) -> str:
-    """Return `receipt` in at most `chars` characters, changes and failures first, files read last.
-
-    If not everything fits, changes, failures, errors and lasting effects get most of the space, and the latest items of
-    each list are kept.
-    """
-    counted = ", ".join(f"{name} x{times}" if times > 1 else name for name, times in receipt.tools.items())
-    commands = sorted(receipt.commands, key=lambda command: command.has_failed)
-    lines = [
-        _ReceiptLine("Tasks", receipt.tasks if len(receipt.tasks) > 1 else ()),
-        _ReceiptLine("Subagents", (agents_line(receipt.asked, chars // 2),) if receipt.asked else ()),
-        _ReceiptLine("Changed", receipt.changed, ", ", lasting=True),
-        _ReceiptLine("Commands", tuple(map(str, commands)), lasting=any(command.has_failed for command in commands)),
-        _ReceiptLine("Errors", receipt.errors, lasting=True),
-        _ReceiptLine("Lasting", receipt.effects, lasting=True),
-        _ReceiptLine("Read", receipt.read, ", "),
-        _ReceiptLine("Tools", (counted,) if counted else ()),
-        _ReceiptLine("Numbers", receipt.numbers, ", "),
-    ]
-    return _laid_out([line for line in lines if line.items], chars) or _cut("No tool was used.", chars)
+def with_places(receipt: Receipt, shift: int, holder: str = "") -> Receipt:
+    """Return `receipt` with its places as another archive gives them; see `Place.moved`."""
+    lists: dict[str, Any] = {
+        name: tuple(moved(fact, shift, holder) for fact in getattr(receipt, name)) for name in _PLACED
+    }
+    return msgspec.structs.replace(receipt, **lists)
 
 
-def with_summary(receipt: Receipt, summary: str, chars: int = KEPT_CHARS) -> str:
-    """Return the record of a summarized archive: essential facts of the receipt, then `summary`.
-
-    The facts are changed files, failed commands, errors and lasting effects, in at most `chars` characters. The latest
-    facts are kept. Facts mentioned in `summary` are left out.
-    """
-
-    def not_in_summary(items: Sequence[str]) -> tuple[str, ...]:
-        return tuple(item for item in items if _flat(item) not in flat_summary)
-
-    flat_summary = _flat(summary)
-    failed = not_in_summary([str(command) for command in receipt.commands if command.has_failed])
-    errors = [
-        error for error in not_in_summary(receipt.errors) if not any(_flat(error) in _flat(line) for line in failed)
-    ]
-    lines = [
-        _ReceiptLine("Changed", not_in_summary(receipt.changed), ", ", lasting=True),
-        _ReceiptLine("Failed", failed, lasting=True),
-        _ReceiptLine("Errors", tuple(errors), lasting=True),
-        _ReceiptLine("Lasting", not_in_summary(receipt.effects), lasting=True),
-    ]
-    kept = _laid_out([line for line in lines if line.items], chars)
-    return f"{kept}\n{summary}" if kept else summary
+_PLACED: Final = ("files", "commands", "failures", "commits", "words", "specifications", "deviations")
+_LISTS: Final = (*_PLACED, "constants", "seen", "lasting", "requests", "figures")
 
 
-class _ReceiptLine(Struct, frozen=True):
-    """One line of a receipt. A line whose `lasting` is True gets space before other lines."""
-
-    label: str
-    items: tuple[str, ...]
-    separator: str = "; "
-    lasting: bool = False
-
-    @property
-    def size(self) -> int:
-        return len(self.label) + 3 + len(self.separator.join(map(_flat, self.items)))
-
-    def fitted(self, chars: int) -> str:
-        """Return the line in at most `chars` characters: the latest items, and the number of omitted earlier items."""
-        items, left = list(map(_flat, self.items)), 0
-        text = self.separator.join(items)
-        while len(items) > 1 and len(self.label) + 2 + len(text) > chars:
-            items, left = items[1:], left + 1
-            text = self.separator.join([f"({left} more)", *items])
-        return _cut(f"{self.label}: {text}", chars)
+def _current(receipt: Receipt) -> Receipt:
+    """Return `receipt` with the lists of earlier versions in the present form."""
+    if not (receipt.read or receipt.changed or receipt.errors or receipt.effects or receipt.tasks):
+        return receipt
+    return msgspec.structs.replace(
+        receipt,
+        read=(),
+        changed=(),
+        errors=(),
+        effects=(),
+        tasks=(),
+        seen=(*(SeenFile(path) for path in receipt.read), *receipt.seen),
+        files=(*(ChangedFile(path) for path in receipt.changed), *receipt.files),
+        failures=(*(Failure(error, "", error) for error in receipt.errors), *receipt.failures),
+        lasting=(*(Effect(effect, effect) for effect in receipt.effects), *receipt.lasting),
+        requests=(*(Request(task) for task in receipt.tasks if is_request(task)), *receipt.requests),
+    )
 
 
-def _laid_out(lines: Sequence[_ReceiptLine], chars: int) -> str:
-    """Return `lines` in at most `chars` characters.
-
-    Lasting lines get space first, up to three quarters of the total space.
-    """
-    first, rest = ([line for line in lines if line.lasting is lasting] for lasting in (True, False))
-    wanted = sum(line.size for line in rest)
-    room = min(sum(line.size for line in first), max(chars - wanted, chars * 3 // 4))
-    shares: dict[str, int] = {}
-    for part, total in ((first, room), (rest, chars - room)):
-        shares |= zip((line.label for line in part), _shares([line.size for line in part], total), strict=True)
-    fitted = [line.fitted(shares[line.label] - 1) for line in lines if shares[line.label] > 12]
-    return "\n".join(fitted)[: max(chars, 0)]
+def _own_words(message: Message) -> str:
+    """Return the text of a user message without markers, the task of the agent, and records of archives."""
+    if holders := holders_in(message):
+        content = message.content[: -len(holders)]
+        message = Message("user", content)
+    return without_markers(question_in(text_of(message)))
 
 
-_LISTS: Final = ("read", "changed", "commands", "errors", "numbers", "effects", "tasks")
+def _result_positions(messages: Sequence[Message]) -> dict[str, int]:
+    positions: dict[str, int] = {}
+    for index, message in enumerate(messages):
+        for block in message.content:
+            if isinstance(block, ToolResult):
+                positions.setdefault(block.tool_use_id, index)
+    return positions
 
 
-def _bounded(*, tools: dict[str, int], asked: tuple[AskedAgent, ...], more: int = 0, **lists: list[Any]) -> Receipt:
+def _with_resolutions(found: Sequence[CallFacts]) -> list[Failure]:
+    """Return the failures. A failure is resolved if a later call with the same key succeeded."""
+    passed: set[str] = set()
+    failures: list[Failure] = []
+    for facts in reversed(found):
+        for failure in reversed(facts.failures):
+            failures.append(msgspec.structs.replace(failure, resolved=failure.key in passed))
+        passed |= facts.passed
+    return failures[::-1]
+
+
+def _resolved_keys(receipts: Sequence[Receipt]) -> dict[str, int]:
+    """Return the calls that succeeded, by key, with the position of the last receipt that shows the success."""
+    resolved: dict[str, int] = {}
+    for number, receipt in enumerate(receipts):
+        for command in receipt.commands:
+            if command.verifies and not command.has_failed:
+                resolved[check_key(command.line)] = number
+        if any(commit.hash for commit in receipt.commits):
+            resolved["git commit"] = resolved["git add"] = number
+        for file in receipt.files:
+            resolved[f"{EDIT_KEY}{file.path}"] = number
+    return resolved
+
+
+def _bounded(
+    *, tools: Mapping[str, int], asked: tuple[AskedAgent, ...], said: str, more: int = 0, **lists: list[Any]
+) -> Receipt:
+    paths = absolute_paths([*(file.path for file in lists["files"]), *(file.path for file in lists["seen"])])
+    files = current_files(lists.pop("files"), paths)
+    seen = _seen(lists.pop("seen"), files, paths)
+    commands = _last_runs(lists.pop("commands"))
+    lasting = _alive(lists.pop("lasting"))
+    requests = list(dict.fromkeys(lists.pop("requests")))
+    figures = list(dict.fromkeys(lists.pop("figures")))[-MAX_FIGURES:]
+    named: dict[str, Specification] = {}
+    for each in lists.pop("specifications"):
+        named.setdefault(each.name, each)
+    lists["specifications"] = list(named.values())
+    last = {(each.path, each.name): each for each in lists.pop("constants")}
+    removed = {file.path for file in files if file.removed}
+    lists["constants"] = [each for each in last.values() if paths.get(each.path, each.path) not in removed]
+    failures = list({(failure.key, failure.text): failure for failure in lists.pop("failures")}.values())
     kept: dict[str, Any] = {}
-    for name, values in lists.items():
-        distinct = list(dict.fromkeys(values))
-        if len(distinct) > MAX_ITEMS:
-            more += len(distinct) - MAX_ITEMS
-            distinct = _latest(values)
-        kept[name] = tuple(distinct)
+    distinct = {name: list(dict.fromkeys(values)) for name, values in lists.items()}
+    limits: Iterable[tuple[str, Sequence[Any], int]] = (
+        ("files", files, MAX_FILES),
+        ("seen", seen, 2 * MAX_ITEMS),
+        ("commands", _important_last(commands), MAX_ITEMS),
+        ("failures", sorted(failures, key=lambda failure: not failure.resolved), MAX_ITEMS),
+        ("lasting", lasting, MAX_ITEMS),
+        ("requests", requests, MAX_REQUESTS),
+        *((name, values, MAX_ITEMS) for name, values in distinct.items()),
+    )
+    for name, values, limit in limits:
+        more += max(0, len(values) - limit)
+        kept[name] = values[-limit:]
+    order = {id(command): place for place, command in enumerate(commands)}
+    kept["commands"] = sorted(kept["commands"], key=lambda command: order[id(command)])
+    listed: dict[str, Any] = {name: tuple(values) for name, values in kept.items()}
     more += max(0, len(asked) - MAX_ITEMS)
-    kept["asked"] = asked[-MAX_ITEMS:]
-    return Receipt(tools=dict(sorted(tools.items(), key=lambda item: -item[1])[:MAX_ITEMS]), more=more, **kept)
+    return Receipt(
+        tools=dict(sorted(tools.items(), key=lambda item: -item[1])[:MAX_ITEMS]),
+        more=more,
+        asked=asked[-MAX_ITEMS:],
+        said=said,
+        figures=tuple(figures),
+        **listed,
+    )
 
 
-def _latest(values: Sequence[Any]) -> list[Any]:
-    """Return the last `MAX_ITEMS` distinct items of `values`, in order. Failed commands are kept before other items."""
-    distinct = list(dict.fromkeys(reversed(values)))[::-1]
-    failed = [value for value in distinct if isinstance(value, CommandOutcome) and value.has_failed][-MAX_ITEMS:]
-    others = [value for value in distinct if value not in failed]
-    kept = {*failed, *others[max(0, len(others) - (MAX_ITEMS - len(failed))) :]}
-    return [value for value in distinct if value in kept]
+def _accepted(steps: Iterable[tuple[Sequence[CommandOutcome], Sequence[Commit]]]) -> list[CommandOutcome]:
+    """Return the commands of `steps` in order. A failed check counts as passed if a hook accepted a later commit.
 
-
-def _values(input: Any, keys: Sequence[str]) -> Iterator[str]:
-    if not isinstance(input, dict):
-        return
-    for key in keys:
-        value = input.get(key)
-        for item in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(item, str) and item.strip():
-                yield item.strip()
-
-
-def _command(line: str, call: CallWithResult) -> CommandOutcome:
-    flat = _cut(" ".join(line.split()), LINE)
-    result = call.result or ""
-    # Tools print the exit code at the beginning or end of a result. Elsewhere, a similar text may be part of the
-    # output.
-    edge = result if len(result) <= 800 else f"{result[:400]}\n{result[-400:]}"
-    codes = [int(match[1] or match[2]) for match in _EXIT.finditer(edge)]
-    return CommandOutcome(flat, codes[-1] if codes else None, call.is_error)
-
-
-def _errors(call: CallWithResult) -> list[str]:
-    result = (call.result or "")[-RESULT_EDGE:]
-    # Most results contain none of the words. Searching for words is a hundred times faster than the regular expression.
-    lines = (line for line in result.split("\n") if _names_error(line)) if _names_error(result) else ()
-    found = [line.strip()[:LINE] for line in lines if _ERROR.fullmatch(line)]
-    if call.is_error and not found:
-        found = [result.strip().partition("\n")[0][:LINE] or f"{call.name} failed"]
-    return found[:3]
-
-
-def _names_error(text: str) -> bool:
-    lowered = text.lower()
-    return any(word in lowered for word in _ERROR_WORDS)
-
-
-def _effects(line: str, call: CallWithResult) -> list[str]:
-    if call.is_error:
-        return []
-    found = []
-    if call.input.get("run_in_background") is True or call.input.get("background") is True or _BACKGROUND.search(line):
-        found.append(f"job left running: {_cut(' '.join(line.split()), LINE)}")
-    found += [f"moved to {place}" for place in _MOVES.findall(line)]
-    found += [f"set {name}" for name in _BINDS.findall(line)]
-    found += [_cut(" ".join(match[0].split()), LINE) for match in _INSTALLS.finditer(line)]
-    found += [_cut(" ".join(match[0].split()), LINE) for match in _GIT.finditer(line)]
+    The hook must have run the same check: the outputs of the hook up to this commit name its checks.
+    """
+    found: list[CommandOutcome] = []
+    hook: set[str] = set()
+    for commands, commits in steps:
+        found += commands
+        for commit in commits:
+            hook.update(commit.checks)
+            if commit.hash and hook and not commit.skips_hook:
+                result = f"passed in the hook of {commit.hash[:SHORT_HASH]}"
+                found = [
+                    CommandOutcome(command.line, None, False, result, True, commit.place, command.runs)
+                    if command.verifies and command.has_failed and is_named(command.line, hook)
+                    else command
+                    for command in found
+                ]
     return found
 
 
-def _shares(sizes: Sequence[int], total: int) -> list[int]:
-    """Divide `total` among `sizes`. Small sizes get what they need, and large sizes get equal parts of the rest."""
-    shares = [0] * len(sizes)
-    left = total
-    for number, place in enumerate(sorted(range(len(sizes)), key=lambda place: sizes[place])):
-        shares[place] = min(sizes[place], left // (len(sizes) - number))
-        left -= shares[place]
-    return shares
+def _last_runs(commands: Sequence[CommandOutcome]) -> list[CommandOutcome]:
+    """Return the last run of each command, in the order of these runs."""
+    last: dict[str, CommandOutcome] = {}
+    for command in commands:
+        key = check_key(command.line) if command.verifies else command.line
+        before = last.pop(key, None)
+        runs = command.runs + (before.runs if before else 0)
+        last[key] = msgspec.structs.replace(command, runs=runs) if before else command
+    return list(last.values())
 
 
-def _flat(text: str) -> str:
-    return " ".join(text.split())
+def _important_last(commands: Sequence[CommandOutcome]) -> list[CommandOutcome]:
+    """Return `commands` with failed commands at the end, and verifying commands before them."""
+    return sorted(commands, key=lambda command: (command.has_failed, command.verifies))
 
 
-def _cut(text: str, chars: int) -> str:
-    return text if len(text) <= chars else f"{text[: max(chars - 3, 0)]}..."[: max(chars, 0)]
+def _alive(effects: Sequence[Effect]) -> list[Effect]:
+    """Return the last effect of each key, without effects that are over."""
+    last: dict[str, Effect] = {}
+    for effect in effects:
+        last.pop(effect.key, None)
+        last[effect.key] = effect
+    return [effect for effect in last.values() if effect.text]
+
+
+def _seen(seen: Sequence[SeenFile], files: Sequence[ChangedFile], paths: Mapping[str, str]) -> list[SeenFile]:
+    """Return the files that were read and not changed, each once with its total weight, the latest last."""
+    changed = {path for file in files for path in (file.path, file.before) if path}
+    weights: dict[str, int] = {}
+    for file in seen:
+        path = paths.get(file.path, file.path)
+        weights[path] = weights.pop(path, 0) + file.weight
+    return [SeenFile(path, weight) for path, weight in weights.items() if path not in changed]

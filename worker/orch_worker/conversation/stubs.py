@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from orch_protocol.core.archives import ArchiveKind
@@ -16,6 +16,7 @@ __all__ = [
     "era_prompt",
     "holder_of",
     "holders_in",
+    "insert_after_records",
     "is_brief",
     "is_summary",
     "replace_record",
@@ -110,6 +111,20 @@ def stubs_in(message: Message) -> dict[str, str]:
     """Return the records in `message`. Keys are archive ids."""
     texts = (block.text for block in message.content if isinstance(block, Text))
     return {holder: text for text in texts if (holder := holder_of(text))}
+
+
+def insert_after_records(messages: Sequence[Message], text: str) -> Sequence[Message]:
+    """Return `messages` with `text` in the first user message at or after the last record of an archive.
+
+    Without such a message, `text` becomes a user message at the end. If there is no record, or `text` is "", return
+    `messages`.
+    """
+    last = next((index for index in reversed(range(len(messages))) if holders_in(messages[index])), None)
+    if not text or last is None:
+        return messages
+    place = next((index for index in range(last, len(messages)) if messages[index].role == "user"), len(messages))
+    content = messages[place].content if place < len(messages) else ()
+    return [*messages[:place], Message("user", (*content, Text(text))), *messages[place + 1 :]]
 
 
 def replace_record(message: Message, stub: str) -> Message:

@@ -24,6 +24,7 @@ __all__ = [
     "clip",
     "image_tokens",
     "input_tokens",
+    "is_clipped",
     "strings",
 ]
 
@@ -40,17 +41,33 @@ PRIOR: Final = 2_000
 """Weight of the initial ratios, in tokens. This weight prevents a few observations from overriding the ratios."""
 
 MAX_LEARNED: Final = 400
+BELIEVED_SHARE: Final = 0.75
+"""Minimum ratio of a reported size to the size that a refusal proved."""
+SURE_SHARE: Final = (0.5, 0.75)
+"""The part of an estimate that is a lower bound: the reported ratio within these limits. The larger one applies before
+the first report."""
 DOUBT: Final = 1.5
 PROVIDER_OVERHEAD_TOKENS: Final = 500
 """Approximate number of tokens that a provider adds to a request to explain tool calls."""
 
 _WIDE: Final = re.compile("[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]")
-_FIGURES: Final = re.compile(r"\d|\b[0-9a-f]{6,}\b")
+_HEX_WORDS: Final = re.compile(r"\b[a-f][0-9a-f]{5,}\b")
 _ANY_SYMBOLS: Final = re.compile(r"[^\w\s]")
-# Tables for counting with `str.translate`, which is ten times faster than a regex.
-_DIGITS: Final = dict.fromkeys(map(ord, digits))
-_MARKS: Final = dict.fromkeys(map(ord, "{}[]\"':,"))
-_SYMBOLS: Final = dict.fromkeys(map(ord, punctuation.replace("_", "")))
+_DIGIT, _MARK, _SYMBOL, _HEX_LETTER, _OTHER = b"0", b",", b"+", b"f", b"z"
+
+
+def _class_of(character: str) -> bytes:
+    if character in digits:
+        return _DIGIT
+    if character in "{}[]\"':,":
+        return _MARK
+    if character in punctuation and character != "_":
+        return _SYMBOL
+    return _HEX_LETTER if character in "abcdef" else _OTHER
+
+
+_CLASSES: Final = b"".join(map(_class_of, map(chr, range(256))))
+"""The class of each byte. One translation and a count for each class is much faster than a regex for each class."""
 _NOT_IN_CONTEXT: Final = (TurnStartEntry, TurnEndEntry, Custom, Label, SessionInfo)
 
 
@@ -86,6 +103,8 @@ class TokenEstimator:
         self.factor = min(max(factor, MIN_FACTOR), MAX_FACTOR)
         """The ratio of reported to estimated tokens over all observed growth."""
         self._last: tuple[float, int] | None = None
+        self._proven = 0.0
+        """The ratio of tokens to the uncorrected estimate of a refused request. 0 means that no refusal proved it."""
         self._grows = False
         self._estimated = 0.0
         self._reported = 0
@@ -110,7 +129,17 @@ class TokenEstimator:
         """
         if self._last is None:
             return math.ceil(raw * self.factor)
-        return max(0, math.ceil(self._last[1] + (raw - self._last[0]) * self.factor))
+        return math.ceil(max(0.0, raw * MIN_FACTOR, self._last[1] + (raw - self._last[0]) * self.factor))
+
+    def min_request_tokens(self, raw: float) -> int:
+        """Return an approximate lower bound for the tokens of a request. `raw` is the uncorrected estimate."""
+        low, high = SURE_SHARE
+        reported = self._last[1] / self._last[0] if self._last is not None and self._last[0] > 0 else high
+        return math.floor(raw * (self._proven or min(max(reported, low), high)))
+
+    def chars(self, tokens: float) -> int:
+        """Return a number of characters of text or source code that have about `tokens` tokens."""
+        return max(0, math.floor(tokens * min(self._ratios.prose, self._ratios.code) / self.factor))
 
     def max_request_tokens(self, raw: float) -> int:
         """Return an approximate upper bound for the tokens of a request. `raw` is the uncorrected estimate.
@@ -140,14 +169,18 @@ class TokenEstimator:
         tokens = wide / ratios.wide + narrow / self._ratio(sample)
         return tokens * len(text) / len(sample)
 
-    def observe(self, raw: float, reported: int) -> None:
+    def observe(self, raw: float, reported: int) -> bool:
         """Record that a request with the uncorrected estimate `raw` had `reported` input tokens.
 
         Only the growth since the previous request is evaluated, because a request also has parts that are not visible
-        here. Implausible growth is ignored.
+        here. Implausible growth is ignored. Return False if the whole report is ignored because it is far below the
+        estimate: some servers leave out cached tokens.
         """
         if reported <= 0:
-            return
+            return True
+        if reported < raw * (self._proven * BELIEVED_SHARE or MIN_FACTOR):
+            self.changed()
+            return False
         if self._last is not None and self._grows:
             grown, counted = raw - self._last[0], reported - self._last[1]
             if grown > 0 and MIN_FACTOR <= counted / grown <= MAX_FACTOR:
@@ -156,6 +189,18 @@ class TokenEstimator:
                 found = (self._reported + PRIOR * self._begin) / (self._estimated + PRIOR)
                 self.factor = min(max(found, MIN_FACTOR), MAX_FACTOR)
         self._last, self._grows = (raw, reported), True
+        return True
+
+    def refused(self, raw: float, tokens: int) -> None:
+        """Record that a request with the uncorrected estimate `raw` was refused, because it has at least `tokens`
+        tokens.
+
+        If the estimate was lower, earlier reports were wrong, and this refusal replaces what they taught.
+        """
+        if raw <= 0 or tokens <= self.request(raw):
+            return
+        self._proven = self._begin = self.factor = min(max(tokens / raw, MIN_FACTOR), MAX_FACTOR)
+        self._last, self._grows, self._estimated, self._reported = None, False, 0.0, 0
 
     def changed(self) -> None:
         """Mark the next request as unrelated to the last request. The growth between the two requests is ignored."""
@@ -196,19 +241,20 @@ class TokenEstimator:
                 return sum(map(self.raw_text, strings(raw)))
 
     def _ratio(self, sample: str) -> float:
-        size = len(sample)
+        size, classes = len(sample), sample.encode(errors="surrogatepass").translate(_CLASSES)
         # About half of the characters of a hex number are digits, so a text with few digits needs no search for hex
         # numbers.
-        if _count(sample, _DIGITS) > 0.1 * size and sum(map(len, _FIGURES.findall(sample))) > 0.3 * size:
+        figures = classes.count(_DIGIT)
+        if 0.1 * size < figures <= 0.3 * size < figures + classes.count(_HEX_LETTER):
+            letters = "".join(_HEX_WORDS.findall(sample))
+            figures += len(letters) - sum(map(letters.count, digits))
+        if figures > 0.3 * size:
             return self._ratios.figures
-        if _count(sample, _MARKS) > 0.18 * size:
+        marks = classes.count(_MARK)
+        if marks > 0.18 * size:
             return self._ratios.data
-        symbols = _count(sample, _SYMBOLS) if sample.isascii() else len(_ANY_SYMBOLS.findall(sample))
+        symbols = marks + classes.count(_SYMBOL) if sample.isascii() else len(_ANY_SYMBOLS.findall(sample))
         return self._ratios.code if symbols > 0.07 * size else self._ratios.prose
-
-
-def _count(text: str, table: dict[int, None]) -> int:
-    return len(text) - len(text.translate(table))
 
 
 def image_tokens(width: int, height: int) -> float:
@@ -256,6 +302,9 @@ CHARS_PER_TOKEN: Final = 4
 ROOM_FOR_NOTE: Final = 120
 
 
+_LEFT_OUT: Final = re.compile(r"\n\[\.\.\. [0-9,]+ of [0-9,]+ characters left out: .*? \.\.\.\]\n")
+
+
 def clip(text: str, limit: int, hint: str) -> str:
     """Return `text` in at most `limit` characters.
 
@@ -270,3 +319,11 @@ def clip(text: str, limit: int, hint: str) -> str:
     head, tail = room * 2 // 3, room // 3
     left_out = len(text) - head - tail
     return f"{text[:head]}\n[... {left_out:,} of {len(text):,} characters left out: {hint} ...]\n{text[-tail:]}"
+
+
+def is_clipped(short: str, text: str) -> bool:
+    """Return whether `short` can be a result of `clip` for `text`."""
+    return text.startswith(short) or any(
+        text.startswith(short[: note.start()]) and text.endswith(short[note.end() :])
+        for note in _LEFT_OUT.finditer(short)
+    )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 from msgspec import Struct
 
 from orch_protocol.core.messages import Message, ToolResult, ToolUse, text_of, tool_uses
 
-from .framing import is_project, question_in
+from .framing import is_project, question_in, without_markers
+from .records.prose import is_request, request_in
 
 __all__ = [
     "CallWithResult",
@@ -59,15 +61,15 @@ def is_prompt(message: Message) -> bool:
     return message.role == "user" and not any(isinstance(block, ToolResult) for block in message.content)
 
 
-def turns_of(messages: Sequence[Message]) -> list[TurnSpan]:
-    """Return the turns of `messages`, in order.
+def turns_of(messages: Sequence[Message], first: int = 0) -> list[TurnSpan]:
+    """Return the turns of `messages`, in order. A turn begins at `first`, and earlier turns are left out.
 
     A turn starts with one or more prompts. If a conversation does not start with a prompt, its first turn has no
     prompt. System messages and the project description at the beginning belong to no turn.
     """
     starts: list[tuple[int, int]] = []
     acted = True
-    for place, message in enumerate(messages):
+    for place, message in enumerate(islice(messages, first, None), first):
         if not starts and (message.role == "system" or is_project(message)):
             continue
         if is_prompt(message) or (message.role == "system" and not acted):
@@ -152,6 +154,10 @@ def first_line(text: str) -> str:
 
 
 def task_of(messages: Sequence[Message]) -> str:
-    """Return the questions in `messages` as one line, without the task of the agent."""
-    text = "\n".join(text_of(message) for message in messages if message.role == "user")
-    return first_line(question_in(text))
+    """Return the requests of the user in `messages` as one line, without the task of the agent.
+
+    Return "" if there is no request. Interruptions, notifications, and words such as "continue" are no requests.
+    """
+    texts = (without_markers(question_in(text_of(message))) for message in messages if message.role == "user")
+    asked = "\n".join(request_in(text) for text in texts if is_request(text))
+    return first_line(asked) if asked else ""

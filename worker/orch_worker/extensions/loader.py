@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.text import decode_text
 from orch_protocol.hooks.stages import EVERYTHING
 from orch_protocol.policy.builtin_tools import BUILTIN_TOOLS
 from orch_protocol.resources.extensions import ExtensionPermissions, ExtensionSpec, Manifest
@@ -24,7 +25,8 @@ from orch_protocol.resources.extensions import ExtensionPermissions, ExtensionSp
 from ..hooks.hook import Handler, Hook, stage_of
 from ..system.files import bytes_of
 from ..system.folder_digest import Contents, contents_of, hash_of
-from ..system.importing import module_at
+from ..system.importing import module_at, pin_files
+from ..system.project_code import is_project_file
 from ..system.threads import describe_exception
 from ..system.trust_file import TrustFile
 from ..tools.api.base import Tool, tool
@@ -116,7 +118,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     file = folder / MANIFEST_FILE
     try:
-        raw = msgspec.toml.decode(bytes_of(file))
+        raw = msgspec.toml.decode(decode_text(bytes_of(file)))
         manifest = msgspec.convert(raw, Manifest)
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
@@ -191,4 +193,6 @@ def _trusted_contents(spec: ExtensionSpec) -> Contents:
 def _import_code(folder: Path, sources: Contents | None) -> ModuleType:
     folder_digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:8]
     name = f"orch_extension_{folder.name.replace('-', '_')}_{folder_digest}"
+    if sources is not None:
+        pin_files({}, lambda _, file, by_pinned: by_pinned and is_project_file(file, folder.parents[2]))
     return module_at(folder / CODE_FILE, name, package=True, only=sources)

@@ -12,7 +12,8 @@ from typing import Final
 
 import msgspec
 
-from orch_protocol.core.errors import LockedError
+from orch_protocol.core.errors import LockedError, StoreError
+from orch_protocol.core.text import TextEncodingError, without_mark
 from orch_protocol.resources.memory import Note
 
 from ..session.log.lock import private_folder
@@ -83,11 +84,13 @@ class FileMemory:
         """Return the notes, and the lines that could not be decoded."""
         try:
             with open(open_regular(self.path, os.O_RDONLY), "rb") as file:
-                lines = file.read().splitlines()
+                lines = without_mark(file.read()).splitlines()
         except FileNotFoundError:
             return [], []
         except OSError as error:
             raise io_error("read", self.path, error) from error
+        except TextEncodingError as error:
+            raise StoreError(f"cannot read {self.path}: {error}") from None
         notes, undecodable = [], []
         for line in filter(None, lines):
             try:

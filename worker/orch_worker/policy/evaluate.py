@@ -13,9 +13,17 @@ from orch_protocol.core.taint import Bit, TaintLabel
 from orch_protocol.policy.policy import Channel, PolicyCall, PolicyConfig, PolicySpec, Verdict
 from orch_protocol.policy.sandbox import SandboxSpec
 
-from .path_rules import expand_wildcards, paths_in_call, resolve_rules, shell_context, start_folder
-from .rules import JudgedCall, NamedPath, ResolvedRules, check_path_rules, judge, strictest
-from .shell_words import ShellContext
+from .path_rules import expand_wildcards, opened_path, paths_in_call, resolve_rules, shell_context
+from .rules import (
+    RECURSIVE,
+    JudgedCall,
+    NamedPath,
+    ResolvedRules,
+    check_path_rules,
+    judge,
+    requested_credentials,
+    strictest,
+)
 from .taint import CallTaint, judge_taint, taint_of_call
 
 __all__ = ["Evaluation", "evaluate", "policy"]
@@ -27,12 +35,14 @@ READS_CREDENTIALS: Final = Verdict("ask", "any", "the command can read credentia
 class Evaluation(Struct, frozen=True):
     """The verdict on a call, and the taint that the call adds.
 
-    `tainted` is True if the taint rules restrict the call.
+    `tainted` is True if the taint rules restrict the call. An approval of the call makes the paths `credentials`
+    (resolved) readable for its command.
     """
 
     verdict: Verdict
     call_taint: CallTaint
     tainted: bool
+    credentials: tuple[str, ...] = ()
 
 
 def evaluate(
@@ -40,7 +50,6 @@ def evaluate(
     input: dict[str, Any],
     paths: tuple[NamedPath, ...] | None,
     resolved_rules: ResolvedRules,
-    shell: ShellContext,
     *,
     personal: bool = False,
     planning: bool = False,
@@ -48,20 +57,21 @@ def evaluate(
     declared_bits: tuple[Bit, ...] | None = None,
     in_executor: bool = False,
     sandbox: SandboxSpec = SandboxSpec(),  # noqa: B008
+    opened: NamedPath | None = None,
 ) -> Evaluation:
     """Return the evaluation of a call that names the paths `paths` (see `paths_in_call`).
 
-    `labels` are the labels of the conversation. `personal`: an earlier call of the turn used personal data. `planning`:
-    the agent is in plan mode. `declared_bits`: the taint bits that the tool declares. `in_executor`: the tool belongs
-    to an executor.
+    `opened`: the path that the tool opens (see `opened_path`). `labels` are the labels of the conversation. `personal`:
+    an earlier call of the turn used personal data. `planning`: the agent is in plan mode. `declared_bits`: the taint
+    bits that the tool declares. `in_executor`: the tool belongs to an executor.
     """
     expanded = expand_wildcards(paths) if paths is not None else None
     call = JudgedCall(
         tool,
-        (*(paths or ()), *(expanded or ())),
+        tuple(dict.fromkeys((*(paths or ()), *((opened,) if opened is not None else ()), *(expanded or ())))),
         personal,
         planning,
-        start_folder(tool, input, shell),
+        opened if tool in RECURSIVE else None,
         runs_code=in_executor and (declared_bits is None or "acts" in declared_bits),
     )
     verdict = judge(call, resolved_rules)
@@ -70,9 +80,16 @@ def evaluate(
     verdicts = [verdict, taint]
     if expanded is None:
         verdicts.append(TOO_MANY_PATHS)
-    if tool == "bash" and input.get("credentials", False) is not False:
+    wants_credentials = tool == "bash" and input.get("credentials", False) is not False
+    if wants_credentials:
         verdicts.append(READS_CREDENTIALS)
-    return Evaluation(strictest(verdicts, verdict.data), call_taint, taint.approval != "allow")
+    credentials = requested_credentials(call, resolved_rules, all=wants_credentials)
+    return Evaluation(
+        strictest(verdicts, verdict.data),
+        call_taint,
+        taint.approval != "allow",
+        tuple(sorted(set(map(os.path.realpath, credentials)))),
+    )
 
 
 def policy(call: PolicyCall, config: PolicyConfig, *, channel: Channel = "api", planning: bool = False) -> Verdict:
@@ -100,8 +117,8 @@ def policy(call: PolicyCall, config: PolicyConfig, *, channel: Channel = "api", 
         call.input,
         paths,
         resolve_rules(PolicySpec(channel, config), shell),
-        shell,
         personal=call.data == "personal",
         planning=planning,
         labels=call.marks,
+        opened=opened_path(call.tool, call.input, shell),
     ).verdict

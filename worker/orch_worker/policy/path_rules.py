@@ -15,10 +15,21 @@ from msgspec.structs import replace
 from orch_protocol.policy.builtin_tools import facts_of
 from orch_protocol.policy.policy import PolicySpec
 
-from .rules import CREDENTIALS, RECURSIVE, NamedPath, ResolvedRules
+from ..system.file_names import actual_path
+from ..system.secrets import CREDENTIAL_VARIABLES
+from .rules import CREDENTIALS, NamedPath, ResolvedRules
 from .shell_words import ShellContext, mentioned_paths
 
-__all__ = ["absolute_rules", "expand_wildcards", "paths_in_call", "resolve_rules", "shell_context", "start_folder"]
+__all__ = [
+    "RELATIVE_FOLDERS",
+    "absolute_rules",
+    "credential_rules",
+    "expand_wildcards",
+    "opened_path",
+    "paths_in_call",
+    "resolve_rules",
+    "shell_context",
+]
 
 MAX_NAMES: Final = 100_000
 FOLDER_COST: Final = 20
@@ -26,6 +37,8 @@ FOLDER_COST: Final = 20
 MAX_MEANT: Final = 5_000
 WILDCARDS: Final = frozenset("*?[")
 
+PATH: Final = "path"
+"""The argument of built-in tools with the file or folder that they open."""
 RELATIVE_FOLDERS: Final = (".", "..")
 """Names of relative folders without a slash, which count as paths, not as names."""
 
@@ -50,7 +63,7 @@ def shell_context(cwd: Path, env: Mapping[str, str]) -> ShellContext:
 def resolve_rules(spec: PolicySpec, shell: ShellContext) -> ResolvedRules:
     """Return the rules of `spec` with absolute paths. Each path occurs as written and with links resolved."""
     rules = spec.rules
-    credentials, denied = absolute_rules(CREDENTIALS, shell), absolute_rules(rules.denied_paths, shell)
+    credentials, denied = absolute_rules(credential_rules(shell), shell), absolute_rules(rules.denied_paths, shell)
     untrusted, sensitive = (
         absolute_rules(rules.taint.untrusted_paths, shell),
         absolute_rules(rules.taint.sensitive_paths, shell),
@@ -87,11 +100,11 @@ def paths_in_call(tool: str, input: Mapping[str, Any], shell: ShellContext) -> t
     return tuple(NamedPath(path, _resolve_links(path)) for path in dict.fromkeys((*start, *paths)))
 
 
-def start_folder(tool: str, input: Mapping[str, Any], shell: ShellContext) -> NamedPath | None:
-    """Return the start folder of a recursive tool. Return None for any other tool."""
-    if tool not in RECURSIVE:
+def opened_path(tool: str, input: Mapping[str, Any], shell: ShellContext) -> NamedPath | None:
+    """Return the path of the file or folder that a built-in tool opens. Return None if the tool opens none."""
+    if PATH not in facts_of(tool).paths:
         return None
-    path = os.path.join(shell.cwd, str(input.get("path", "."))).replace("\0", "")
+    path = os.path.join(shell.cwd, actual_path(shell.cwd, str(input.get(PATH, ".")).replace("\0", "")))
     return NamedPath(os.path.normpath(path), _resolve_links(path))
 
 
@@ -151,8 +164,27 @@ def _may_be_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def absolute_rules(paths: Iterable[str], shell: ShellContext) -> tuple[str, ...]:
-    """Return `paths` as absolute paths, as written and with links resolved. Names without a slash stay unchanged."""
+def credential_rules(shell: ShellContext) -> tuple[str, ...]:
+    """Return the paths of credentials, also at the places that variables of the agent or of this process name.
+
+    A place that contains the working folder is left out.
+    """
+    found = dict.fromkeys(CREDENTIALS)
+    for name, usual_place in CREDENTIAL_VARIABLES.items():
+        for value in (shell.env.get(name, ""), os.environ.get(name, "")):
+            for place in filter(os.path.isabs, map(os.path.expanduser, value.split(os.pathsep))):
+                moved = (
+                    place + path[len(usual_place) :] for path in CREDENTIALS if Path(path).is_relative_to(usual_place)
+                )
+                found |= dict.fromkeys(path for path in moved if not Path(shell.cwd).is_relative_to(path))
+    return tuple(found)
+
+
+def absolute_rules(paths: Iterable[str], shell: ShellContext, *, follow: bool = True) -> tuple[str, ...]:
+    """Return `paths` as absolute paths, as written and with links resolved. Names without a slash stay unchanged.
+
+    If `follow` is False, a path that is itself a link is not resolved, only the folder that contains the path.
+    """
     found: dict[str, None] = {}
     for path in paths:
         if "/" not in path and path not in RELATIVE_FOLDERS and not path.startswith("~"):
@@ -162,7 +194,9 @@ def absolute_rules(paths: Iterable[str], shell: ShellContext) -> tuple[str, ...]
             absolute_path = os.path.normpath(
                 os.path.join(shell.cwd, home + path[1:] if home else os.path.expanduser(path))
             )
-            found |= {absolute_path: None, _resolve_links(absolute_path): None}
+            folder, name = os.path.split(absolute_path)
+            real_path = _resolve_links(absolute_path) if follow else os.path.join(_resolve_links(folder), name)
+            found |= {absolute_path: None, real_path: None}
     return tuple(found)
 
 

@@ -42,6 +42,7 @@ __all__ = [
     "path_matcher",
     "path_matches",
     "reachable_rules",
+    "requested_credentials",
     "rules_below",
     "skipped_rules",
     "split_rule",
@@ -51,12 +52,24 @@ __all__ = [
 CREDENTIALS: Final = (
     "~/.ssh",
     "~/.gnupg",
+    "~/.netrc",
+    "~/.git-credentials",
+    "~/.config/git/credentials",
+    "~/.config/gh",
+    "~/.npmrc",
+    "~/.pypirc",
     "~/.aws/credentials",
+    "~/.aws/sso/cache",
+    "~/.aws/cli/cache",
+    "~/.azure",
     "~/.config/gcloud",
     "~/.kube/config",
     "~/.docker/config.json",
+    "~/.claude/.credentials.json",
+    "~/.claude.json",
+    "~/.codex/auth.json",
 )
-"""Paths of credentials for other systems.
+"""Paths of credentials for other systems. Variables can move them; see `credential_rules`.
 
 The file `.env` of a project is not included, because the agent was given this folder.
 """
@@ -314,6 +327,23 @@ def check_path_rules(config: PolicyConfig, sources: Mapping[str, str] | None = N
 def is_usable_credential(path: str, usable: Iterable[str]) -> bool:
     """Return whether `path` is one of the paths `usable` or lies below one of them. Wildcards have no meaning."""
     return any(path == each or path.startswith(f"{each.rstrip('/')}/") for each in usable)
+
+
+def requested_credentials(call: JudgedCall, resolved_rules: ResolvedRules, *, all: bool) -> tuple[str, ...]:
+    """Return the existing credentials that an approval makes readable for the command `call`.
+
+    These are the credentials that the call names, or all credentials. Credentials that are readable without an
+    approval are left out.
+    """
+    if call.tool not in CODE_TOOLS:
+        return ()
+    rules = resolved_rules.credentials
+    requested = rules if all else dict.fromkeys(rule for _, rule in matching_rules(call, rules))
+    return tuple(
+        rule
+        for rule in requested
+        if rule in resolved_rules.present and not is_usable_credential(rule, resolved_rules.usable)
+    )
 
 
 def _path_verdicts(call: JudgedCall, resolved_rules: ResolvedRules) -> Iterator[Verdict]:

@@ -41,6 +41,6 @@ def _hide(paths: WorkerPaths) -> None:
         orch_folders=paths.orch_folders,
     )
     found = PathCovers(context).find_for_worker(paths.own, (*paths.shown, *filter(os.path.isabs, sys.path)))
-    if found.incomplete:
-        raise OSError(0, found.incomplete)
+    if found.problem:
+        raise OSError(0, found.problem)
     worker_namespace.enter(found.covers, paths.folder)

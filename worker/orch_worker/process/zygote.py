@@ -41,7 +41,7 @@ from orch_protocol.wire.zygote_messages import (
     encode,
 )
 
-from ..backends.registry import APIS, PROVIDERS
+from ..backends.registry import APIS, PROVIDERS, templates_in
 from ..session.log.append_log import without_fsync
 from ..system import linux
 from ..system.importing import Entry, load
@@ -191,6 +191,8 @@ class _RehearsalRoot:
 
 # Modules that every worker needs and that the entry module does not import.
 COMMON_MODULES: Final = ("orch_worker.process.main", "resource")
+# Modules that a long conversation needs. Their regular expressions take 20 ms of each worker that compiles them itself.
+CONVERSATION_MODULES: Final = ("orch_worker.context.compactor",)
 PACKET_BYTES: Final = 1 << 16
 FORK: Final = multiprocess.get_context("fork")
 MAX_TRACEBACK_CHARACTERS: Final = 8000
@@ -275,10 +277,10 @@ def _boot(template: str, entry: str, folder: Path) -> tuple[Entry, list[object]]
     function = load(entry)
     for module in _modules_of_template(template):
         importlib.import_module(module)
-    if template == "sdk":
+    if apis := [api for api, backend in APIS.items() if backend.template in templates_in(template)]:
         from ..backends.http import warm_connection
 
-        warm_connection.warm()
+        warm_connection.warm(apis)
     # Remove cache entries that imports created. A fork that replaces these entries would write to shared pages.
     sys._clear_type_cache()
     run_warm_up_agent(folder / f"rehearsal-{template}")
@@ -297,8 +299,9 @@ def _boot(template: str, entry: str, folder: Path) -> tuple[Entry, list[object]]
 
 def _modules_of_template(template: str) -> list[str]:
     backends = (*PROVIDERS.values(), *APIS.values())
-    providers = [backend.module for backend in backends if backend.template in ("lean", template)]
-    return [*COMMON_MODULES, *providers, *(tool.module for tool in BUILTIN_TOOLS.values())]
+    providers = [backend.module for backend in backends if backend.template in ("lean", *templates_in(template))]
+    conversation = () if template == "lean" else CONVERSATION_MODULES
+    return [*COMMON_MODULES, *conversation, *providers, *(tool.module for tool in BUILTIN_TOOLS.values())]
 
 
 def main(template: str, entry: str, folder: str, control: str, lifeline: str, root: str) -> None:

@@ -112,7 +112,7 @@ class PromptBuilder:
         """Read the context text from the transcript again. Called after the conversation was replaced."""
         project = next((message for message in self._transcript.session.view if is_project(message)), None)
         self._context = text_of(project) if project is not None else ""
-        self._backend.prefix = PromptPrefix(self._system, self._context)
+        self._set_prefix()
 
     async def begin(self, hooks: PromptHooks | None, live: Callable[[], Awaitable[str]] | None, *, fresh: bool) -> None:
         """Prepare the prompt of a turn: run hooks, and record the project description once if the agent is `fresh`.
@@ -174,6 +174,7 @@ class PromptBuilder:
 
         `live` is the live-subagents block. `budget_warning` is the notice about budgets that are nearly used up. If
         archiving keeps the block in the system text, the block is put there, and `archiving` receives the system text.
+        Otherwise `archiving` supplies the list of archived turns, which follows their records in the conversation.
         """
         self._budget_warning = budget_warning
         parts = self._overlay.over(self._volatile(live, budget_warning))
@@ -186,6 +187,7 @@ class PromptBuilder:
                 system = SPACE.join(filter(None, (system, *(part.text for part in parts if part.name == LIVE))))
                 parts = tuple(part for part in parts if part.name != LIVE)
                 self._backend.append_system(system, self._tools)
+            self._set_prefix(archiving.archives)
             archiving.prompt_sent(system, self._backend.prefix)
         self._backend.tail = render_parts(parts)
 
@@ -219,7 +221,10 @@ class PromptBuilder:
         if text != self._system:
             self._system = text
             self._backend.append_system(text, self._tools)
-            self._backend.prefix = PromptPrefix(text, self._context)
+            self._set_prefix()
+
+    def _set_prefix(self, archives: str = "") -> None:
+        self._backend.prefix = PromptPrefix(self._system, self._context, archives)
 
     def _record(self, parts: Sequence[PromptPart]) -> None:
         parts, notes = fit_parts(parts, "context", self._rules, self._estimator)

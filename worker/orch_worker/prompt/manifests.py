@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
+from orch_protocol.core.text import decode_text
+
 __all__ = ["MANIFESTS", "TEST_FILES", "entry_points", "file_text", "find_test_command"]
 
 MAX_ENTRIES: Final = 8
@@ -35,7 +37,7 @@ TEST_FILES: Final = (
 
 def file_text(data: bytes) -> str:
     """Return the text of a file without byte order mark, carriage returns and surrounding white space."""
-    return data.decode(errors="replace").removeprefix("\ufeff").replace("\r\n", "\n").strip()
+    return decode_text(data, lossy=True).strip()
 
 
 def entry_points(name: str, data: bytes) -> tuple[str, ...]:
@@ -115,7 +117,7 @@ def _string(literal: str) -> str:
 
 def _json(data: bytes) -> dict[str, Any]:
     try:
-        found = msgspec.json.decode(data)
+        found = msgspec.json.decode(file_text(data))
     except (msgspec.MsgspecError, RecursionError, UnicodeError):
         return {}
     return found if isinstance(found, dict) else {}

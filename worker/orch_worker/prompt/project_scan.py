@@ -25,7 +25,7 @@ from ..conversation.tokens import TokenEstimator
 from ..tools.api.base import ToolContext, ToolError
 from ..tools.dispatch.guard import Guard
 from ..tools.files.gitignore import OnRead, top_level, walk
-from ..tools.files.read import open_inside
+from ..tools.files.read import open_inside, path_inside
 from .languages import languages_of
 from .manifests import MANIFESTS, TEST_FILES, entry_points, file_text, find_test_command
 from .project import ProjectDescription, project_parts
@@ -88,7 +88,13 @@ class ProjectScan:
         names |= dict.fromkeys(name for name, _ in (*seen.entry_points, *seen.test_commands))
         if seen.readme is not None:
             names[seen.readme[0]] = None
-        free = {name for name in names if await self._may_read("read_file", name)}
+        targets = dict(seen.links)
+        free = {
+            name
+            for name in names
+            if await self._may_read("read_file", name)
+            and (name not in targets or await self._may_read("read_file", targets[name]))
+        }
         project = permitted_survey(seen, free, listed=await self._may_read("list_files", "."))
         parts = project_parts(project, self._spec.level, self._spec.rules, self._estimator)
         return tuple(replace(part, name=scrub(part.name), text=scrub(part.text)) for part in parts)
@@ -141,6 +147,9 @@ def permitted_survey(survey: ProjectSurvey, readable: Container[str], *, listed:
 def survey_project(rules: ContextConfig, context: ToolContext, note: OnRead = lambda _: None) -> ProjectSurvey:
     """Return the survey of the folder of `context`. `note` is called with each path before it is read."""
     until = time.monotonic() + WALK_SECONDS
+    note(context.cwd)
+    context = replace(context, cwd=context.cwd.resolve())
+    links: dict[str, str] = {}
     found, folders = top_level(context.cwd, _entry_quota(MAX_TOP, until), note)
     first = (*rules.files, *MANIFESTS)
     files = sorted(
@@ -153,10 +162,10 @@ def survey_project(rules: ContextConfig, context: ToolContext, note: OnRead = la
     def head(name: str) -> bytes:
         note(context.cwd / name)
         try:
-            data = _read(name, context, MAX_HEAD)
+            data = _read(name, context, MAX_HEAD, links)
         except ToolError:
             return b""
-        return b"" if b"\0" in data[:SNIFF_BYTES] else data
+        return b"" if "\0" in file_text(data)[:SNIFF_BYTES] else data
 
     manifests = [(name, entry(head(name))) for name, entry in MANIFESTS.items() if name in files]
     readme = next((name for name in READMES if name in files), None)
@@ -176,8 +185,9 @@ def survey_project(rules: ContextConfig, context: ToolContext, note: OnRead = la
         more_folders=max(0, len(folders) - MAX_FOLDERS),
         files=tuple(files[:MAX_FILES]),
         more_files=max(0, len(files) - MAX_FILES),
-        pages=_pages(rules, context, note),
+        pages=_pages(rules, context, note, links),
         packages=_packages(rules, context, note),
+        links=tuple(links.items()),
     )
 
 
@@ -206,29 +216,33 @@ def _folder(name: str, context: ToolContext, until: float, note: OnRead, total: 
     return ProjectFolder(name, kinds.total(), more, kind if count * 2 > kinds.total() else "")
 
 
-def _pages(rules: ContextConfig, context: ToolContext, note: OnRead) -> tuple[ContextFile, ...]:
+def _pages(rules: ContextConfig, context: ToolContext, note: OnRead, links: dict[str, str]) -> tuple[ContextFile, ...]:
     limit = max(MAX_HEAD, rules.full_tokens * BYTES_A_TOKEN)
-    pages = (_page(path, context, note, limit) for path in dict.fromkeys(rules.files[:MAX_PAGES]))
+    pages = (_page(path, context, note, limit, links) for path in dict.fromkeys(rules.files[:MAX_PAGES]))
     return tuple(page for page in pages if page is not None)
 
 
-def _page(path: str, context: ToolContext, note: OnRead, limit: int) -> ContextFile | None:
+def _page(path: str, context: ToolContext, note: OnRead, limit: int, links: dict[str, str]) -> ContextFile | None:
     """Return the context file at `path`. Return None if the file does not exist or is empty."""
     note(context.cwd / path)
     if not os.path.lexists(context.cwd / path):
         return None
     try:
-        data = _read(path, context, limit + 1)
+        data = _read(path, context, limit + 1, links)
     except ToolError as error:
         return ContextFile(path, problem=str(error).rstrip("."))
-    if b"\0" in data[:SNIFF_BYTES]:
-        return ContextFile(path, problem="a binary file")
     text = file_text(data[:limit])
+    if "\0" in text[:SNIFF_BYTES]:
+        return ContextFile(path, problem="a binary file")
     return ContextFile(path, text, more=len(data) > limit) if text else None
 
 
-def _read(path: str, context: ToolContext, limit: int) -> bytes:
-    with open_inside(context, path) as file:
+def _read(path: str, context: ToolContext, limit: int, links: dict[str, str]) -> bytes:
+    """Return the beginning of a file. If a link leads to the file, add the real path to `links`."""
+    real_path = str(path_inside(context, path))
+    if real_path != os.path.join(context.cwd, path):
+        links[path] = real_path
+    with open_inside(replace(context, judged_path=real_path), path) as file:
         return file.read(limit)
 
 

@@ -13,6 +13,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from ..system.programs import PROGRAM_PATH
 from .launcher import Cover
 
 __all__ = [
@@ -98,7 +99,7 @@ SCRATCH_BYTES: Final = 1 << 30
 
 def unavailable_reason() -> str:
     """Return why bubblewrap cannot be used, or "" if it is installed."""
-    return "" if shutil.which(PROGRAM) else "bubblewrap (the program bwrap) is not installed"
+    return "" if shutil.which(PROGRAM, path=PROGRAM_PATH) else "bubblewrap (the program bwrap) is not installed"
 
 
 def bubblewrap_command(
@@ -111,7 +112,7 @@ def bubblewrap_command(
     """
     command = [
         *(
-            shutil.which(PROGRAM) or PROGRAM,
+            shutil.which(PROGRAM, path=PROGRAM_PATH) or PROGRAM,
             "--unshare-all",
             "--die-with-parent",
             "--cap-drop",

@@ -16,7 +16,7 @@ import signal
 import socket
 import stat
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from ..system import linux
 from . import landlock
@@ -58,6 +58,10 @@ class Cover(NamedTuple):
     path: str
     writable: tuple[str, ...] = ()
     readable: tuple[str, ...] = ()
+
+
+Identity: TypeAlias = "tuple[int, int] | None"
+"""Device and inode number of a path. None means that the path does not exist or is not accessible."""
 
 
 class AllowedFiles(NamedTuple):
@@ -119,8 +123,8 @@ def hide(covers: Iterable[Cover], staging: str) -> None:
     for cover in covers:
         try:
             is_folder = stat.S_ISDIR(os.stat(cover.path).st_mode)
-        except OSError:
-            continue  # The path was deleted since the search, or is not accessible anyway.
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # The path was deleted since the search.
         if is_folder and (cover.writable or cover.readable):
             _hide_except_visible(cover)
         else:
@@ -129,6 +133,7 @@ def hide(covers: Iterable[Cover], staging: str) -> None:
     folder, file = os.path.join(staging, "folder"), os.path.join(staging, "file")
     os.mkdir(folder, 0)
     os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0))
+    empty = {True: _identity(folder), False: _identity(file)}
     _remount_read_only("tmpfs", staging)
     for path, is_folder in full_covers:
         try:
@@ -136,9 +141,18 @@ def hide(covers: Iterable[Cover], staging: str) -> None:
         except (FileNotFoundError, NotADirectoryError):
             pass  # The path was deleted, or lies below another covered folder.
     _raise_on_failure(_libc.umount2(os.fsencode(staging), MNT_DETACH), "umount", staging)
-    for path, _ in full_covers:
-        _check_covered(path)
+    for path, is_folder in full_covers:
+        if _identity(path) not in (empty[is_folder], None):  # None: the path lies below another covered folder.
+            raise OSError(errno.EPERM, "it is not covered", path)
     _pin_parents(cover.path for cover in covers)
+
+
+def _identity(path: str) -> Identity:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _pin_parents(paths: Iterable[str]) -> None:
@@ -223,16 +237,6 @@ def _remount_read_only(source: str, path: str) -> None:
     _mount(source, path, None, MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
 
-def _check_covered(path: str) -> None:
-    """Raise OSError unless `path` is the empty file or folder that covers the original."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return  # The path lies below another covered folder.
-    if stat.S_IMODE(status.st_mode):
-        raise OSError(errno.EPERM, "it is not covered", path)
-
-
 def _mount(source: str, target: str, fs_type: str | None, flags: int, data: str = "") -> None:
     encoded_type = None if fs_type is None else fs_type.encode()
     _raise_on_failure(
@@ -269,11 +273,17 @@ def confine(level: Level, files: AllowedFiles | None) -> None:
 # --- Starting commands ---
 
 
-def _serve(connection: socket.socket, stdin: int) -> None:
-    """Start one command for each request, until the other end closes the socket."""
+def _serve(connection: socket.socket, stdin: int, identities: Mapping[str, Identity]) -> None:
+    """Start one command for each request, until the other end closes the socket.
+
+    `identities` are those of the covered paths. If one of them has changed, the answer is ESTALE: if another process
+    replaces or deletes a covered path, the kernel removes the cover.
+    """
     while (received := receive(connection)) is not None:
         (argv, cwd, env), (output,) = received
         try:
+            if any(_identity(path) != identity for path, identity in identities.items()):
+                raise OSError(errno.ESTALE, "a hidden path was replaced")
             send(connection, (_start_command(argv, cwd, env, stdin, output), 0, ""))
         except OSError as error:
             send(connection, (0, error.errno or errno.EIO, error.strerror or str(error)))
@@ -337,11 +347,12 @@ def main(descriptor: str) -> None:
             hide((Cover(*cover) for cover in covers), staging)
             confine(level, None if files is None else AllowedFiles(*files))
             linux.prctl(linux.PR_SET_DUMPABLE, 0)  # Commands must not be able to trace this process.
+            identities = {path: _identity(path) for path, *_ in covers}
         except OSError as error:
             send(connection, f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error))
             return
         send(connection, "")
         try:
-            _serve(connection, stdin)
+            _serve(connection, stdin, identities)
         except OSError:
             pass  # The other end closed the socket.

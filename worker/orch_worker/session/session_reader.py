@@ -10,6 +10,7 @@ import msgspec
 
 from orch_protocol.core.errors import ForeignFileError
 from orch_protocol.core.messages import Message, Reply, ToolResult, Usage
+from orch_protocol.core.taint import TaintLabel
 from orch_protocol.session.entries import (
     Entry,
     MessageEntry,
@@ -36,11 +37,15 @@ __all__ = [
     "read_last_turn",
     "read_lines",
     "read_session",
+    "read_taint_labels",
     "read_usage",
 ]
 
 NAME: Final = "session.jsonl"
 """The name of the session file in an agent's folder."""
+
+TAINT_ENTRY: Final = b'"type":"marks"'
+"""The text that every line of a TaintEntry contains."""
 
 _skimmer: msgspec.json.Decoder[MessageRow | Quiet] = msgspec.json.Decoder(MessageRow | Quiet)
 
@@ -55,6 +60,19 @@ def read_session(folder: Path) -> SessionState:
         fold.path, header=SESSION_HEADER, on_object=fold.apply_line, on_block=fold.apply_lines, on_restart=fold.restart
     )
     return fold.folded(loaded.header)
+
+
+def read_taint_labels(folder: Path) -> tuple[TaintLabel, ...]:
+    """Return the taint labels of the conversation in `folder`. Raise the same errors as `read_session`.
+
+    Most conversations have no labels. Their sessions are not decoded.
+    """
+    try:
+        if TAINT_ENTRY not in (folder / NAME).read_bytes():
+            return ()
+    except OSError:
+        pass  # the next function reports the error
+    return read_session(folder).taint_labels
 
 
 def read_lines(folder: Path) -> Iterator[bytes]:

@@ -147,12 +147,12 @@ class Transcript:
         return stored
 
     def message(
-        self, message: Message, turn: str = "", usage: Usage | None = None, *, steer_id: str = ""
+        self, message: Message, turn: str = "", usage: Usage | None = None, *, model: str = "", steer_id: str = ""
     ) -> MessageEntry:
         """Record `message` as the next message of the query `turn`, and return its recorded entry.
 
-        For a response, `usage` is the usage of its request. For tool results, `usage` is the usage of models called by
-        the tools. `steer_id` is the id of a steering message.
+        For a response, `usage` is the usage of its request, and `model` the model as `PROVIDER:NAME`. For tool results,
+        `usage` is the usage of models called by the tools. `steer_id` is the id of a steering message.
         """
         tree = self.session.lineage
         entry = MessageEntry(
@@ -162,6 +162,7 @@ class Transcript:
             message=message,
             turn=turn,
             usage=usage,
+            model=model,
             steer_id=steer_id,
         )
         (stored,) = self.append(entry)

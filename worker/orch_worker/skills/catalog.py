@@ -11,6 +11,7 @@ from typing import Final
 from msgspec import Struct
 
 from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.text import decode_text
 from orch_protocol.resources.skills import SKILL_READ, SkillSpec, SkillsSpec
 from orch_protocol.session.entries import Custom
 
@@ -155,11 +156,12 @@ def _current_hash(skill: SkillSpec) -> str:
 
 
 def _decode_file(skill: SkillSpec, path: str, data: bytes, folder: Path) -> str:
-    if len(data) > MAX_BYTES or b"\0" in data:
+    text = decode_text(data[:MAX_BYTES], lossy=True)
+    if len(data) > MAX_BYTES or "\0" in text:
         problem = "over 1 MiB" if len(data) > MAX_BYTES else "no text"
         name = PurePosixPath(path).name
         raise ConfigError(f"{name} of skill {skill.name!r} is {problem}; a tool may do something with {folder / path}")
-    return data.decode("utf-8", "replace").removeprefix("\ufeff")
+    return text
 
 
 def _is_trusted(skill: SkillSpec, folder: Path, contents: Contents, current_hash: str) -> bool:

@@ -79,8 +79,7 @@ def split_front_matter(text: str) -> tuple[str, str]:
     """Return the front matter and the body of `text`. Raise FrontMatterError for invalid front matter."""
     lines = text.replace("\r\n", "\n").split("\n")
     if not FENCE_PATTERN.fullmatch(lines[0]):
-        marked = "; it begins with a byte order mark: save it without" if text.startswith("\ufeff") else ""
-        raise FrontMatterError(1, "", f"the first line must be ---, followed by the front matter{marked}")
+        raise FrontMatterError(1, "", "the first line must be ---, followed by the front matter")
     for number, line in enumerate(lines[1:], 1):
         if FENCE_PATTERN.fullmatch(line):
             return "\n".join(lines[1:number]), "\n".join(lines[number + 1 :]).strip()

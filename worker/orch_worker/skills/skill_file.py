@@ -10,6 +10,7 @@ from typing import Final
 from msgspec import Struct
 
 from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.text import TextEncodingError, decode_text
 
 from .front_matter import (
     FrontMatterError,
@@ -67,8 +68,8 @@ def name_in(file: Path) -> str:
     """Return the name in the front matter of `file`, or "" if the front matter cannot be read."""
     try:
         with file.open("rb") as stream:
-            name = parse_front_matter(stream.read(MAX_BYTES).decode())[0].get("name")
-    except (FrontMatterError, OSError, UnicodeDecodeError):
+            name = parse_front_matter(decode_text(stream.read(MAX_BYTES)))[0].get("name")
+    except (FrontMatterError, OSError, TextEncodingError):
         return ""
     return name.is_.strip() if name is not None and isinstance(name.is_, str) else ""
 
@@ -101,10 +102,9 @@ def parse_data(data: bytes, folder: str) -> tuple[SkillFile | None, tuple[FrontM
         problem = f"it is over {MAX_BYTES >> 20} MiB: move long texts into files beside it"
         return None, (FrontMatterProblem(0, "", problem),)
     try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        problem = f"not UTF-8 (byte 0x{data[error.start]:02x}): save it as UTF-8"
-        return None, (FrontMatterProblem(data.count(b"\n", 0, error.start) + 1, "", problem),)
+        text = decode_text(data)
+    except TextEncodingError as error:
+        return None, (FrontMatterProblem(error.line, "", str(error)),)
     return parse_skill(text, folder)
 
 

@@ -66,7 +66,8 @@ def open_regular(path: Path, flags: int) -> int:
         raise io_error("open", path, error) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ForeignFileError(f"{path} is not a regular file and was not changed")
+        writable = flags & os.O_ACCMODE != os.O_RDONLY
+        raise ForeignFileError(f"{path} is not a regular file{' and was not changed' if writable else ''}")
     return descriptor
 
 

@@ -5,26 +5,37 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Mapping
-from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ExtensionFileLoader, FileFinder, SourceFileLoader
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import (
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    ModuleSpec,
+    SourceFileLoader,
+)
 from operator import attrgetter
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any, TypeAlias, TypeVar
 
 from orch_protocol.core.errors import ConfigError
 
 from .threads import describe_exception
 
-__all__ = ["Entry", "Sources", "create_object", "import_error", "load", "load_subclass", "module_at"]
+__all__ = ["Entry", "Sources", "create_object", "import_error", "load", "load_subclass", "module_at", "pin_files"]
 
 T = TypeVar("T")
 
 Sources: TypeAlias = Mapping[str, bytes]
 """The contents of the files of a folder. Keys are relative paths."""
+Refused: TypeAlias = Callable[[str, str, bool], bool]
 
 _exact: dict[str, Sources] = {}
 """The sources that may run. Keys are folders."""
+
+_files: dict[str, bytes] = {}
+"""The contents of files that may run. Keys are absolute paths."""
 
 
 class _PinnedSourceLoader(SourceFileLoader):
@@ -32,6 +43,10 @@ class _PinnedSourceLoader(SourceFileLoader):
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
+        pinned = _files.get(path)
+        if pinned is not None:
+            checked: CodeType = self.source_to_code(pinned, path)
+            return checked
         for folder, sources in _exact.items():
             if _is_in(path, folder):
                 data = sources.get(Path(path).relative_to(folder).as_posix())
@@ -45,13 +60,14 @@ def module_at(path: Path, name: str, *, package: bool = False, only: Sources | N
     """Return the module in the `.py` file `path`, imported as `name` even if that name was imported before.
 
     If `package` is True, the module can use `from . import`. If `only` is given, all imports from the module's folder
-    use these sources, and changed files and bytecode are ignored. If the code of the module raises an exception, raise
-    this exception without registering the module.
+    use these sources, and changed files and bytecode are ignored. The same applies to a file of `pin_files`. If the
+    code of the module raises an exception, raise this exception without registering the module.
     """
     if only is not None:
         _pin_sources(str(path.parent), only)
     places = [str(path.parent)] if package else None
-    loader = _PinnedSourceLoader(name, str(path)) if only is not None else None
+    is_pinned = only is not None or os.path.abspath(path) in _files
+    loader = _PinnedSourceLoader(name, os.path.abspath(path)) if is_pinned else None
     spec = importlib.util.spec_from_file_location(name, path, loader=loader, submodule_search_locations=places)
     assert spec is not None  # The spec exists, because the name ends in .py.
     assert spec.loader is not None
@@ -71,6 +87,76 @@ def _pin_sources(folder: str, sources: Sources) -> None:
     _exact[folder] = sources
     for place in [place for place in sys.path_importer_cache if _is_in(place, folder)]:
         del sys.path_importer_cache[place]
+
+
+def pin_files(sources: Sources, is_refused: Refused | None = None) -> None:
+    """Let imports of the files in `sources` use these contents instead of files and bytecode. Keys are absolute paths.
+
+    `is_refused(name, file, by_pinned)` returns whether the file of the module `name`, which is not pinned, must not be
+    loaded. `by_pinned` is True if code of pinned files imports the module.
+    """
+    _files.update(sources)
+    if is_refused is not None:
+        _pinned_finder.refusals.append(is_refused)
+    if _pinned_finder not in sys.meta_path:
+        sys.meta_path.insert(0, _pinned_finder)
+
+
+class _PinnedFinder:
+    """Finds modules like the other finders of this process, but pinned files run with their pinned contents."""
+
+    def __init__(self) -> None:
+        self.refusals: list[Refused] = []
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of the module. Raise ImportError for a file that was not pinned and must not be loaded."""
+        spec = self._spec_of_others(name, path, target)
+        if spec is None or spec.origin is None or not spec.has_location or target is not None:
+            return spec
+        file = os.path.abspath(spec.origin)
+        if any(_is_in(file, folder) for folder in _exact):
+            return spec  # The finder of the folder pins its files.
+        if file in _files and file.endswith(tuple(SOURCE_SUFFIXES)):
+            return importlib.util.spec_from_file_location(
+                name,
+                file,
+                loader=_PinnedSourceLoader(name, file),
+                submodule_search_locations=spec.submodule_search_locations,
+            )
+        if self.refusals:
+            by_pinned = _is_imported_by_pinned_code()
+            if any(is_refused(name, file, by_pinned) for is_refused in self.refusals):
+                problem = "is compiled" if file in _files else "is not among the files that the user trusted"
+                raise ImportError(
+                    f"{file} {problem}, so code of the project cannot import it: install it in the environment of orch",
+                    name=name,
+                    path=file,
+                )
+        return spec
+
+    def _spec_of_others(self, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+        for finder in tuple(sys.meta_path):
+            find = getattr(finder, "find_spec", None)
+            if not isinstance(finder, _PinnedFinder) and find is not None:
+                spec: ModuleSpec | None = find(name, path, target)
+                if spec is not None:
+                    return spec
+        return None
+
+
+_pinned_finder = _PinnedFinder()
+
+
+def _is_imported_by_pinned_code() -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file in _files or any(_is_in(file, folder) for folder in _exact):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _finder(place: str) -> FileFinder:

@@ -25,13 +25,15 @@ class _OpenHow(ctypes.Structure):
 
 
 def open_below(root: str, relative: str, flags: int) -> int:
-    """Open `relative`, a path without links, below the folder `root`.
+    """Open `relative`, a path without links, below the folder `root`, an absolute path without links.
 
-    Raise OSError if opening fails or if the path now contains a link. If the kernel has openat2 (Linux 5.6), this
-    function uses openat2. Otherwise the function opens one folder after the other.
+    Raise OSError if opening fails or if one of the paths now contains a link. If the kernel has openat2 (Linux 5.6),
+    this function uses openat2. Otherwise the function opens one folder after the other.
     """
-    top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    top = os.open(root, FOLDER)
     try:
+        if _real_path(top) not in (root, None):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), root)
         if relative == ".":
             return os.dup(top)
         if _has_openat2():
@@ -39,6 +41,14 @@ def open_below(root: str, relative: str, flags: int) -> int:
         return _walked(top, relative, flags)
     finally:
         os.close(top)
+
+
+def _real_path(descriptor: int) -> str | None:
+    """Return the path of the open folder `descriptor`. Return None if the system cannot tell the path."""
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:
+        return None
 
 
 def _resolved(top: int, relative: str, flags: int) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 __all__ = [
+    "CREDENTIAL_VARIABLES",
     "SEARCH_KEY",
     "VENDORS",
     "WITHHELD",
@@ -15,6 +16,8 @@ __all__ = [
     "Masker",
     "holds_secret",
     "is_secret",
+    "mask_key_shapes",
+    "mask_passwords",
     "mask_secrets",
     "plain_key",
     "secrets_of",
@@ -48,7 +51,29 @@ SECRET: Final = re.compile(
     re.IGNORECASE,
 )
 
+CREDENTIAL_VARIABLES: Final = {
+    "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials",
+    "AZURE_CONFIG_DIR": "~/.azure",
+    "CLAUDE_CONFIG_DIR": "~/.claude",
+    "CLOUDSDK_CONFIG": "~/.config/gcloud",
+    "CODEX_HOME": "~/.codex",
+    "DOCKER_CONFIG": "~/.docker",
+    "GH_CONFIG_DIR": "~/.config/gh",
+    "GNUPGHOME": "~/.gnupg",
+    "KUBECONFIG": "~/.kube/config",
+    "NETRC": "~/.netrc",
+    "NPM_CONFIG_USERCONFIG": "~/.npmrc",
+    "XDG_CONFIG_HOME": "~/.config",
+}
+"""Variables that contain the place of credentials, and the usual place."""
+
 PASSWORD_IN_ADDRESS: Final = re.compile(r"://[^\s/@:]*:[^\s/@]+@")
+USER_IN_ADDRESS: Final = re.compile(r"//[^/\s?#]*@")
+KEY_SHAPES: Final = re.compile(
+    r"\b(?:(?:sk|pk|rk|gsk|xai|hf|fw|pplx|nvapi|gh[pousr])[-_][\w-]{16,}|AIza[\w-]{30,}|A[KS]IA[A-Z2-7]{16}\b)"
+    r"|(?i:(?<=\bbearer )[\w.~+/=-]{8,})"
+)
+"""Texts that have the shape of a provider's key, or that follow the word "Bearer"."""
 PROXY: Final = "_PROXY"
 """Suffix of proxy variables.
 
@@ -118,6 +143,16 @@ def mask_secrets(text: str, secrets: Iterable[str]) -> str:
     for secret in _long_enough(secrets):
         text = text.replace(secret, HIDDEN)
     return text
+
+
+def mask_key_shapes(text: str) -> str:
+    """Return `text` with everything that looks like a provider's key replaced by a placeholder."""
+    return KEY_SHAPES.sub(HIDDEN, text)
+
+
+def mask_passwords(text: str) -> str:
+    """Return `text` without the users and passwords of the addresses in it."""
+    return USER_IN_ADDRESS.sub("//", text)
 
 
 class Masker:

@@ -15,6 +15,7 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
+from .memory_limit import with_memory_limit
 from .secrets import withheld_hint
 
 __all__ = [
@@ -122,7 +123,7 @@ def is_interrupt(error: BaseException) -> bool:
 def describe_exception(error: BaseException) -> str:
     """Return the type and text of `error`, with a hint if the error concerns a withheld variable."""
     try:
-        return f"{type(error).__name__}: {error}{withheld_hint(error)}"
+        return with_memory_limit(f"{type(error).__name__}: {error}{withheld_hint(error)}")
     except Exception:
         return type(error).__name__
 

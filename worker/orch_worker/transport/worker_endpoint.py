@@ -33,6 +33,7 @@ from orch_protocol.session.tree import CompactRequest, CompactResult, EditResult
 from orch_protocol.wire.frames import MAX_BODY, VERSION, FrameChannel, encode_body
 from orch_protocol.wire.tool_events import CallReport
 from orch_protocol.wire.worker_messages import (
+    AddLabels,
     AgentEvent,
     BranchSummarized,
     CancelCurrentTurn,
@@ -63,6 +64,7 @@ from ..agent.turn import CancelToken
 from ..system.secrets import mask_secrets, secrets_of
 from ..tools.api.root_client import RootClient
 from .reliable_channel import ReliableChannel
+from .text_joiner import TextJoiner
 from .turn_event_buffer import TurnEventBuffer
 
 __all__ = ["MakeRuntime", "RootConnection", "WorkerEndpoint"]
@@ -120,6 +122,8 @@ class WorkerEndpoint:
         self._query, self._events = "", 0
         self._event_buffer: TurnEventBuffer | None = None
         """Events of the current turn. The events are kept until a client watches the turn."""
+        self._text = TextJoiner(self._send_text, asyncio.get_running_loop().call_later)
+        self._text_step = 0
         self._calls: dict[str, asyncio.Future[RootReply]] = {}
         self._stopped: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._connection = connect(self._on_data)
@@ -146,26 +150,43 @@ class WorkerEndpoint:
     def report(self, phase: str, detail: str, step: int) -> None:
         """Send the current activity of the agent to the root after a short delay.
 
-        Only the latest report is sent, and delivery is not guaranteed.
+        Only the latest report is sent, and delivery is not guaranteed. The first report of a process is sent as soon as
+        the turn waits, for example for the model, because other processes may wait until this one needs no processor.
         """
+        is_first = self._progress is None
         self._progress = Progress(phase, detail, step)
         if self._progress_due is None:
             loop = asyncio.get_running_loop()
-            self._progress_due = loop.call_later(PROGRESS_SECONDS, self._send_progress)
+            self._progress_due = loop.call_later(0 if is_first else PROGRESS_SECONDS, self._send_progress)
 
     def emit(self, query_id: str, kind: str, text: str, name: str, step: int, is_error: bool) -> None:
         """Send an event of the turn to the root. An event may be lost. A gap in the event numbers shows such a loss.
 
-        Events are buffered while no client watches the turn.
+        Events are buffered while no client watches the turn. Pieces of text that follow each other quickly are joined.
         """
         if query_id != self._query:
             return
+        if kind == "text" and self.is_watched():
+            self._text_step = step
+            self._text.add(text)
+        else:
+            self._text.end()
+            self._send_event(kind, text, name, step, is_error)
+
+    def is_watched(self) -> bool:
+        """Return whether a client watches the current turn."""
+        return self._event_buffer is None
+
+    def _send_text(self, text: str) -> None:
+        self._send_event("text", text, "", self._text_step, is_error=False)
+
+    def _send_event(self, kind: str, text: str, name: str, step: int, is_error: bool) -> None:
         self._events += 1
         event = TurnEvent(self._events, kind, text, name, step, is_error)  # type: ignore[arg-type]
         if self._event_buffer is not None:
             self._event_buffer.add(event)
         else:
-            self._channel.send("event", event, query_id, reliable=False)
+            self._channel.send("event", event, self._query, reliable=False)
 
     def called(self, query_id: str, called: CallReport) -> None:
         """Report a finished call to the root. If reporting fails, the error is logged, and the call is not affected."""
@@ -256,6 +277,8 @@ class WorkerEndpoint:
                 self._on_export(id, body)
             case AgentEvent():
                 self._on_agent_event(body)
+            case AddLabels():
+                self._on_add_labels(body)
             case WithdrawTools():
                 self._on_withdraw_tools(body)
             case CancelCurrentTurn():
@@ -433,6 +456,10 @@ class WorkerEndpoint:
         if self._runtime is not None:
             self._runtime.notify_event(body)
 
+    def _on_add_labels(self, body: AddLabels) -> None:
+        if self._runtime is not None:
+            self._runtime.add_labels(body.marks)
+
     def _on_withdraw_tools(self, body: WithdrawTools) -> None:
         if self._runtime is not None:
             self._runtime.toolbox.withdraw(body.withdrawn)
@@ -470,6 +497,7 @@ class WorkerEndpoint:
             finished = TurnFinished(error=error_info(own), usage=getattr(error, "usage", None) or Usage())
         except Exception as error:
             finished = TurnFinished(error=error_info(error))
+        self._text.end()
         self._finish(query_id, finished)
         if query_id == self._query:
             self._query, self._event_buffer = "", None  # The events of a finished turn are not needed.

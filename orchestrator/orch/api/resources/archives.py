@@ -1,11 +1,17 @@
-"""`o.archives` lists, searches, reads and prunes archived turns."""
+"""`o.archives` lists, searches, reads and deletes archived turns."""
 
 from __future__ import annotations
 
 import builtins
 
 from orch_protocol.core.messages import Message
-from orch_protocol.services.archives.prune import PRUNE_ARCHIVES, PruneArchives, PrunedArchives
+from orch_protocol.services.archives.prune import (
+    DELETE_ARCHIVES,
+    PRUNE_ARCHIVES,
+    DeleteArchives,
+    PruneArchives,
+    PrunedArchives,
+)
 from orch_protocol.services.archives.recall import (
     LIST_ARCHIVES,
     READ_ARCHIVE,
@@ -45,6 +51,15 @@ class AsyncArchives:
         Raises AgentNotFoundError, AmbiguousRefError, DamagedError.
         """
         return await self._call(READ_ARCHIVE, ReadArchive(id, first, last))
+
+    async def delete(self, *ids: str, dry_run: bool = False) -> PrunedArchives:
+        """Permanently delete the archives `ids` (ids or unique prefixes), and the archives that were merged into them.
+
+        With `dry_run` nothing is deleted, and the result lists what would be deleted. The processes of the agents are
+        stopped. If an id is unknown, or one of the agents is running a turn, nothing is deleted. Raises AgentBusyError,
+        AgentNotFoundError, AmbiguousRefError, ArchiveDeletedError, ConfigError, StoreError.
+        """
+        return await self._call(DELETE_ARCHIVES, DeleteArchives(ids, dry_run))
 
     async def prune(self, *, older: float | str, ref: str | int | None = None, dry_run: bool = False) -> PrunedArchives:
         """Permanently delete archives older than `older` (seconds, or a duration such as "30d").

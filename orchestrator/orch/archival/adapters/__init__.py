@@ -12,12 +12,22 @@ from typing import Any, Final
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Message, check_images, images_in
 
-from .base import Format, convert_message, decode_message, encode_message, to_json_data, with_note
+from .base import (
+    UNCOPYABLE,
+    Format,
+    convert_message,
+    decode_message,
+    encode_message,
+    request_with,
+    role_of,
+    to_json_data,
+)
 
 __all__ = [
     "FORMATS",
     "ORCH_FORMAT",
     "TRANSCRIPT_FORMAT",
+    "UNCOPYABLE",
     "Format",
     "convert_message",
     "decode_message",
@@ -25,8 +35,9 @@ __all__ = [
     "encode_message",
     "format_named",
     "read_messages",
+    "request_with",
+    "role_of",
     "to_json_data",
-    "with_note",
 ]
 
 FORMATS: Final = {

@@ -1,104 +1,90 @@
-"""Messages of the Anthropic Messages API.
-
-A message has a role, and its content is a string or a list of typed blocks.
-"""
+"""Messages of the Anthropic Messages API."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
-from orch_protocol.core.errors import ConfigError
-from orch_protocol.core.messages import Block, Image, Message, Opaque, Text, Thinking, ToolResult, ToolUse
+from orch_worker.backends.formats import messages
+from orch_worker.backends.formats.messages import CAN_BE_MARKED, LOOKBACK, MARKER, MARKERS
 from orch_worker.backends.model_families import CLAUDE
-from orch_worker.conversation.tokens import strings
 
-from .base import to_json_data
+from .base import ApiMessages, role_of, to_json_data
 
 __all__ = ["FORMAT"]
 
-PROVIDER: Final = "anthropic"
-ROLES: Final = ("user", "assistant", "system")
+
+def _mark(request: list[Any], record: int | None, *, listed: bool) -> list[Any]:
+    """Return `request` with cache markers. If the caller has set markers, return `request`.
+
+    The end of the request gets a marker, and the last record of an archive, because the next archiving keeps what is
+    before. The list of archived turns gets the third marker. If the last response and its results have many blocks, the
+    end of the previous request gets this marker instead, because the API would not find the previous request.
+    """
+    contents = [_content_of(message) for message in request]
+    if any(map(_has_marker, contents)):
+        return request
+    response = next((index for index in reversed(range(len(request))) if role_of(request[index]) == "assistant"), 0)
+    wanted = [_last_markable(contents, len(contents) - 1)]
+    if sum(map(len, contents[response:])) >= LOOKBACK:
+        wanted.append(_last_markable(contents, response - 1))
+    if record is not None:
+        list_index = record
+        if listed:
+            list_index = next(index for index in range(record, len(request)) if role_of(request[index]) == "user")
+        in_record = len(contents[record]) - (listed and list_index == record)
+        wanted += [_last_markable(contents, record, in_record), _last_markable(contents, list_index)]
+    marked = list(request)
+    for index, block in [place for place in dict.fromkeys(wanted) if place is not None][:MARKERS]:
+        data = to_json_data(marked[index])
+        content = [{"type": "text", "text": data["content"]}] if isinstance(data["content"], str) else data["content"]
+        content = [*content[:block], content[block] | {"cache_control": MARKER}, *content[block + 1 :]]
+        marked[index] = data | {"content": content}
+    return marked
 
 
-class _Anthropic:
-    name = PROVIDER
-    provider = PROVIDER
-    ratios = CLAUDE
-    separate_blocks: tuple[type, ...] = ()
-
-    def read(self, raw: Any) -> Message:
-        raw = to_json_data(raw)
-        if not isinstance(raw, dict) or raw.get("role") not in ROLES:
-            role = raw.get("role") if isinstance(raw, dict) else raw
-            raise ConfigError(f"a message must have the role user, assistant or system; got {role!r}")
-        content = raw.get("content")
-        if isinstance(content, str):
-            return Message(raw["role"], (Text(content),))
-        if not isinstance(content, list):
-            raise ConfigError(f"the content of a message must be text or a list of blocks; got {content!r:.60}")
-        return Message(raw["role"], tuple(map(_decode_block, content)))
-
-    def write(self, message: Message) -> dict[str, Any]:
-        return {"role": message.role, "content": list(map(_encode_block, message.content))}
-
-    def with_text(self, message: Any, text: str) -> dict[str, Any]:
-        raw: dict[str, Any] = to_json_data(message)
-        content = raw["content"]
-        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        return raw | {"content": [*blocks, {"type": "text", "text": text}]}
-
-    def text(self, text: str) -> dict[str, Any]:
-        return {"role": "user", "content": [{"type": "text", "text": text}]}
-
-    def as_user(self, message: Any) -> Any:
-        return message  # the caller knows whether the model accepts system messages
-
-    def tool(self, name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
-        return {"name": name, "description": description, "input_schema": schema}
+def _has_marker(blocks: Any) -> bool:
+    """Return whether one of `blocks`, or a block in a result or in a document, has a cache marker."""
+    if not isinstance(blocks, (list, tuple)):
+        return False  # the text of a result, or the error of a tool of the server
+    return any(
+        _field(block, "cache_control") is not None
+        or _has_marker(_field(block, "content"))
+        or _has_marker(_field(_field(block, "source"), "content"))
+        for block in blocks
+    )
 
 
-FORMAT: Final = _Anthropic()
+def _last_markable(contents: Sequence[Sequence[Any]], end: int, blocks: int | None = None) -> tuple[int, int] | None:
+    """Return the positions of the last message, at most `end`, and of its last block that can carry a marker.
+
+    Only the first `blocks` blocks of the message `end` are considered.
+    """
+    for index in range(end, -1, -1):
+        content = contents[index][:blocks] if index == end else contents[index]
+        for block in range(len(content) - 1, -1, -1):
+            kind = _field(content[block], "type")
+            if kind in CAN_BE_MARKED and (kind != "text" or _field(content[block], "text")):
+                return index, block
+    return None
 
 
-def _decode_block(raw: Any) -> Block:
-    if not isinstance(raw, dict):
-        raise ConfigError(f"a block must be an object with a type; got {raw!r:.60}")
-    match raw:
-        case {"type": "text", "text": str(text)}:
-            return Text(text)
-        case {"type": "thinking", "thinking": str(text)}:
-            signature = raw.get("signature")
-            return Thinking(text, signature if isinstance(signature, str) else None, PROVIDER)
-        case {"type": "image", "source": {"type": "base64", "media_type": str(kind), "data": str(data)}}:
-            return Image(kind, data)
-        case {"type": "tool_use", "id": str(id), "name": str(name), "input": dict(input)}:
-            return ToolUse(id, name, input)
-        case {"type": "tool_result", "tool_use_id": str(id)}:
-            content = raw.get("content")
-            parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
-            return ToolResult(id, tuple(map(_decode_part, parts)), raw.get("is_error") is True)
-        case _:
-            return Opaque(PROVIDER, raw)
+def _content_of(message: Any) -> Sequence[Any]:
+    content = _field(message, "content")
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
 
 
-def _decode_part(raw: Any) -> Text | Image:
-    """Return a part of a tool result as text or image. A block of another type becomes text."""
-    block = _decode_block(raw)
-    return block if isinstance(block, (Text, Image)) else Text("\n".join(strings(raw)))
+def _field(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
 
 
-def _encode_block(block: Block) -> dict[str, Any]:
-    match block:
-        case Text(text):
-            return {"type": "text", "text": text}
-        case Thinking(thinking, signature):
-            return {"type": "thinking", "thinking": thinking} | ({"signature": signature} if signature else {})
-        case Image(media_type, data):
-            return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": data}}
-        case ToolUse(id, name, input):
-            return {"type": "tool_use", "id": id, "name": name, "input": input}
-        case ToolResult(id, content, is_error):
-            encoded = {"type": "tool_result", "tool_use_id": id, "content": list(map(_encode_block, content))}
-            return encoded | ({"is_error": True} if is_error else {})
-        case Opaque(_, raw):
-            return raw if isinstance(raw, dict) else {"type": "text", "text": str(raw)}
+FORMAT: Final = ApiMessages(
+    "anthropic",
+    "anthropic",
+    CLAUDE,
+    messages.decode_message,
+    messages.encode_message,
+    messages.encode_tool,
+    system_anywhere=True,  # The caller knows whether the model accepts system messages.
+    mark=_mark,
+)

@@ -6,30 +6,37 @@ A message is encoded as an orch message and the difference from the message in i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, Final, Protocol
 
 import msgspec
+from msgspec import Struct
 
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Block, Message, Text
+from orch_worker.backends.formats.normalize_messages import SYSTEM_NOTE
 from orch_worker.conversation.tokens import PLAIN, CharsPerToken
 
 __all__ = [
     "FORMAT",
+    "UNCOPYABLE",
+    "ApiMessages",
     "Format",
     "apply_difference",
     "convert_message",
     "decode_message",
     "difference",
     "encode_message",
+    "request_with",
     "role_of",
     "to_json_data",
-    "with_note",
 ]
 
 
 MAX_DEPTH: Final = 200
+UNCOPYABLE: Final = object()
+"""The snapshot of a message that cannot be copied. It equals no message, so such a message is always read again."""
 
 
 class Format(Protocol):
@@ -44,6 +51,12 @@ class Format(Protocol):
 
     def read(self, raw: Any) -> Message:
         """Return `raw` as an orch message. Raises ConfigError for an invalid message."""
+
+    def read_with_snapshot(self, raw: Any) -> tuple[Message, Any]:
+        """Return `raw` as an orch message, and a value that equals `raw` until `raw` is changed.
+
+        Raises ConfigError for an invalid message.
+        """
 
     def write(self, message: Message) -> Any:
         """Return `message` in this format. The result is deterministic."""
@@ -60,22 +73,90 @@ class Format(Protocol):
         An API may reject a system message that is not the first message.
         """
 
+    def with_cache_markers(self, request: list[Any], record: int | None, *, listed: bool) -> list[Any]:
+        """Return `request` with the markers that tell the API what to cache, if the API has such markers.
+
+        `record` is the index of the last message with the record of an archive. `listed`: the first user message from
+        there on ends with the list of archived turns.
+        """
+
     def tool(self, name: str, description: str, schema: dict[str, Any]) -> Any:
         """Return the definition of a tool in this format."""
 
 
-def with_note(format: Format, messages: Sequence[Any], text: str) -> list[Any]:
-    """Return `messages` as a request that ends with `text`. If `text` is "", add nothing.
+class MarkRequest(Protocol):
+    """A function that sets cache markers. See `Format.with_cache_markers`."""
 
-    As in orch's own backends, `text` becomes part of a user message. Only the first message may be a system message,
-    because strict chat templates reject a system message in another position.
+    def __call__(self, request: list[Any], record: int | None, /, *, listed: bool) -> list[Any]: ...
+
+
+class ApiMessages(Struct, frozen=True):
+    """The format of the messages of one API. See `Format`.
+
+    `text_type` is the type of a text in a user message. `system_anywhere` is True if a system message need not be the
+    first message. `mark` sets cache markers in a request; None if the API has none.
+    """
+
+    name: str
+    provider: str
+    ratios: CharsPerToken
+    decode: Callable[[Any, str], Message]
+    write: Callable[[Message], Any]
+    tool: Callable[[str, str, dict[str, Any]], Any]
+    separate_blocks: tuple[type, ...] = ()
+    text_type: str = "text"
+    system_anywhere: bool = False
+    mark: MarkRequest | None = None
+
+    def read(self, raw: Any) -> Message:
+        return self.decode(to_json_data(raw), self.provider)
+
+    def read_with_snapshot(self, raw: Any) -> tuple[Message, Any]:
+        data = to_json_data(raw)
+        return self.decode(data, self.provider), data if data == raw else _copy_of(raw)
+
+    def with_text(self, message: Any, text: str) -> dict[str, Any]:
+        raw: dict[str, Any] = to_json_data(message)
+        content = raw.get("content")
+        parts = [{"type": self.text_type, "text": content}] if isinstance(content, str) else content or []
+        return raw | {"content": [*parts, {"type": self.text_type, "text": text}]}
+
+    def text(self, text: str) -> Any:
+        return self.write(Message("user", (Text(text),)))
+
+    def with_cache_markers(self, request: list[Any], record: int | None, *, listed: bool) -> list[Any]:
+        return request if self.mark is None else self.mark(request, record, listed=listed)
+
+    def as_user(self, message: Any) -> Any:
+        if self.system_anywhere or role_of(message) not in ("system", "developer"):
+            return message
+        content = to_json_data(message).get("content")
+        if not isinstance(content, list):
+            return {"role": "user", "content": f"{SYSTEM_NOTE}\n\n{content or ''}"}
+        parts = [part | {"type": self.text_type} if "text" in part else part for part in content]
+        return {"role": "user", "content": [{"type": self.text_type, "text": SYSTEM_NOTE}, *parts]}
+
+
+def request_with(format: Format, messages: Sequence[Any], text: str, after: int) -> list[Any]:
+    """Return `messages` as a request with `text` in the first user message from index `after` on.
+
+    Without such a message, the request ends with `text`. If `text` is "", add nothing. Only the first message may be a
+    system message, because strict chat templates reject a system message in another position.
     """
     request = [message if not index else format.as_user(message) for index, message in enumerate(messages)]
     if not text:
         return request
-    if request and role_of(request[-1]) == "user":
-        return [*request[:-1], format.with_text(request[-1], text)]
-    return [*request, format.text(text)]
+    place = next((index for index in range(after, len(request)) if role_of(request[index]) == "user"), len(request))
+    changed = format.with_text(request[place], text) if place < len(request) else format.text(text)
+    return [*request[:place], changed, *request[place + 1 :]]
+
+
+def _copy_of(raw: Any) -> Any:
+    """Return a copy of a message with objects of an SDK, or UNCOPYABLE."""
+    try:
+        return deepcopy(raw)
+    except Exception:  # classes of users can raise any error
+        return UNCOPYABLE
 
 
 def role_of(raw: Any) -> Any:
@@ -89,7 +170,36 @@ def to_json_data(raw: Any, where: str = "message") -> Any:
     An object with a method `model_dump` is converted by this method. Raises ConfigError with the position of a value
     that JSON cannot represent.
     """
-    return _to_json_data(raw, where, 0)
+    try:
+        return _copy_of_plain_data(raw, 0)
+    except _NotPlainError:
+        return _to_json_data(raw, where, 0)
+
+
+class _NotPlainError(Exception):
+    """A value needs a conversion or a check, or its error needs a position."""
+
+
+def _copy_of_plain_data(value: Any, depth: int) -> Any:
+    """Return a copy of `value`, which consists of ordinary JSON values only. Raises _NotPlainError for other values.
+
+    Almost all messages are such data, and this function takes a third of the time of `_to_json_data`.
+    """
+    kind = type(value)
+    if kind is dict and depth < MAX_DEPTH:
+        copy: dict[str, Any] = {}
+        for key, item in value.items():
+            if type(key) is not str:
+                raise _NotPlainError
+            copy[key] = item if type(item) is str else _copy_of_plain_data(item, depth + 1)
+        return copy
+    if kind is list and depth < MAX_DEPTH:
+        return [item if type(item) is str else _copy_of_plain_data(item, depth + 1) for item in value]
+    if kind is str or value is None or kind is bool or (kind is int and -(1 << 63) <= value < 1 << 64):
+        return value
+    if kind is float and math.isfinite(value):
+        return value
+    raise _NotPlainError
 
 
 def _to_json_data(value: Any, where: str, depth: int) -> Any:
@@ -200,6 +310,9 @@ class _OrchFormat:
             raise ConfigError(f"a message of the format 'orch' must be an orch.Message; got a {type(raw).__name__}")
         return raw
 
+    def read_with_snapshot(self, raw: Any) -> tuple[Message, Any]:
+        return self.read(raw), raw
+
     def write(self, message: Message) -> Message:
         return message
 
@@ -208,6 +321,9 @@ class _OrchFormat:
 
     def text(self, text: str) -> Message:
         return Message("user", (Text(text),))
+
+    def with_cache_markers(self, request: list[Any], record: int | None, *, listed: bool) -> list[Any]:  # noqa: ARG002
+        return request  # the backends of orch set markers
 
     def as_user(self, message: Message) -> Message:
         return message  # the backends of orch convert system messages

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from msgspec import Struct
@@ -10,8 +11,10 @@ from orch_worker.backends.prices import Prices
 
 __all__ = [
     "MIN_CALLS",
+    "Account",
     "Change",
     "Gain",
+    "cost_without_archiving",
     "estimate_gain",
     "expected_calls",
     "summary_cost",
@@ -19,21 +22,23 @@ __all__ = [
 
 
 MIN_CALLS: Final = 8
+SUMMARY_PROMPT_TOKENS: Final = 200
+MAX_LOSS: Final = 0.004
+"""The share of the cost without archiving that archiving may have cost in addition at any time."""
 
 
 class Change(Struct, frozen=True):
     """A change to a conversation. All sizes are in tokens.
 
     `removed` is the number of removed tokens, and `added` the number of inserted tokens. `uncached` counts the removed
-    tokens that no request has contained so far. `invalidated` counts the tokens after the change; these tokens lose
-    their place in the prompt cache. `tail` counts the uncached tokens that every later request contains in addition.
+    tokens that no request has contained so far. `invalidated` counts the remaining tokens after the change; these
+    tokens lose their place in the prompt cache.
     """
 
     removed: int
     added: int
     invalidated: int = 0
     uncached: int = 0
-    tail: int = 0
 
 
 class Gain(Struct, frozen=True):
@@ -53,6 +58,42 @@ class Gain(Struct, frozen=True):
         return self.saved - self.cost
 
 
+class Account(Struct, frozen=True):
+    """What archiving has saved so far, and what the conversation would have cost without archiving.
+
+    Both are in uncached input tokens. `saved` is negative if archiving has cost more than it has saved. The next model
+    call counts as made.
+    """
+
+    saved: float = 0.0
+    without: float = 0.0
+
+    @property
+    def margin(self) -> float:
+        """What archiving may cost beyond its own savings: 0.4 % of the cost without archiving."""
+        return MAX_LOSS * self.without
+
+    def allows(self, gain: Gain) -> bool:
+        """Return whether archiving has cost at most `margin` in total after a change with `gain`.
+
+        `gain` is the gain over the next model call. The conversation may end after any call.
+        """
+        return gain.net + self.saved + self.margin >= 0
+
+
+def cost_without_archiving(messages: Iterable[tuple[int, int, int]], beside: int, prices: Prices) -> float:
+    """Return a lower bound of the cost of a conversation without archives, up to the next model call.
+
+    `messages` contains, for each message, its tokens without archiving, the number of model calls that it stands for,
+    and the number of its tokens that a model call returned. `beside` is the number of other tokens of each request.
+    """
+    total, cost = beside, beside * (prices.write - prices.read)
+    for tokens, calls, answered in messages:
+        cost += calls * total * prices.read + tokens * prices.write + answered * prices.output
+        total += tokens
+    return cost
+
+
 def expected_calls(past_calls: int) -> int:
     """Return the expected number of further model calls.
 
@@ -61,15 +102,17 @@ def expected_calls(past_calls: int) -> int:
     return max(MIN_CALLS, past_calls)
 
 
-def summary_cost(removed: int, context: int, summary: int, prices: Prices) -> float:
+def summary_cost(removed: int, context: int, summary: int, prices: Prices, *, unsent: int = 0) -> float:
     """Return the lowest cost of a summary. `summary` is its length in tokens, and 0 means no summary.
 
     There are two ways to request a summary. A request within the conversation reads the whole `context` from the prompt
-    cache. A separate request sends only the tokens to remove (`removed`), without a cache.
+    cache, and sends the last `unsent` tokens of the turn. A separate request sends only the tokens to remove
+    (`removed`), without a cache. Both contain a prompt.
     """
     if not summary:
         return 0.0
-    return min(context * prices.read, removed * prices.fresh) + summary * prices.output
+    within = context * prices.read + unsent * prices.fresh
+    return min(within, removed * prices.fresh) + SUMMARY_PROMPT_TOKENS * prices.fresh + summary * prices.output
 
 
 def estimate_gain(change: Change, calls: int, prices: Prices) -> Gain:
@@ -79,5 +122,4 @@ def estimate_gain(change: Change, calls: int, prices: Prices) -> Gain:
     """
     saved = (change.removed - change.added) * prices.read * calls
     rewrite_cost = change.invalidated * (prices.write - prices.read) + (change.added - change.uncached) * prices.write
-    tail_cost = change.tail * prices.fresh * calls
-    return Gain(saved, rewrite_cost + tail_cost)
+    return Gain(saved, rewrite_cost)

@@ -13,9 +13,22 @@ from typing import Final
 
 from msgspec import Struct
 
-__all__ = ["FAN_OUT", "RecordMerge", "RecordSize", "era_tokens", "phase_budget", "possible_merges"]
+__all__ = [
+    "FAN_OUT",
+    "RECORD_TOKENS",
+    "RecordMerge",
+    "RecordSize",
+    "era_tokens",
+    "phase_budget",
+    "possible_merges",
+    "record_tokens",
+]
 
 FAN_OUT: Final = 4
+RECORD_TOKENS: Final = 220
+GROWTH_TOKENS: Final = 60
+GROWTH_STEP: Final = 10_000
+ERAS: Final = 10
 
 
 class RecordSize(Struct, frozen=True):
@@ -33,9 +46,18 @@ class RecordMerge(Struct, frozen=True):
     level: int
 
 
-def era_tokens(budget: int) -> int:
-    """Return the maximum size of an era's record. With this size, eras of many levels fit into the budget."""
-    return max(40, min(budget // 20, 400))
+def record_tokens(original_tokens: int) -> int:
+    """Return the maximum size of a record that stands for `original_tokens` tokens, without the final answer."""
+    return RECORD_TOKENS + GROWTH_TOKENS * original_tokens // GROWTH_STEP
+
+
+def era_tokens(budget: int, original_tokens: int) -> int:
+    """Return the maximum size of the record of an era that stands for `original_tokens` tokens.
+
+    At least five eras fit into the budget, so that eras of one level can wait for each other. With fewer, each merge
+    would rewrite almost all records, and the number of levels would grow with the number of turns.
+    """
+    return max(40, min(record_tokens(original_tokens), budget // ERAS))
 
 
 def phase_budget(budget: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,23 @@ from msgspec import Struct, field
 
 from orch_protocol.core.archives import ArchiveKind, Span
 from orch_protocol.core.errors import AgentNotFoundError, AmbiguousRefError, StoreError
-from orch_protocol.core.messages import Message
+from orch_protocol.core.messages import Message, Text
 from orch_protocol.core.taint import TaintLabel
 from orch_worker.conversation.receipt import Receipt
-from orch_worker.conversation.stubs import holders_in, is_summary
+from orch_worker.conversation.stubs import holder_of, is_summary
 from orch_worker.session.archived_entries import read_spans
 from orch_worker.session.entry_codec import MESSAGE_PREFIXES
 from orch_worker.session.log.record_format import unseal_line
 
-__all__ = ["ArchiveCatalog", "ArchiveRecord", "SearchableCatalog", "StoredMessage"]
+__all__ = [
+    "ArchiveCatalog",
+    "ArchiveRecord",
+    "ArchivedMessage",
+    "SearchableCatalog",
+    "StoredMessage",
+    "containing",
+    "original_tokens",
+]
 
 
 class ArchiveRecord(Struct, frozen=True, omit_defaults=True):
@@ -32,8 +40,11 @@ class ArchiveRecord(Struct, frozen=True, omit_defaults=True):
     `members` are the archives whose records are among the messages of this archive. `record` is the text that remains
     in the conversation; the final answer `answer` follows this text. `differences` contains the difference of each
     message from its original format. The lines of the archive start at the byte `offset` of the file `segment`, and
-    `sha256` is their hash. `deleted` is the time at which the content was deleted. `marks` are the taint labels of the
-    conversation at the time of archiving.
+    `sha256` is their hash. `original_tokens` is the size of what the archive stands for, with the content of its
+    members, and `entries` the number of entries that `read_archive` shows; both are 0 in archives of earlier versions.
+    `deleted` is the time at which the content was deleted. `marks` are the taint labels of the
+    conversation at the time of archiving. `saved` is what archiving had saved in the conversation at the call
+    `saved_calls`, in uncached input tokens, after the cost of this archive.
     """
 
     id: str
@@ -61,8 +72,29 @@ class ArchiveRecord(Struct, frozen=True, omit_defaults=True):
     summarized: bool = field(default=False, name="summarised")
     spans: tuple[Span, ...] = ()
     own: tuple[Span, ...] = ()
+    original_tokens: int = 0
+    entries: int = 0
     deleted: str = ""
     marks: tuple[TaintLabel, ...] = ()
+    saved: float = 0.0
+    saved_calls: int = 0
+
+
+def original_tokens(record: ArchiveRecord) -> int:
+    """Return the number of tokens that the archive stands for. An earlier version did not store this number."""
+    return record.original_tokens or record.tokens
+
+
+def containing(records: Iterable[ArchiveRecord], ids: Collection[str]) -> set[str]:
+    """Return the archives into which the archives `ids` were merged, also through others, and that still exist.
+
+    `records` are in the order of their creation, so members precede the archives that contain them.
+    """
+    found = set(ids)
+    for record in records:
+        if not record.deleted and not found.isdisjoint(record.members):
+            found.add(record.id)
+    return found.difference(ids)
 
 
 class StoredMessage(Struct, frozen=True):
@@ -70,6 +102,14 @@ class StoredMessage(Struct, frozen=True):
 
     message: Message
     difference: Any = None
+
+
+class ArchivedMessage(Struct, frozen=True):
+    """A message of an archive. It is the own message `index` of the archive `owner`; "" if it belongs to none."""
+
+    owner: str
+    index: int
+    message: Message
 
 
 class ArchiveCatalog(ABC):
@@ -111,10 +151,19 @@ class ArchiveCatalog(ABC):
         """
         if message.role == "system":
             return ()
-        is_phase, records = message.role == "user", [self.records.get(id) for id in holders_in(message)]
+        is_phase, texts = message.role == "user", [block.text for block in message.content if isinstance(block, Text)]
+        records = [
+            record
+            for text in texts
+            if (record := self.records.get(holder_of(text) or "")) and self.is_record_text(record, text)
+        ]
         if records and is_summary(message):
-            return tuple(record.id for record in records if record)
-        return tuple(record.id for record in records if record and (record.kind == "phase") == is_phase)
+            return tuple(record.id for record in records)
+        return tuple(record.id for record in records if (record.kind == "phase") == is_phase)
+
+    def is_record_text(self, record: ArchiveRecord, text: str) -> bool:  # noqa: ARG002 - subclasses use the arguments
+        """Return whether `text`, which begins like the record of the archive `record`, is this record."""
+        return True
 
     def record_positions(self, messages: Sequence[Message]) -> set[int]:
         """Return the positions of those `messages` that are records of turns and eras, or prompts of such turns.
@@ -148,19 +197,28 @@ class SearchableCatalog(ArchiveCatalog):
     A subclass provides the positions of the lines of messages.
     """
 
-    @abstractmethod
-    def texts(self, record: ArchiveRecord) -> list[str]:
-        """Return the texts of the archive's own messages.
+    numbered_together = False
+    """Whether the entries of all archives have consecutive numbers. Otherwise the numbers of each archive start at 1.
+    """
 
-        The text of a message that belongs to another archive is "".
+    @abstractmethod
+    def own_messages(self, record: ArchiveRecord) -> list[Message | None]:
+        """Return the archive's own messages. A message that cannot be read or belongs to another archive is None."""
+
+    @abstractmethod
+    def entries(self, record: ArchiveRecord) -> list[ArchivedMessage]:
+        """Return the messages of the archive as `read_archive` shows them, with the messages of its members in place.
+
+        Raises DamagedError, StoreError.
         """
 
     @abstractmethod
-    def entry(self, record: ArchiveRecord, index: int) -> int:
-        """Return the number that `read_archive` uses for the archive's own message at the index `index`.
+    def conversation(self) -> Sequence[Message] | None:
+        """Return the conversation to which the archives belong, with their records. None: it is unknown."""
 
-        Numbers start at 1.
-        """
+    def repeated(self, ids: Sequence[str]) -> set[str]:  # noqa: ARG002 - subclasses use the argument
+        """Return the archives whose messages are in the archives `ids`, without being members of these archives."""
+        return set()
 
     @abstractmethod
     def own_spans(self, record: ArchiveRecord) -> tuple[Path, Sequence[Span]]:

@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from msgspec import Struct
 
+from orch_worker.session.entry_codec import DECODE_ERRORS, MESSAGE_PREFIXES, decode_turn
 from orch_worker.session.log.atomic_rewrite import discard_unfinished
 from orch_worker.session.log.lock import FolderLock
+from orch_worker.session.session_reader import NAME
 from orch_worker.system.files import io_error, sync_folder
 from orch_worker.tools.python import namespace
 from orch_worker.tools.values.store import HANDLE, delete_other_values
 
 from ...tree.agents.state import iso_time
-from .prune import ContentToDelete, entries_to_delete, rewrite_session_file
+from .prune import ArchivesToDelete, ContentToDelete, entries_to_delete, rewrite_session_file
 from .search import Search
 from .session_archives import SessionArchives
 
@@ -34,6 +36,7 @@ __all__ = [
     "finish_deletion",
     "remove_sessions",
     "session_bytes",
+    "turns_of_sessions",
 ]
 
 HOLDERS = "holders"
@@ -53,16 +56,16 @@ class DeletedContent(Struct, frozen=True):
     turns: dict[str, str]
 
 
-def delete_archives(archives: SessionArchives, search: Search, before: str, when: str) -> ContentToDelete:
-    """Delete the archives that were created at `before` or earlier. `when` is the time of the deletion.
+def delete_archives(archives: SessionArchives, search: Search, which: ArchivesToDelete, when: str) -> ContentToDelete:
+    """Delete the archives that `which` selects. `when` is the time of the deletion (ISO 8601).
 
-    Both times are in ISO 8601. Neither the agent nor the holders of these archives may have a process. The caller must
+    Neither the agent nor the holders of these archives may have a process. The caller must
     call `finish_deletion` afterwards. Raises StoreError. Raises LockedError if the agent or a holder has a process.
     After an error, nothing was deleted.
     """
     with _locked(archives.folder):
         archives.catch_up()
-        content = entries_to_delete(archives, before)
+        content = entries_to_delete(archives, which)
         if content.due:
             search.forget()
             rewrite_session_file(archives, content, when)
@@ -124,6 +127,20 @@ def _remove_torn(folder: Path, until: str) -> None:
     for torn in folder.glob(TORN_FILES):
         if iso_time(torn.stat().st_mtime) <= until:
             torn.unlink()
+
+
+def turns_of_sessions(folder: Path, names: Iterable[str]) -> dict[str, set[str]]:
+    """Return the turns in the sessions with the names `names` in `folder`, by name. Raises OSError."""
+    turns: dict[str, set[str]] = {}
+    for name in names:
+        if not (path := folder / name / NAME).is_file():
+            continue
+        turns[name] = set()
+        for line in path.read_bytes().split(b"\n"):
+            if line.startswith(MESSAGE_PREFIXES):
+                with suppress(*DECODE_ERRORS):
+                    turns[name].add(decode_turn(line).turn)
+    return turns
 
 
 def remove_sessions(folder: Path, names: Iterable[str]) -> None:

@@ -1,44 +1,42 @@
 """The full-text index of a folder of archives.
 
-The index has one row for each archive, with words and their positions but without text. The index is derived data and
-is rebuilt if it does not match the archives. If the index cannot be opened, a search is slower and finds only exact
-matches.
+The index has one row for each archived message, with words and their positions but without text. Edits and failed
+results have their own columns. The index is derived data and is rebuilt if it does not match the archives. If the index
+cannot be opened, a search is slower and finds only exact matches.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
-from orch_protocol.core.messages import Block, Image, Message, Opaque, Text, Thinking, ToolResult, ToolUse
-from orch_worker.conversation.stubs import holder_of
-from orch_worker.conversation.tokens import strings
+from orch_worker.conversation.archive_text import EntryLines
 
 __all__ = [
     "NAME",
     "Index",
+    "Place",
     "index_fault",
-    "message_text",
-    "passage",
     "remove_index",
     "rename_damaged_index",
-    "words_of",
+    "separate_wide_characters",
 ]
 
-PASSAGE_CHARS: Final = 240
-MAX_CANDIDATES: Final = 40
 NAME: Final = "index.sqlite"
-VERSION: Final = 2
-MAX_WORDS: Final = 400
+VERSION: Final = 3
 COMMIT_INTERVAL: Final = 500
 
 _WIDE: Final = re.compile("([\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff])")
-_WORD: Final = re.compile(r"\w+")
+
+Place: TypeAlias = tuple[int, int]
+"""The number of an archive, and the index of one of its own messages."""
 
 
 class Index:
@@ -50,6 +48,9 @@ class Index:
         self.count = 0
         """The number of the archive that was indexed last."""
         self._last_id = ""
+        # The rows of an archive are numbered in the order of its messages, because small steps make the index small.
+        self._first_rows: list[int] = []
+        self._next_row = 0
         self._connect()
 
     def close(self) -> None:
@@ -62,23 +63,28 @@ class Index:
                 pass  # the next opening adds the missing archives
             database.close()
 
-    def add(self, number: int, id: str, texts: Iterable[str]) -> None:
+    def add(self, number: int, id: str, entries: Iterable[EntryLines | None]) -> None:
         """Add the archive `id` to the index.
 
-        `number` is the number of the archive, and `texts` are the texts of its messages.
+        `number` is the number of the archive, and `entries` are its own messages.
         """
         if self._database is None:
             return
         try:
             # Not every archive is committed at once, because a commit takes as long as the indexing. The next opening
             # adds lost archives again.
-            self._database.execute(
-                "INSERT INTO words(rowid, text) VALUES (?, ?)", (number, _separate_wide_characters("\n".join(texts)))
-            )
-            self._database.execute("UPDATE state SET count = ?, last = ?", (number, id))
+            first, row = self._next_row, self._next_row - 1
+            rows = []
+            for row, entry in enumerate(entries, first):
+                if entry is not None:
+                    rows.append((row, *map(separate_wide_characters, _columns(entry))))
+            self._database.executemany("INSERT INTO words(rowid, text, edits, failures) VALUES (?, ?, ?, ?)", rows)
+            self._database.execute("INSERT INTO archives VALUES (?, ?)", (number, first))
+            self._database.execute("UPDATE state SET count = ?, last = ?, rows = ?", (number, id, row + 1))
             if number % COMMIT_INTERVAL == 0:
                 self._database.commit()
-            self.count, self._last_id = number, id
+            self.count, self._last_id, self._next_row = number, id, row + 1
+            self._first_rows.append(first)
         except sqlite3.Error:
             self._drop()
 
@@ -92,24 +98,27 @@ class Index:
             self._connect()
         return range(self.count + 1, len(ids) + 1) if self._database is not None else range(0)
 
-    def stages(self, query: str, limit: int = MAX_CANDIDATES) -> Iterator[list[int]]:
-        """Yield lists of at most `limit` archives that may contain `query`, best first.
+    def find(self, expression: str, limit: int, *, newest: bool = False) -> list[Place]:
+        """Return at most `limit` messages that match the FTS5 `expression`: the best first, or the newest first."""
+        rows = self._select(
+            f"SELECT rowid FROM words WHERE words MATCH ? ORDER BY {'rowid DESC' if newest else 'rank'} LIMIT ?",
+            expression,
+            limit,
+        )
+        numbers = [bisect_right(self._first_rows, row) for row in rows]
+        return [(number, row - self._first_rows[number - 1]) for number, row in zip(numbers, rows, strict=True)]
 
-        The first list contains archives with the query as a phrase. The next lists contain archives with all words,
-        then with any word of the query.
-        """
-        words = _WORD.findall(_separate_wide_characters(query))[:MAX_WORDS]
-        for join in (" + ", " AND ", " OR ") if len(words) > 1 else (" + ",) if words else ():
-            yield self._match(join.join(f'"{word}"' for word in words), limit)
+    def weights(self, expressions: Sequence[str]) -> list[float]:
+        """Return a weight for each FTS5 expression. An expression that few messages match has a large weight."""
+        total = self._next_row
+        counts = [self._select("SELECT count(*) FROM words WHERE words MATCH ?", each) or [0] for each in expressions]
+        return [math.log(1 + (total - count + 0.5) / (count + 0.5)) for (count,) in counts]
 
-    def _match(self, expression: str, limit: int) -> list[int]:
+    def _select(self, statement: str, *values: str | int) -> list[int]:
         if self._database is None:
             return []
         try:
-            rows = self._database.execute(
-                "SELECT rowid FROM words WHERE words MATCH ? ORDER BY rank LIMIT ?", (expression, limit)
-            )
-            return [row[0] for row in rows]
+            return [row[0] for row in self._database.execute(statement, values)]
         except sqlite3.Error:
             self._drop()
             return []
@@ -127,8 +136,11 @@ class Index:
                 self._database.execute("PRAGMA journal_mode = TRUNCATE")
                 if self._database.execute("PRAGMA user_version").fetchone()[0] != VERSION:
                     self._create(self._database)
-                count, self._last_id = self._database.execute("SELECT count, last FROM state").fetchone()
-                self.count = int(count)
+                state = self._database.execute("SELECT count, last, rows FROM state").fetchone()
+                self.count, self._last_id, self._next_row = int(state[0]), state[1], int(state[2])
+                self._first_rows = self._select("SELECT first FROM archives ORDER BY number")
+                if len(self._first_rows) != self.count:
+                    raise ValueError("the index has no rows of some archives")
                 return
             except (sqlite3.Error, TypeError, ValueError):
                 self._drop()
@@ -136,10 +148,14 @@ class Index:
     def _create(self, database: sqlite3.Connection) -> None:
         with database:
             database.execute("DROP TABLE IF EXISTS words")
+            database.execute("DROP TABLE IF EXISTS archives")
             database.execute("DROP TABLE IF EXISTS state")
-            database.execute("CREATE VIRTUAL TABLE words USING fts5(text, content='', tokenize='unicode61')")
-            database.execute("CREATE TABLE state(count INTEGER, last TEXT)")
-            database.execute("INSERT INTO state VALUES (0, '')")
+            database.execute(
+                "CREATE VIRTUAL TABLE words USING fts5(text, edits, failures, content='', tokenize='unicode61')"
+            )
+            database.execute("CREATE TABLE archives(number INTEGER PRIMARY KEY, first INTEGER)")
+            database.execute("CREATE TABLE state(count INTEGER, last TEXT, rows INTEGER)")
+            database.execute("INSERT INTO state VALUES (0, '', 0)")
             database.execute(f"PRAGMA user_version = {VERSION}")
 
     def _drop(self) -> None:
@@ -149,6 +165,19 @@ class Index:
         with contextlib.suppress(OSError):
             remove_index(self._path.parent)
         self.count, self._last_id = 0, ""
+        self._first_rows, self._next_row = [], 0
+
+
+def _columns(entry: EntryLines) -> tuple[str, str, str]:
+    """Return the text of `entry` outside of edits and failures, its edits, and its failures."""
+    if not entry.edits and not entry.failures:
+        return entry.text, "", ""
+    edits = {line for first, end, _ in entry.edits for line in range(first, end)}
+    failures = {line for first, end in entry.failures for line in range(first, end)}
+    parts: tuple[list[str], list[str], list[str]] = ([], [], [])
+    for number, line in enumerate(entry.lines):
+        parts[1 if number in edits else 2 if number in failures else 0].append(line)
+    return "\n".join(parts[0]), "\n".join(parts[1]), "\n".join(parts[2])
 
 
 def index_fault(path: Path) -> str:
@@ -190,65 +219,6 @@ def remove_index(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def message_text(message: Message) -> str:
-    """Return the searchable text of `message`. The records of other archives are left out."""
-    return "\n".join(text for block in message.content for text in _block_texts(block))
-
-
-def passage(text: str, query: str, chars: int = PASSAGE_CHARS) -> tuple[str, bool] | None:
-    """Return the part of `text` around `query`, and whether this part contains the whole query. Case is ignored.
-
-    If `text` does not contain the whole query, return the part around that word of the query that is rarest in `text`.
-    Return None if `text` contains no word of the query.
-    """
-    position = text.find(query)
-    if position >= 0:
-        return _excerpt(text, position, len(query), chars), True
-    lowered_text, lowered_query = text.lower(), query.lower()
-    if len(lowered_text) == len(text) and (position := lowered_text.find(lowered_query)) >= 0:
-        return _excerpt(text, position, len(query), chars), True
-    counts = [(lowered_text.count(word), -len(word), word) for word in words_of(lowered_query)]
-    occurring = sorted(entry for entry in counts if entry[0])
-    if not occurring:
-        return None
-    word = occurring[0][2]
-    return _excerpt(text, min(lowered_text.find(word), len(text)), len(word), chars), False
-
-
-def words_of(query: str) -> set[str]:
-    """Return the words of `query` in lower case, without single characters."""
-    return {word for word in _WORD.findall(query.lower()) if len(word) > 1}
-
-
-def _excerpt(text: str, position: int, length: int, chars: int) -> str:
-    chars = max(chars, length)
-    context_chars = chars - length
-    start = max(0, position - context_chars // 2)
-    line = text.rfind("\n", start, position)
-    start = line + 1 if line >= 0 and position - line > 40 else start
-    end = min(len(text), max(position + length, start + chars))
-    return f"{'...' if start else ''}{text[start:end]}{'...' if end < len(text) else ''}"
-
-
-def _separate_wide_characters(text: str) -> str:
+def separate_wide_characters(text: str) -> str:
     """Return `text` with spaces around each character of scripts that do not separate words."""
     return text if text.isascii() else _WIDE.sub(r" \1 ", text)
-
-
-def _block_texts(block: Block) -> Iterator[str]:
-    match block:
-        case Text(text):
-            if holder_of(text) is None:
-                yield text
-        case Image():
-            yield block.text
-        case Thinking(thinking):
-            yield thinking
-        case ToolUse(name=name, input=input):
-            yield name
-            yield from strings(input)
-        case ToolResult(content=content):
-            for part in content:
-                yield from _block_texts(part)
-        case Opaque(raw=raw):
-            yield from strings(raw)

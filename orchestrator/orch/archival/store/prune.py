@@ -11,7 +11,7 @@ import os
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -53,10 +53,13 @@ from ...tree.agents.agent_record import redacted_message, redacted_reply
 from .catalog import ArchiveRecord
 from .session_archives import SessionArchives
 
-__all__ = ["ContentToDelete", "entries_to_delete", "rewrite_session_file"]
+__all__ = ["ArchivesToDelete", "ContentToDelete", "entries_to_delete", "rewrite_session_file"]
+
+ArchivesToDelete: TypeAlias = str | frozenset[str]
+"""The archives that were created at a time (ISO 8601) or earlier, or the archives with certain ids."""
 
 (TASKS_PREFIX,) = line_prefixes(TasksEntry)
-CONTENT_FIELDS: Final = frozenset({"answer", "receipt", "rest"})
+CONTENT_FIELDS: Final = frozenset({"answer", "rest"})
 """Fields of a record that contain content of messages, in addition to the text and the task of the record."""
 DELETED_DAMAGED_LINE: Final = b'{"type":"message",deleted}'
 """The replacement for a message on a damaged line.
@@ -90,13 +93,17 @@ class ContentToDelete(Struct, frozen=True):
         return bool(self.records or self.lines or self.has_leftovers)
 
 
-def entries_to_delete(archives: SessionArchives, before: str) -> ContentToDelete:
-    """Return the content to delete together with the archives that were created at `before` (ISO 8601) or earlier.
+def entries_to_delete(archives: SessionArchives, which: ArchivesToDelete) -> ContentToDelete:
+    """Return the content to delete together with the archives that `which` selects.
 
     The result includes the members of these archives. Messages that the conversation still shows are not deleted.
     """
     records = archives.records
-    chosen = {record.id for record in records.values() if not record.deleted and record.timestamp <= before}
+    chosen = {
+        record.id
+        for record in records.values()
+        if not record.deleted and (record.timestamp <= which if isinstance(which, str) else record.id in which)
+    }
     pending = list(chosen)
     while pending:
         members = [id for id in records[pending.pop()].members if id in records and not records[id].deleted]
@@ -366,6 +373,7 @@ class _FileCopy:
             return msgspec.structs.replace(collapse, messages=messages)
         task = collapse.task if holder in self._briefed else ""
         record: dict[str, Any] = {**collapse.record, "task": task}
+        record.pop("receipt", None)  # it quotes the deleted messages, and an era would repeat the quotations
         if hidden:
             record = {key: value for key, value in record.items() if key not in CONTENT_FIELDS} | {
                 "record": deletion_marker(deleted_at)

@@ -7,7 +7,7 @@ the agent writes to the file.
 from __future__ import annotations
 
 import contextlib
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -47,8 +47,7 @@ from orch_worker.session.log.log_reader import LogCursor
 from orch_worker.session.session_reader import NAME
 from orch_worker.session.visible_messages import VisibleMessages
 
-from .catalog import ArchiveRecord, SearchableCatalog, StoredMessage
-from .index import message_text
+from .catalog import ArchivedMessage, ArchiveRecord, SearchableCatalog, StoredMessage
 
 __all__ = ["LineRange", "SessionArchives", "join_ranges", "read_archive"]
 
@@ -178,18 +177,37 @@ class SessionArchives(SearchableCatalog):
         """
         return read_archive(self.path, self.records[id], first, last)
 
-    def texts(self, record: ArchiveRecord) -> list[str]:
+    def own_messages(self, record: ArchiveRecord) -> list[Message | None]:
         if record.deleted:
             return []  # an archived prompt that the conversation still shows no longer belongs to an archive
         try:
-            return [_searchable_text(stored.entry) for stored in entries_in(self.path, record.own)]
+            return [_searchable(stored.entry) for stored in entries_in(self.path, record.own)]
         except DamagedError:
             return []  # reading the archive raises the error; other archives remain searchable
 
-    def entry(self, record: ArchiveRecord, index: int) -> int:
-        offset = [line.offset for line in lines_in(self.path, record.own) if line.is_message][index]
-        lines = (line for line in lines_in(self.path, record.spans) if line.is_message)
-        return next(number for number, line in enumerate(lines, 1) if line.offset == offset)
+    def entries(self, record: ArchiveRecord) -> list[ArchivedMessage]:
+        places = {
+            line.offset: (each.id, index)
+            for each in (record, *self.descendants(record))
+            for index, line in enumerate(line for line in lines_in(self.path, each.own) if line.is_message)
+        }
+        return [
+            ArchivedMessage(*places.get(stored.offset, ("", 0)), entry_message(stored))
+            for stored in entries_in(self.path, record.spans)
+        ]
+
+    def conversation(self) -> Sequence[Message] | None:
+        return [item.message for item in self.view.items]
+
+    def repeated(self, ids: Sequence[str]) -> set[str]:
+        spans = sorted(span for id in ids for span in self.records[id].spans)
+        starts = [start for start, _ in spans]
+
+        def is_inside(offset: int) -> bool:
+            index = bisect_right(starts, offset) - 1
+            return index >= 0 and offset < sum(spans[index])
+
+        return {record.id for record in self.records.values() if any(is_inside(start) for start, _ in record.own)}
 
     def own_spans(self, record: ArchiveRecord) -> tuple[Path, Sequence[Span]]:
         return self.path, record.own
@@ -323,10 +341,10 @@ class SessionArchives(SearchableCatalog):
         return tuple(message for _, messages in sorted(parts, key=itemgetter(0)) for message in messages)
 
 
-def _searchable_text(entry: AnyMessageEntry | None) -> str:
+def _searchable(entry: AnyMessageEntry | None) -> Message | None:
     if entry is None or (isinstance(entry, MessageEntry) and entry.deleted):
-        return ""
-    return message_text(entry.message)
+        return None
+    return entry.message
 
 
 def read_archive(path: Path, record: ArchiveRecord, first: int = 1, last: int | None = None) -> list[Message]:

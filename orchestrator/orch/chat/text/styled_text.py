@@ -14,6 +14,7 @@ __all__ = [
     "Piece",
     "display_width",
     "escape_control_characters",
+    "fit",
     "join_neighbors",
     "prefix_of_width",
     "truncate",
@@ -27,6 +28,8 @@ The style of the agent's text is "". Other styles are `call error task note you 
 heading quote strike`. Several styles are separated by commas.
 """
 TAB: Final = 4
+COLUMN: Final = re.compile(r" +\S+(?: \S+)* {2,}(?=\S)")
+"""The first column of an indented table."""
 ATOM: Final = re.compile(r"\s+|\S+")
 
 
@@ -103,6 +106,23 @@ def wrap(pieces: Iterable[Piece], width: int, first: Sequence[Piece] = (), hang:
             used += columns
             empty = False
     return [*rows, _trim_end(row)] if not empty or not rows else rows
+
+
+def fit(line: list[Piece], width: int, hang: str = "") -> list[list[Piece]]:
+    """Return `line` as rows of at most `width` columns, broken at spaces.
+
+    Further rows have the indentation of the line and `hang`. If the line is a row of an indented table, further rows
+    begin at the second column of the table. Lines of code are not changed, because their text may be copied.
+    """
+    if sum(display_width(text) for _, text in line) <= width or all(style == "code" for style, _ in line):
+        return [line]
+    text = "".join(text for _, text in line)
+    column = COLUMN.match(text)
+    if column is not None and column.end() <= width // 2:
+        hang = " " * column.end()
+    else:
+        hang = " " * (len(text) - len(text.lstrip(" "))) + hang
+    return wrap(line, width, hang=hang)
 
 
 def _trim_end(row: list[Piece]) -> list[Piece]:

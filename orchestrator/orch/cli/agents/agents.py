@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...client.calling_agent import calling_agent
 from ...client.connection import Connection
 from ...render import terminal
 from ...render.terminal import to_json
@@ -29,10 +30,12 @@ def _list_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--tree", action="store_true", help="show subagents below their parents, with the usage of each branch"
     )
+    command.run_argument(parser)
 
 
 def _list(arguments: Namespace) -> int:
-    rows = Connection().call("list", {"all": arguments.all, "runs": arguments.runs or not arguments.json})
+    runs = arguments.run is None and (arguments.runs or (not arguments.json and calling_agent() is None))
+    rows = Connection(run=arguments.run).call("list", {"all": arguments.all, "runs": runs})
     if arguments.json:
         print(to_json([{key: row[key] for key in ROW} for row in rows]))
     else:
@@ -59,10 +62,10 @@ def _show(arguments: Namespace) -> int:
     if arguments.prompt:
         from ...render.resources.prompts import page
 
-        prompt = Connection().call("prompt", {"ref": arguments.ref})
+        prompt = Connection(run=arguments.run).call("prompt", {"ref": arguments.ref})
         command.print_result(arguments, prompt, page(prompt) if not arguments.json else "")
         return 0
-    shown = Connection().call("show", {"ref": arguments.ref, "messages": arguments.messages})
+    shown = Connection(run=arguments.run).call("show", {"ref": arguments.ref, "messages": arguments.messages})
     command.print_result(arguments, shown, terminal.agent_page(shown) if not arguments.json else "")
     return 0
 
@@ -82,7 +85,7 @@ def _resume(arguments: Namespace) -> int:
     params = {"ref": arguments.ref, "budget": command.budget(arguments)}
     if arguments.credentials or arguments.all:
         params |= {"credentials": arguments.credentials, "all": arguments.all}
-    row = Connection().call("resume", params)
+    row = Connection(run=arguments.run).call("resume", params)
     command.print_result(arguments, {key: row[key] for key in ROW}, row["id"])
     return 0
 

@@ -7,7 +7,7 @@ import sys
 
 from ...client.failure import CommandError
 from ...render import terminal as render
-from ...render.approvals import DETACHED_WAYS, WAYS, approval_choices, scopes_of
+from ...render.approvals import WAYS, approval_choices, denied_note, scopes_of
 from . import controlling_terminal
 from .controlling_terminal import NoTerminalError
 
@@ -25,16 +25,16 @@ __all__ = [
     "Approver",
     "approval_of",
     "approve_argument",
+    "check_detached",
     "choose_approval",
-    "detached_approval_of",
-    "print_notice",
+    "report_denied",
     "scope_of",
 ]
 
 VARIABLE = "ORCH_APPROVE"
 MODES = ("ask", "deny", "auto")
 DENIAL = "anything else: no"
-REASONS = {
+OBSTACLES = {
     "none": "there is no terminal to ask on",
     "background": "this command is not in the foreground of its terminal",
     "json": "--json does not ask, unless --approve ask is given",
@@ -44,17 +44,17 @@ REASONS = {
 class Approval:
     """How a command answers calls that need approval. `mode` is ask, deny or auto.
 
-    `notice` is the reason why the user cannot be asked. `notice` is "" if the user can be asked or chose the answer.
+    `obstacle` is the reason why the user cannot be asked. It is "" if the user can be asked or chose the answer.
     """
 
-    def __init__(self, mode: str, notice: str = "") -> None:
+    def __init__(self, mode: str, obstacle: str = "") -> None:
         self.mode = mode
-        self.notice = notice
+        self.obstacle = obstacle
 
     @property
     def chose_deny(self) -> bool:
         """True if the user chose to deny calls. In this case a denied call is not a failure."""
-        return self.mode == "deny" and not self.notice
+        return self.mode == "deny" and not self.obstacle
 
 
 def approve_argument(parser: Any) -> None:
@@ -81,14 +81,10 @@ def choose_approval(flag: str | None, variable: str | None, *, json: bool, reach
     if flag == "ask" and reach == "none":
         raise CommandError("ConfigError", "--approve ask needs a terminal: use --approve deny or --approve auto", 2)
     if json and flag != "ask":
-        return Approval("deny", _notice("json" if reach == "foreground" else reach))
+        return Approval("deny", OBSTACLES["json" if reach == "foreground" else reach])
     if reach == "none":
-        return Approval("deny", _notice(reach))
-    return Approval("ask", _notice(reach) if reach == "background" else "")
-
-
-def _notice(reason: str) -> str:
-    return f"{REASONS[reason]}: calls that need approval will be denied. {WAYS}"
+        return Approval("deny", OBSTACLES[reach])
+    return Approval("ask", OBSTACLES[reach] if reach == "background" else "")
 
 
 def approval_of(arguments: Namespace) -> Approval:
@@ -97,8 +93,8 @@ def approval_of(arguments: Namespace) -> Approval:
     return choose_approval(arguments.approve, os.environ.get(VARIABLE), json=json, reach=controlling_terminal.reach())
 
 
-def detached_approval_of(arguments: Namespace) -> Approval:
-    """Return how calls of a query that no command waits for are answered. Raises CommandError for `--approve`."""
+def check_detached(arguments: Namespace) -> None:
+    """Raise CommandError for an `--approve` of a query that no command waits for, and for an invalid ORCH_APPROVE."""
     if arguments.approve is not None:
         raise CommandError(
             "UsageError",
@@ -106,19 +102,18 @@ def detached_approval_of(arguments: Namespace) -> Approval:
             "leave one out, or allow single tools in [policy.permissions]",
             2,
         )
-    if choose_approval(None, os.environ.get(VARIABLE), json=False, reach="none").chose_deny:
-        return Approval("deny")
-    return Approval(
-        "deny",
-        "--no-wait cannot ask: calls that need approval will be denied, unless an `orch chat` shows the agent. "
-        f"{DETACHED_WAYS}",
-    )
+    choose_approval(None, os.environ.get(VARIABLE), json=False, reach="none")
 
 
-def print_notice(approval: Approval, *, json: bool) -> None:
-    """Print the notice on stderr if there is a notice. With `json`, print the notice as an object."""
-    if approval.notice:
-        print(render.to_json({"notice": approval.notice}) if json else f"orch: {approval.notice}", file=sys.stderr)
+def report_denied(denied: int, *, json: bool, obstacle: str = "", ways: str = WAYS) -> int:
+    """Print on stderr how many calls were denied because no user could be asked, and the `ways` to allow them.
+
+    With `json`, print the text as an object. Return 1 if there are such calls, else 0.
+    """
+    if denied:
+        text = denied_note(denied, obstacle, ways)
+        print(render.to_json({"notice": text}) if json else f"orch: {text}", file=sys.stderr)
+    return 1 if denied else 0
 
 
 class Approver:

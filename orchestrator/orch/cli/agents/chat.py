@@ -10,8 +10,7 @@ from ...client.connection import Connection
 from ...client.failure import CommandError
 from ...render import terminal
 from ..command import CliCommand
-from .approval_prompt import VARIABLE, Approval, approval_of, approve_argument, choose_approval, print_notice, scope_of
-from .run_once import kill_unconfirmed
+from .approval_prompt import VARIABLE, Approval, approval_of, approve_argument, choose_approval, scope_of
 from .spawn import agent_option_params, agent_options, history_argument, history_params, spawn
 
 TYPE_CHECKING = False
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VERBS"]
 
+STARTING = "starting ..."
 TASK = "Talk with the person at the terminal and do what they ask."
 
 
@@ -52,12 +52,24 @@ def _chat(arguments: Namespace) -> int:
     arguments.dry_run = False
     approval = _approval(arguments)
     if _is_plain():
-        print_notice(approval, json=False)
+        if sys.stdin.isatty() and sys.stderr.isatty():
+            print(STARTING, file=sys.stderr, flush=True)
         return _start_chat(arguments, approval)
-    from ...chat.screen import buffer_early_keys
+    sys.stdout.write(f"{STARTING}\r")  # before the imports, which take longer than a person waits without a response
+    sys.stdout.flush()
+    try:
+        from ...chat.screen import buffer_early_keys
 
-    with buffer_early_keys(sys.stdin.fileno()):  # keeps text that is typed before the chat starts
-        return _start_chat(arguments, approval)
+        with buffer_early_keys(sys.stdin.fileno()):  # keeps text that is typed before the chat starts
+            return _start_chat(arguments, approval)
+    finally:
+        _erase_line()
+
+
+def _erase_line() -> None:
+    """Erase the line that says that the chat starts."""
+    sys.stdout.write("\r\x1b[K")
+    sys.stdout.flush()
 
 
 def _approval(arguments: Namespace) -> Approval:
@@ -84,10 +96,24 @@ def _spawn_agent(arguments: Namespace) -> str:
     try:
         spawned = spawn(connection, params, model_note)
     except KeyboardInterrupt:
-        kill_unconfirmed(connection, params)
+        _kill_unconfirmed(connection, params)
         raise
     connection.close()
     return str(spawned["id"])
+
+
+def _kill_unconfirmed(connection: Connection, params: dict[str, Any]) -> None:
+    """Kill the agent that the spawn request `params` may have created.
+
+    The command was interrupted before it got the id.
+    """
+    connection.close()
+    second_connection = connection.sibling()
+    try:
+        id = second_connection.call("spawn", params)["id"]  # a request with the same request id returns the same agent
+        second_connection.call("kill", {"refs": [id]})
+    except CommandError:
+        pass  # no daemon, or no agent: nothing to kill
 
 
 async def _run_chat(arguments: Namespace, ref: str, approval: Approval) -> int:
@@ -117,6 +143,7 @@ async def _run_chat(arguments: Namespace, ref: str, approval: Approval) -> int:
             chat = Chat(connection, output, **options)
             screen = Screen(chat, history=history_file(paths.home(os.environ)), color=color)
             await chat.switch_to(ref, is_new=arguments.ref is None)
+            _erase_line()
             await _run_then_discard(chat, screen.run())
         chat.absent.close()
     finally:

@@ -37,7 +37,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 def _execute(arguments: Namespace) -> int:
     arguments.approval = approval_of(arguments)  # fails before the command changes anything
-    connection = Connection()
+    connection = Connection(run=arguments.run)
     params = {"ref": arguments.ref, "text": arguments.line}
     result = connection.call("execute", params)
     text = result["text"]

@@ -10,12 +10,12 @@ from ...client.connection import Connection
 from ...client.failure import CommandError
 from ...config.interrupts import InterruptLimit
 from ...render import terminal as render
-from ...render.approvals import DETACHED_WAYS, WAYS, denied_note
+from ...render.approvals import DETACHED_WAYS
 from ...render.worktrees import worktree_note
 from .. import command
 from ..command import CliCommand
 from .agents import ROW
-from .approval_prompt import Approval, Approver, approval_of, approve_argument, detached_approval_of, print_notice
+from .approval_prompt import Approval, Approver, approval_of, approve_argument, check_detached, report_denied
 
 TYPE_CHECKING = False
 
@@ -192,7 +192,8 @@ def query_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("prompt", metavar="PROMPT", help="the prompt; - reads it from stdin")
     image_argument(parser)
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--no-wait", action="store_true", help="return immediately; get the answer with `orch collect`")
+    help = "print the query id and return; get the answer with `orch collect`"
+    group.add_argument("--no-wait", action="store_true", help=help)
     stream_argument(group)
     returns_argument(group)
     progress_argument(parser)
@@ -291,15 +292,15 @@ def query(arguments: Namespace) -> int:
         raise CommandError("UsageError", "--returns and --return-name cannot be combined; leave one out", 2)
     prompt_fields = prompt_params(command.text(arguments.prompt), read_images(arguments))
     params = {"ref": arguments.ref, **prompt_fields, "request_id": os.urandom(8).hex()}
-    connection = Connection()
+    connection = Connection(run=arguments.run)
     if arguments.no_wait:
         if getattr(arguments, "return_name", None):
             raise CommandError(
                 "UsageError", "--return-name and --no-wait cannot be combined; pass --return-name to `orch collect`", 2
             )
-        print_notice(detached_approval_of(arguments), json=arguments.json)
+        check_detached(arguments)
         submitted = connection.call("submit", params)
-        command.print_result(arguments, submitted, submitted["id"])
+        command.print_result(arguments, submitted, submitted["query_id"])
         if (earlier := submitted["uncollected"]) and not arguments.json:
             text = "an earlier answer was" if earlier == 1 else f"{earlier} earlier answers were"
             print(f"orch: {text} not collected yet; `orch collect` returns the oldest first", file=sys.stderr)
@@ -326,7 +327,6 @@ def ask(
     output is only the reply. If `show_reply` is set, this function is called instead of printing. Return the exit code.
     Raises CommandError.
     """
-    print_notice(approval, json=arguments.json)
     params = params | ({"progress": True} if arguments.progress else {})
 
     def send_query(prompt: dict[str, Any]) -> dict[str, Any]:
@@ -357,18 +357,10 @@ def ask(
             result = stable_fields(reply) | _returned_value(arguments, connection, reply)
             _print_reply(arguments, reply, result if extra_fields is None else extra_fields | {"reply": result})
     finally:
-        denied = 0 if approval.chose_deny else _report_denied(arguments, reply)
+        denied = 0
+        if not approval.chose_deny:
+            denied = report_denied(reply["denied"], json=arguments.json, obstacle=approval.obstacle)
     return exit_code_of(reply) or denied
-
-
-def _report_denied(arguments: Namespace, reply: dict[str, Any], ways: str = WAYS) -> int:
-    """Report on stderr how many calls were denied because no user could be asked, and the `ways` to allow them.
-
-    Return 1 if there are such calls, else 0.
-    """
-    if reply["denied"] and not arguments.json:
-        print(f"orch: {denied_note(reply['denied'], ways)}", file=sys.stderr)
-    return 1 if reply["denied"] else 0
 
 
 def _send_and_wait(
@@ -470,11 +462,11 @@ def _collect(arguments: Namespace) -> int:
     params = {"ref": arguments.ref, "timeout": timeout, "again": arguments.again}
     if arguments.query:
         params["query"] = arguments.query
-    connection = Connection()
+    connection = Connection(run=arguments.run)
     reply = wait(connection, "collect", params, quiet=arguments.json)
     arguments.stream = False
     _print_reply(arguments, reply, stable_fields(reply) | _returned_value(arguments, connection, reply))
-    denied = _report_denied(arguments, reply, DETACHED_WAYS)
+    denied = report_denied(reply["denied"], json=arguments.json, ways=DETACHED_WAYS)
     return exit_code_of(reply) or denied
 
 
@@ -488,7 +480,7 @@ def _cancel_arguments(parser: ArgumentParser) -> None:
 
 
 def _cancel(arguments: Namespace) -> int:
-    row = Connection().call("cancel", {"ref": arguments.ref, "hard": arguments.hard})
+    row = Connection(run=arguments.run).call("cancel", {"ref": arguments.ref, "hard": arguments.hard})
     if row["pending"] is None and not arguments.json:
         print(f"orch: agent {render.safe(row['name'])} had no running turn", file=sys.stderr)
     command.print_result(arguments, {key: row[key] for key in ROW}, row["id"])

@@ -32,7 +32,7 @@ def _arguments(parser: ArgumentParser) -> None:
 def _queue(arguments: Namespace) -> int:
     if arguments.clear and arguments.clear_all:
         raise CommandError("UsageError", "--clear-all and --clear cannot be combined; leave one out", 2)
-    connection = Connection()
+    connection = Connection(run=arguments.run)
     if arguments.steering or arguments.follow_up:
         modes = {"steering": arguments.steering, "follow_up": arguments.follow_up}
         connection.call("set_queue", {"ref": arguments.ref} | modes)

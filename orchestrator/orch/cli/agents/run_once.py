@@ -1,10 +1,14 @@
-"""The command `orch run` starts or resumes an agent, queries the agent, and ends it."""
+"""The command `orch run` starts or resumes an agent, queries the agent, and ends it.
+
+The daemon ends the agent when the connection of this command closes, so the agent ends however the command ends. The
+command also ends the agent itself, to wait until the agent's processes have ended.
+"""
 
 from __future__ import annotations
 
 import sys
 
-from ...client.connection import Connection
+from ...client.connection import NOT_RUNNING, Connection
 from ...client.failure import CommandError
 from ...config.interrupts import InterruptLimit
 from .. import command
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from typing import Any
 
-__all__ = ["VERBS", "kill_unconfirmed"]
+__all__ = ["VERBS"]
 
 ENDED = ("killed", "failed")
 
@@ -52,7 +56,7 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--resume", metavar="REF", help="query the agent of an earlier `orch run --keep`; TASK is the prompt"
     )
-    parser.add_argument("--keep", action="store_true", help="do not end the agent after the answer")
+    parser.add_argument("--keep", action="store_true", help="do not end the agent with this command")
 
 
 def _run(arguments: Namespace) -> int:
@@ -75,17 +79,13 @@ def _run_agent(arguments: Namespace) -> int:
     if arguments.resume is not None:
         return _query_existing(arguments, connection)
     params, model_note = agent_params(arguments)
-    if params["policy"]["rules"]["dry_run"]:
+    if params.get("policy", {}).get("rules", {}).get("dry_run"):
         arguments.progress, arguments.approval = True, Approval("deny")  # no tool runs, so no call needs an approval
     prompt = params["task"] if arguments.prompt is None else command.text(arguments.prompt)
     if arguments.keep:
         return _ask(arguments, connection, spawn(connection, params, model_note), prompt)
-    with InterruptLimit(1):  # a second Ctrl-C must not stop this command before it has ended the agent
-        try:
-            spawned = spawn(connection, params, model_note)
-        except KeyboardInterrupt:
-            kill_unconfirmed(connection, params)
-            raise
+    with InterruptLimit(1):  # a second Ctrl-C must not stop this command while it waits for the agent's end
+        spawned = spawn(connection, params | {"ends_with_connection": True}, model_note)
         return _ask_and_end(arguments, connection, spawned, prompt)
 
 
@@ -97,7 +97,8 @@ def _query_existing(arguments: Namespace, connection: Connection) -> int:
     if row["status"] not in ENDED:
         arguments.keep = True
         return _ask(arguments, connection, row, prompt)
-    connection.call("resume", {"ref": row["id"], "budget": command.budget(arguments)})
+    resume_params = {"ref": row["id"], "budget": command.budget(arguments), "ends_with_connection": not arguments.keep}
+    connection.call("resume", resume_params)
     if arguments.keep:
         return _ask(arguments, connection, row, prompt)
     with InterruptLimit(1):
@@ -168,23 +169,10 @@ def _ask_and_end(arguments: Namespace, connection: Connection, agent: dict[str, 
 def _kill(connection: Connection, id: str) -> None:
     """Kill the agent. A failure is reported on stderr. The failure does not replace the reply or an earlier error."""
     try:
-        connection.call("kill", {"refs": [id]})
+        connection.sibling().call("kill", {"refs": [id]})
     except CommandError as failure:
-        print(f"orch: agent {id} was not ended: {failure}", file=sys.stderr)
-
-
-def kill_unconfirmed(connection: Connection, params: dict[str, Any]) -> None:
-    """Kill the agent that the spawn request `params` may have created.
-
-    The command was interrupted before it got the id.
-    """
-    connection.close()
-    second_connection = connection.sibling()
-    try:
-        id = second_connection.call("spawn", params)["id"]  # a request with the same request id returns the same agent
-        second_connection.call("kill", {"refs": [id]})
-    except CommandError:
-        pass  # no daemon, or no agent: nothing to kill
+        if failure.kind != NOT_RUNNING:  # the agent's process ended with the daemon, and the next daemon ends the agent
+            print(f"orch: agent {id} was not ended: {failure}", file=sys.stderr)
 
 
 def _print_reply_event(reply: dict[str, Any]) -> None:
@@ -199,7 +187,8 @@ def _print_event(kind: str, data: dict[str, Any]) -> None:
 
 VERBS = {
     "run": CliCommand(
-        "Start an agent, query it, print its answer and end it. Ctrl-C ends it too.",
+        "Start an agent, query it, print its answer and end it. The agent also ends if this command is interrupted "
+        "or killed, or its terminal is closed; --keep keeps it.",
         'orch run "Which file parses the configuration?" --preset investigate --stream',
         _arguments,
         _run,

@@ -57,7 +57,7 @@ def _send(arguments: Namespace) -> int:
     text = command.text(arguments.text)
     if not text.strip():
         raise CommandError("ConfigError", "the text to send is empty", 2)
-    connection = Connection()
+    connection = Connection(run=arguments.run)
     row = connection.call("state", {"ref": arguments.ref})
     text_sent = format_quote(text, arguments.source or "", arguments.ask or "")
     # For an idle agent the text becomes a query. If the agent's state has just changed, the agent still gets the text.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+from itertools import count
 
+from ...client.calling_agent import calling_agent
 from ...client.connection import Connection
 from ...client.failure import CommandError
 from .. import command
@@ -36,6 +38,8 @@ CONTEXTS = ("none", "brief", "full")
 THINKING = ("off", "minimal", "low", "medium", "high", "xhigh", "max")
 """Reasoning efforts of `orch_protocol.agent.models`, copied because importing that module is slow."""
 LEVELS = ("L0", "L1", "L2", "L3")
+NOTICE_SECONDS = 2
+"""Seconds after which the command reports that it still waits for the agent's process."""
 PASSED_VARIABLES = (
     "PATH",
     "HOME",
@@ -68,11 +72,16 @@ def history_argument(parser: ArgumentParser) -> None:
     )
 
 
-def agent_options(parser: ArgumentParser) -> None:
-    """Add the options for a new agent."""
+def agent_options(
+    parser: ArgumentParser,
+    *,
+    name: str = "name of the agent, usable as REF",
+    budget: str = "this agent and its subagents together",
+) -> None:
+    """Add the options for a new agent. `name` is the help of --name, and `budget` describes what the budget covers."""
     parser.add_argument("--agent", metavar="TYPE", help="agent type, with its tools, model and prompt")
     parser.add_argument("--preset", help="named set of tools: minimal, investigate or work")
-    parser.add_argument("--tools", metavar="A,B", help="list of tools, instead of a preset")
+    parser.add_argument("--tools", metavar="A,B", help="list of tools; with --preset, in addition to the preset")
     parser.add_argument("--context", choices=CONTEXTS, help="amount of project information in the prompt")
     parser.add_argument(
         "--model", metavar="PROVIDER:MODEL", help="model to use; 'local' selects a model server on this machine"
@@ -89,7 +98,7 @@ def agent_options(parser: ArgumentParser) -> None:
         "--peers", metavar="REF,...", help="agents that the agent may query in addition to its subagents"
     )
     parser.add_argument("--archives", metavar="ID,...", help="archives that the agent may search, read and query")
-    parser.add_argument("--name", help="name of the agent, usable as REF")
+    parser.add_argument("--name", help=name)
     parser.add_argument(
         "--isolation", choices=("worktree",), help="let the agent work in its own git worktree and branch"
     )
@@ -118,7 +127,7 @@ def agent_options(parser: ArgumentParser) -> None:
         "--max-turns", metavar="N", type=command.positive_int, help="maximum number of model responses for one query"
     )
     parser.add_argument("--script", metavar="FILE", help="JSON array of scripted responses to use instead of a model")
-    command.budget_arguments(parser, "this agent and its subagents together")
+    command.budget_arguments(parser, budget)
 
 
 def agent_params(arguments: Namespace) -> tuple[dict[str, Any], str | None]:
@@ -130,6 +139,8 @@ def agent_params(arguments: Namespace) -> tuple[dict[str, Any], str | None]:
 
 def agent_option_params(arguments: Namespace) -> tuple[dict[str, Any], str | None]:
     """Return the spawn parameters from flags and from the configuration in the caller's folder. Raises CommandError.
+
+    A command of an agent sends only its flags: the new agent has the settings of its parent.
 
     The second value is a note about the model if no model was chosen.
     """
@@ -145,15 +156,19 @@ def agent_option_params(arguments: Namespace) -> tuple[dict[str, Any], str | Non
         "persist": not arguments.no_persist,
         "peers": command.names(arguments.peers or ""),
         "archives": command.names(arguments.archives or ""),
-        "env": {
-            name: value for name, value in os.environ.items() if name in PASSED_VARIABLES or name.startswith("LC_")
-        },
-        "umask": _umask(),
     }
     if arguments.script is not None:
         params["script"] = _script(arguments.script)
+    if calling_agent() is not None:
+        from .spawn_settings import requested_settings
+
+        return params | requested_settings(cwd, arguments), None
     from .spawn_settings import spawn_settings
 
+    params["env"] = {
+        name: value for name, value in os.environ.items() if name in PASSED_VARIABLES or name.startswith("LC_")
+    }
+    params["umask"] = _umask()
     settings, model_note = spawn_settings(cwd, arguments)
     return params | settings, model_note
 
@@ -170,7 +185,13 @@ def spawn(connection: Connection, params: dict[str, Any], model_note: str | None
     `model_note` is the note about the model. On a terminal the note is always printed. Otherwise the note is printed
     only for the first agent.
     """
-    spawned: dict[str, Any] = connection.call("spawn", params)
+    seconds = count()
+
+    def report_wait() -> None:
+        if next(seconds) == NOTICE_SECONDS and sys.stderr.isatty():
+            print("orch: the agent has not started yet; if all agents are busy, it waits for one", file=sys.stderr)
+
+    spawned: dict[str, Any] = connection.call("spawn", params, on_silence=report_wait)
     if note := spawned.get("note"):
         print(f"orch: {note}", file=sys.stderr)
     if model_note is not None and (spawned["seq"] == 1 or sys.stderr.isatty()):
@@ -243,10 +264,11 @@ def _read_array(subject: str, file: str, item_name: str, read: Callable[[list[An
     Return the function's result. Raises CommandError.
     """
     from orch_protocol.core.errors import ConfigError
+    from orch_protocol.core.text import decode_text
 
     try:
-        with open(file, encoding="utf-8") as opened:
-            data = json.load(opened)
+        with open(file, "rb") as opened:
+            data = json.loads(decode_text(opened.read()))
         if not isinstance(data, list):
             raise ConfigError(f"must be a JSON array with one item for each {item_name}")
         return read(data)

@@ -6,7 +6,7 @@ import os
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -14,7 +14,6 @@ from orch_protocol.agent.config import Config
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.policy.budget import Budget
 from orch_protocol.policy.sandbox import SandboxConfig
-from orch_worker.backends import models
 
 from ...client.connection import daemon_status, replace_invalid_utf8
 from ...config import config, paths
@@ -28,9 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ...resources.agent_types import AgentType
 
-__all__ = ["settings_not_in_effect", "spawn_settings"]
-
-OFFLINE: Final = "extractive:"
+__all__ = ["requested_settings", "settings_not_in_effect", "spawn_settings"]
 
 
 def settings_not_in_effect(loaded: config.LoadedConfig) -> dict[str, Any]:
@@ -42,12 +39,6 @@ def settings_not_in_effect(loaded: config.LoadedConfig) -> dict[str, Any]:
     own_settings = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
     daemon_settings: dict[str, Any] = (daemon_status() or {}).get("settings", {})
     return {key: value for key, value in daemon_settings.items() if key in own_settings and own_settings[key] != value}
-
-
-def _default() -> config.DefaultModel:
-    return config.DefaultModel.for_keys(
-        models.load(paths.home(os.environ)), {name for name, value in os.environ.items() if value}
-    )
 
 
 def _prompt(settings: Config, arguments: Namespace) -> dict[str, Any]:
@@ -90,6 +81,29 @@ def _agent_type(cwd: Path, arguments: Namespace, settings: Config) -> tuple[Agen
     return next(matching, None), available.extension_tools
 
 
+def requested_settings(cwd: str, arguments: Namespace) -> dict[str, Any]:
+    """Return the settings that flags request. The daemon refuses those that the caller may not set."""
+    settings: dict[str, Any] = {"budget": command.budget(arguments)}
+    if arguments.max_turns is not None:
+        limits = command.load_config(Path(cwd)).config.limits
+        settings["limits"] = msgspec.to_builtins(limits) | {"max_turns": arguments.max_turns}
+    if getattr(arguments, "dry_run", False):
+        settings["policy"] = {"channel": "cli", "rules": {"dry_run": True}}
+    if arguments.credentials:
+        settings["usable_credentials"] = arguments.credentials
+    if arguments.sandbox is not None or arguments.require_sandbox is not None:
+        settings["sandbox"] = msgspec.to_builtins(_sandbox(SandboxConfig(), arguments))
+    if arguments.prompt_template is not None or arguments.var:
+        settings["prompt"] = {"identity": str(arguments.prompt_template)}
+    for name in ("skills", "tools"):
+        if (value := getattr(arguments, name)) is not None:
+            settings[name] = command.names(value)
+    for name in ("preset", "model"):
+        if (value := getattr(arguments, name)) is not None:
+            settings[name] = value
+    return settings
+
+
 def spawn_settings(cwd: str, arguments: Namespace) -> tuple[dict[str, Any], str | None]:
     """Return the settings of a new agent, such as model, tools and limits. Flags override the caller's configuration.
 
@@ -127,6 +141,8 @@ def spawn_settings(cwd: str, arguments: Namespace) -> tuple[dict[str, Any], str 
     rules["usable_credentials"] = [*rules["usable_credentials"], *usable]
     settings["policy"] = {"channel": "cli", "rules": rules}
     settings["hooks"] = msgspec.to_builtins(hooks_spec(loaded.config.hooks))
+    if loaded.code is not None:
+        settings["code"] = msgspec.to_builtins(loaded.code)
     settings["prompt"] = _prompt(loaded.config, arguments)
     settings["sandbox"] = msgspec.to_builtins(_sandbox(loaded.config.sandbox, arguments))
     settings["skill_rules"] = msgspec.to_builtins(loaded.config.skills)
@@ -138,10 +154,10 @@ def spawn_settings(cwd: str, arguments: Namespace) -> tuple[dict[str, Any], str 
     if arguments.script is None and (type is None or not type.model or arguments.model is not None):
         settings["model"] = arguments.model or loaded.config.model
         if settings["model"] is None:
-            default = _default()
-            settings["model"], model_note = default.model or OFFLINE, default.notice
+            default = config.default_model(paths.home(os.environ), os.environ)
+            settings["model"], model_note = default.model or config.OFFLINE, default.notice
     if arguments.tools is not None:
-        settings["tools"] = command.names(arguments.tools)
+        settings["tools"], settings["preset"] = command.names(arguments.tools), arguments.preset
     elif arguments.preset is None and type is not None and type.grants_tools:
         pass  # the type has its own tools; a preset would limit them
     elif arguments.preset is not None or subagents.default_tools is None:

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from orch_protocol.core.errors import BadReplyError, ConfigError
+from orch_protocol.core.text import TextEncodingError, decode_text
 from orch_protocol.services.resources.values import TakenValue
 
 from ...api.return_types import ReturnType, return_type
@@ -18,7 +19,7 @@ from ...api.structured_output import parse_value, prompt_for_correction, prompt_
 from ...client.connection import Connection
 from ...client.failure import CommandError
 
-__all__ = ["ReturnedValue", "ask_for_value", "type_in_file"]
+__all__ = ["ReturnedValue", "ask_for_value", "type_in_file", "whole_text"]
 
 
 class ReturnedValue(Struct, frozen=True):
@@ -31,9 +32,9 @@ class ReturnedValue(Struct, frozen=True):
 def type_in_file(file: str) -> ReturnType[Any]:
     """Return the type that the JSON schema in `file` describes. Raises CommandError."""
     try:
-        schema = msgspec.json.decode(Path(file).read_bytes(), type=dict[str, Any])
+        schema = msgspec.json.decode(decode_text(Path(file).read_bytes()), type=dict[str, Any])
         return return_type(schema)
-    except (OSError, UnicodeDecodeError, msgspec.MsgspecError) as error:
+    except (OSError, TextEncodingError, msgspec.MsgspecError) as error:
         raise CommandError("ConfigError", f"--returns: cannot read a JSON schema from {file}: {error}", 2) from error
     except ConfigError as error:
         raise CommandError("ConfigError", f"--returns {file}: {error}", error.exit_code) from error
@@ -63,10 +64,14 @@ def ask_for_value(
         ) from error
 
 
+def whole_text(connection: Connection, reply: dict[str, Any]) -> Any:
+    """Return the text of a reply, which is longer than its field `text` if that is truncated. Raises CommandError."""
+    if not reply["whole"]:
+        return reply["text"]
+    exported = connection.call("take_value", {"ref": reply["id"], "name": reply["whole"]})
+    return value_of(msgspec.convert(exported, TakenValue))
+
+
 def _value(connection: Connection, reply: dict[str, Any], expected: ReturnType[Any]) -> ReturnedValue:
-    text = reply["text"]
-    if reply["whole"]:  # `text` is truncated
-        exported = connection.call("take_value", {"ref": reply["id"], "name": reply["whole"]})
-        text = value_of(msgspec.convert(exported, TakenValue))
-    value = parse_value(text, expected)
+    value = parse_value(whole_text(connection, reply), expected)
     return ReturnedValue(value, msgspec.json.encode(value).decode())

@@ -1,4 +1,4 @@
-"""The command `orch costs` shows the daily usage of models and tools that the hook `cost_tracker` recorded."""
+"""The command `orch costs` shows the daily usage of models and tools."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ from typing import Final
 
 import msgspec
 
-from orch_worker.hooks.builtin.cost_tracker import FILE
-from orch_worker.hooks.builtin.usage_log import DailyUsage, UsageLog, add_usage
-
 from ...config import config, paths
 from ...policy.hook_records import EVIDENCE
 from ...render import terminal
+from ...sessions.daily_usage import COSTS, DailyUsage, add_usage, daily_usage
 from .. import command
 from ..command import CliCommand
 
 __all__ = ["VERBS"]
 
 MODEL_COLUMNS: Final = ["DAY", "MODEL", "REQUESTS", "IN", "OUT", "CACHED", "COST"]
-TOOL_COLUMNS: Final = ["TOOL", "CALLS", "ERRORS", "SECONDS"]
-NO_COSTS: Final = 'no costs recorded: set load = ["cost_tracker"] under [hooks]; see docs/guides/hooks.md'
+TOOL_COLUMNS: Final = ["TOOL", "CALLS", "ERRORS"]
+NO_COSTS: Final = "no costs: no session in {folder} contains a request"
 
 
 def _arguments(parser: ArgumentParser) -> None:
@@ -33,9 +31,10 @@ def _arguments(parser: ArgumentParser) -> None:
 
 def _costs(arguments: Namespace) -> int:
     home = paths.home(os.environ)
-    folder = config.load(Path.cwd(), os.environ).config.hooks.evidence or home / EVIDENCE
-    days = dict(list(UsageLog(Path(folder) / FILE).days().items())[: arguments.days])
-    command.print_result(arguments, msgspec.to_builtins(days), _page(days) if days else NO_COSTS)
+    sessions = paths.sessions_of(home, config.load(Path.cwd(), os.environ).config.session_dir)
+    days = dict(list(daily_usage(sessions, home / EVIDENCE / COSTS).items())[: arguments.days])
+    text = _page(days) if days else NO_COSTS.format(folder=sessions)
+    command.print_result(arguments, msgspec.to_builtins(days), text)
     return 0
 
 
@@ -51,18 +50,18 @@ def _page(days: dict[str, DailyUsage]) -> str:
             cost = f"${usage.cost_usd:.4f}" + ("" if usage.cost_known else qualifier)
             rows.append([day, terminal.truncate_line(name, 40), *map(terminal.count, counts), cost])
     tool_rows = [
-        [terminal.truncate_line(name, 40), str(tool.calls), str(tool.errors), f"{tool.seconds:.1f}"]
-        for name, tool in sorted(total.tools.items(), key=lambda each: -each[1].seconds)
+        [terminal.truncate_line(name, 40), str(tool.calls), str(tool.errors)]
+        for name, tool in sorted(total.tools.items(), key=lambda each: -each[1].calls)
     ]
     parts = [terminal.format_columns(rows, frozenset({2, 3, 4, 5, 6})), f"${total.cost_usd:.4f} in all"]
     if tool_rows:
-        parts.append("\n" + terminal.format_columns([TOOL_COLUMNS, *tool_rows], frozenset({1, 2, 3})))
+        parts.append("\n" + terminal.format_columns([TOOL_COLUMNS, *tool_rows], frozenset({1, 2})))
     return "\n".join(parts)
 
 
 VERBS = {
     "costs": CliCommand(
-        "Show the daily usage and cost (UTC) of models and tools, for agents with the hook cost_tracker.",
+        "Show the daily usage and cost (UTC) of models and tools, from the sessions of all agents, also of programs.",
         "orch costs --days 30",
         _arguments,
         _costs,

@@ -14,6 +14,7 @@ import msgspec
 from orch_protocol.core.errors import ConfigError, OrchError
 from orch_protocol.hooks.stages import HookRow
 from orch_worker.hooks.loader import BUILTIN, configured_hooks, read_disabled_hooks
+from orch_worker.system.project_code import use_trusted_code
 
 from ...client.connection import replace_invalid_utf8
 from ...client.failure import CommandError
@@ -123,6 +124,8 @@ def _all_hooks(folder: Path) -> list[HookLine]:
     loaded = command.load_config(folder)
     rows: list[HookRow] = []
     options = hooks_spec(loaded.config.hooks).options
+    if loaded.code is not None:
+        use_trusted_code(loaded.code)
     for name in loaded.config.hooks.load:
         try:
             rows += (hook.row for hook in configured_hooks([name], options))

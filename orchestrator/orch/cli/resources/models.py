@@ -17,7 +17,7 @@ from orch_worker.backends.models import ModelCatalog
 
 from ...client.connection import replace_invalid_utf8
 from ...config import paths
-from ...config.models import list_entries, model_entry
+from ...config.models import list_entries, local_entry, model_entry
 from ...render.resources.models import data, page, table
 from .. import command
 from ..command import CliCommand
@@ -43,6 +43,8 @@ def _models(arguments: Namespace) -> int:
 
 def _find_model(catalog: ModelCatalog, name: str, keys: Container[str]) -> ModelRow:
     spec = asyncio.run(locate(parse_model(name), catalog, os.environ)) if name == LOCAL else parse_model(name)
+    if (row := asyncio.run(local_entry(spec, catalog, os.environ))) is not None:
+        return row
     if spec.provider in catalog.providers:
         model = spec.model or catalog.provider(spec.provider).default
         if not model:

@@ -25,7 +25,7 @@ def _about_arguments(parser: ArgumentParser) -> None:
 
 
 def _load_workspace(arguments: Namespace, about: str | None = None) -> dict[str, Any]:
-    workspace: dict[str, Any] = Connection().call("workspace", {"ref": arguments.key, "about": about})
+    workspace: dict[str, Any] = Connection(run=arguments.run).call("workspace", {"ref": arguments.key, "about": about})
     return workspace
 
 
@@ -82,7 +82,7 @@ def _prune(arguments: Namespace) -> int:
         "turns": arguments.turns,
         "bytes": arguments.bytes,
     }
-    changed = Connection().call("change_workspace", change)
+    changed = Connection(run=arguments.run).call("change_workspace", change)
     command.print_result(arguments, changed, "\n".join(map(terminal.safe, changed["dropped"])))
     return 0
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from itertools import zip_longest
 
 from ...client.connection import Connection
 from ...client.failure import CommandError
+from ...config import paths
 from ...render import terminal
 from ...render.archives import entry_range, numbered_entries, pages, search_hits, table
 from .. import command
@@ -17,11 +19,14 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from typing import Any
 
+    from ...imports.catalog import ImportCatalog
+
 __all__ = ["VERBS"]
 
 
 def _optional_ref(parser: ArgumentParser) -> None:
     parser.add_argument("ref", metavar="REF", nargs="?", help="archives of this agent and of agents below it")
+    command.run_argument(parser)
 
 
 def _ref_option(parser: ArgumentParser) -> None:
@@ -30,12 +35,14 @@ def _ref_option(parser: ArgumentParser) -> None:
 
 
 def _list(arguments: Namespace) -> int:
-    connection = Connection()
+    connection = Connection(run=arguments.run)
     rows = connection.call("list_archives", {"ref": arguments.ref})
     command.print_result(arguments, rows, table(rows) if rows else "")
     if not rows and not arguments.json:
-        settings = connection.call("daemon_status").get("settings", {})
-        hint = "; archival.enabled in the configuration turns it on"
+        settings = connection.call("daemon_status").get("settings", {}) if arguments.run is None else {}
+        hint = (
+            "; archival.enabled in the configuration turns it on" if arguments.run is None else f" in {arguments.run}"
+        )
         if settings.get("archival.enabled"):
             hint = f" yet; archival is on, with the profile {settings['archival.profile']!r}"
         print(f"orch: no archives{hint}", file=sys.stderr)
@@ -43,20 +50,59 @@ def _list(arguments: Namespace) -> int:
 
 
 def _search_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("query", metavar="QUERY", help="text to search for; - reads it from stdin")
+    parser.add_argument(
+        "query", metavar="QUERY", help="text or regular expression to search for; - reads it from stdin"
+    )
     _ref_option(parser)
+    command.run_argument(parser)
     parser.add_argument(
         "--limit", type=command.positive_int, default=10, metavar="N", help="maximum number of results (10)"
     )
 
 
 def _search(arguments: Namespace) -> int:
-    params = {"query": command.text(arguments.query), "ref": arguments.ref, "limit": arguments.limit}
-    hits = Connection().call("search_archive", params)
+    query, limit = command.text(arguments.query), arguments.limit
+    imports = _imports() if arguments.ref is None and arguments.run is None else None
+    hits = [] if imports is None else _search_imports(imports, query, limit)
+    if imports is None or _has_agents():
+        params = {"query": query, "ref": arguments.ref, "limit": limit}
+        hits = _merge(Connection(run=arguments.run).call("search_archive", params), hits)[:limit]
     command.print_result(arguments, hits, search_hits(hits))
     if not hits and not arguments.json:
         print("orch: no match in the archives", file=sys.stderr)
     return 0
+
+
+def _imports() -> ImportCatalog | None:
+    """Return the imported sessions. Return None if nothing was imported."""
+    home = paths.home()
+    if not paths.imports_dir(home).is_dir():
+        return None
+    from ...imports.catalog import ImportCatalog
+
+    return ImportCatalog(home)
+
+
+def _has_agents() -> bool:
+    """Return whether a daemon has run here, so that there can be archives of agents."""
+    return paths.run_dir(paths.home(), paths.DAEMON_RUN).exists()
+
+
+def _search_imports(catalog: ImportCatalog, query: str, limit: int) -> list[dict[str, Any]]:
+    import msgspec
+
+    from ...imports.recall import search_sessions
+
+    hits, unread = search_sessions(catalog, query, limit)
+    for id, reason in unread.items():
+        print(f"orch: imported session {id} is not searched completely: {terminal.safe(reason)}", file=sys.stderr)
+    return [msgspec.to_builtins(hit) for hit in hits]
+
+
+def _merge(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the hits of both lists alternately. Exact hits come first."""
+    pairs = zip_longest(first, second)
+    return sorted((hit for pair in pairs for hit in pair if hit is not None), key=lambda hit: not hit["exact"])
 
 
 def _read_arguments(parser: ArgumentParser) -> None:
@@ -68,14 +114,41 @@ def _read_arguments(parser: ArgumentParser) -> None:
 
 def _id_argument(parser: ArgumentParser) -> None:
     parser.add_argument("id", metavar="ID", help="id or unique prefix of an archive")
+    command.run_argument(parser)
 
 
 def _read(arguments: Namespace) -> int:
     first, last = entry_range(arguments.entries)
-    params = {"id": arguments.id, "first": first, "last": last}
-    entries = numbered_entries(Connection().call("read_archive", params), arguments.id, first)
+    messages = _read_import(arguments.id, first, last) if arguments.run is None else None
+    if messages is None:
+        params = {"id": arguments.id, "first": first, "last": last}
+        messages = Connection(run=arguments.run).call("read_archive", params)
+    entries = numbered_entries(messages, arguments.id, first)
     command.print_result(arguments, entries, "" if arguments.json else pages(entries))
     return 0
+
+
+def _read_import(id: str, first: int, last: int | None) -> list[dict[str, Any]] | None:
+    """Return messages of the imported session `id`. Return None if `id` belongs to an archive of an agent."""
+    imports = _imports()
+    if imports is None:
+        return None
+    import json
+
+    import msgspec
+
+    from orch_protocol.core.errors import AgentNotFoundError
+
+    from ...imports.recall import read_session
+
+    try:
+        messages = read_session(imports, id, first, last)
+    except AgentNotFoundError:
+        if _has_agents():
+            return None
+        raise
+    found: list[dict[str, Any]] = json.loads(msgspec.json.encode(messages))
+    return found
 
 
 def _ask_all_arguments(parser: ArgumentParser) -> None:
@@ -89,25 +162,18 @@ def _ask_all(arguments: Namespace) -> int:
     if bool(arguments.ids) == (arguments.ref is not None):
         raise CommandError("UsageError", "no archive given: pass archive ids or --in REF; see: orch archive list", 2)
     connection = Connection()
-    ids = arguments.ids or _leaf_ids(connection.call("list_archives", {"ref": arguments.ref}))
+    ids = arguments.ids or [row["id"] for row in connection.call("list_archives", {"ref": arguments.ref})]
     if not ids:
         raise CommandError("AgentNotFoundError", f"agent {arguments.ref} has no archives; see: orch archive list", 3)
     params = {"refs": ids, "prompt": command.text(arguments.prompt), "timeout": arguments.timeout}
     results = connection.call("ask_all", params)
-    replies = [each | {"reply": stable_fields(each["reply"]) if each["reply"] else None} for each in results]
+    replies = [
+        {"ref": each["ref"], "reply": stable_fields(each["reply"]) if each["reply"] else None, "error": each["error"]}
+        for each in results
+    ]
     command.print_result(arguments, replies, "\n\n".join(map(_answer, replies)))
-    codes = {1 if each["error"] is not None else exit_code_of(each["reply"]) for each in replies}
-    return 1 if 1 in codes else max(codes, default=0)
-
-
-def _leaf_ids(rows: list[dict[str, Any]]) -> list[str]:
-    """Return ids of archives that together contain each message once.
-
-    Turns are preferred, because eras are large.
-    """
-    turns = [row for row in rows if row["kind"] != "era" or not row["members"]]
-    member_ids = {member for row in turns for member in row["members"]}
-    return [row["id"] for row in turns if row["id"] not in member_ids]
+    codes = {each["exit_code"] if each["reply"] is None else exit_code_of(each["reply"]) for each in results} - {0}
+    return codes.pop() if len(codes) == 1 else int(bool(codes))
 
 
 def _answer(result: dict[str, Any]) -> str:
@@ -128,7 +194,7 @@ def _export_arguments(parser: ArgumentParser) -> None:
 def _export(arguments: Namespace) -> int:
     from .export import export
 
-    connection = Connection()
+    connection = Connection(run=arguments.run)
     rows = connection.call("list_archives", {"ref": arguments.ref})
     result = export(connection, rows, arguments.output, arguments.format)
     if arguments.output != "-":
@@ -140,6 +206,16 @@ def _export(arguments: Namespace) -> int:
     for id, reason in result["unread"].items():
         print(f"orch: archive {id} is left out: {terminal.safe(reason)}", file=sys.stderr)
     return int(bool(result["unread"]))
+
+
+def _delete_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("ids", metavar="ID", nargs="+", help="ids or unique prefixes of archives")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be deleted; delete nothing")
+
+
+def _delete(arguments: Namespace) -> int:
+    deleted = Connection().call("delete_archives", {"ids": arguments.ids, "dry_run": arguments.dry_run})
+    return command.print_deleted(arguments, deleted, deleted["archives"], "archive", table)
 
 
 def _prune_arguments(parser: ArgumentParser) -> None:
@@ -188,7 +264,8 @@ ACTIONS = {
     "ask-all": (
         "ask several archives the same question",
         CliCommand(
-            "Ask several archives, or all archives of an agent, the same question. Exits with 1 when one fails.",
+            "Ask several archives, or all archives of an agent, the same question. Exits with the code of the "
+            "failures, and with 1 if their codes differ.",
             'orch archive ask-all "Which ports were open?" --in reader',
             _ask_all_arguments,
             _ask_all,
@@ -201,6 +278,16 @@ ACTIONS = {
             "orch archive export reader --output reader.jsonl",
             _export_arguments,
             _export,
+        ),
+    ),
+    "delete": (
+        "delete archives by id permanently",
+        CliCommand(
+            "Permanently delete archives: messages, index rows, and questions to their holders. Records in"
+            " conversations stay. Exit code 4 if an agent is running; then nothing is deleted.",
+            "orch archive delete b0d9f3a81c55",
+            _delete_arguments,
+            _delete,
         ),
     ),
     "prune": (

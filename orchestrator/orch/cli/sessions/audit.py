@@ -21,6 +21,7 @@ __all__ = ["ACTIONS"]
 
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("key", metavar="KEY|FILE", help="agent number, id or unique prefix, or name; or a file")
+    command.run_argument(parser)
     parser.add_argument("--turn", metavar="QUERY", help="only events of this query")
 
 
@@ -32,7 +33,7 @@ def _audit(arguments: Namespace) -> int:
     from ...sessions.audit import audit
 
     turn = arguments.turn
-    all_rows = audit(Path(_file(arguments.key)))
+    all_rows = audit(Path(_file(arguments)))
     rows = [row for row in all_rows if turn is None or row.what == "damage" or row.turn == turn]
     remarks = [row for row in rows if row.remark]
     for row in remarks:
@@ -45,15 +46,16 @@ def _audit(arguments: Namespace) -> int:
     return 1 if remarks else 0
 
 
-def _file(key: str) -> str:
-    """Return the session file for `key`. `key` is a file name or the name of an agent.
+def _file(arguments: Namespace) -> str:
+    """Return the session file for `arguments.key`, which is a file name or the name of an agent.
 
     The name of an agent may look like a file name.
     """
+    key: str = arguments.key
     looks_like_file = command.is_file(key)
     if looks_like_file and (os.path.sep in key or os.path.exists(key)):
         return key
-    connection = Connection()
+    connection = Connection(run=arguments.run)
     try:
         state = connection.call("state", {"ref": key})
     except CommandError as failure:

@@ -22,6 +22,7 @@ __all__ = ["VERBS"]
 def _arguments(parser: ArgumentParser) -> None:
     help = "number, id, unique prefix of an id, or name of an agent; latest; or the id of any session below ORCH_HOME"
     parser.add_argument("session", metavar="SESSION", help=help)
+    parser.add_argument("--run", metavar="NAME", help="SESSION is an agent of this run of a program; see `orch runs`")
     parser.add_argument("--yes", action="store_true", help="delete without asking")
     parser.add_argument("--dry-run", action="store_true", help="print what would be deleted, and delete nothing")
 
@@ -31,6 +32,8 @@ def _forget(arguments: Namespace) -> int:
     if needs_confirmation and (arguments.json or sys.stdin is None or not sys.stdin.isatty()):
         raise CommandError("UsageError", "orch forget asks before it deletes: run it at a terminal, or add --yes", 2)
     connection, params = Connection(), {"ref": arguments.session}
+    if arguments.run is not None:
+        params["ref"] = Connection(run=arguments.run).call("state", {"ref": arguments.session})["id"]
     if needs_confirmation or arguments.dry_run:
         preview: dict[str, Any] = connection.call("forget_session", params | {"dry_run": True})
         if arguments.dry_run:

@@ -94,20 +94,20 @@ def _export_arguments(parser: ArgumentParser) -> None:
 def _export(arguments: Namespace) -> int:
     from ...sessions.export import export_pages
 
-    row = _agent(arguments.key)
+    row = _agent(arguments)
     pages, notes = export_pages(row, arguments.format)
     _write(arguments, row.id, pages, notes)
     return 0
 
 
-def _agent(key: str) -> AgentRow:
-    """Return the agent whose session is `key`."""
+def _agent(arguments: Namespace) -> AgentRow:
+    """Return the agent whose session is `arguments.key`."""
     import msgspec
 
     from orch_protocol.services.agents.status import AgentRow
 
-    connection = Connection()
-    id = connection.call("session", {"ref": key, "limit": 0})["id"]
+    connection = Connection(run=arguments.run)
+    id = connection.call("session", {"ref": arguments.key, "limit": 0})["id"]
     return msgspec.convert(connection.call("state", {"ref": id}), AgentRow)
 
 
@@ -144,8 +144,8 @@ def _to_test(arguments: Namespace) -> int:
     from ...regression.replay_agent import replay_session
     from ...sessions.export import read_agent_conversation
 
-    row = _agent(arguments.key)
-    spec = msgspec.convert(Connection().call("spec", {"ref": row.id}), AgentSpec)
+    row = _agent(arguments)
+    spec = msgspec.convert(Connection(run=arguments.run).call("spec", {"ref": row.id}), AgentSpec)
     found = read_agent_conversation(row)
     scenario = replay_session(found, spec, make_memory(spec.memory).notes() if spec.memory is not None else ())
     notes = ["do not call policy functions of the program again"] if spec.policy.asks_root else []

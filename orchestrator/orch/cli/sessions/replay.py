@@ -10,63 +10,159 @@ import math
 import os
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from orch_protocol.agent.config import parse_model
-from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.errors import ConfigError, ForeignFileError, OrchError
 from orch_worker.backends.models import Model, load
 from orch_worker.backends.prices import Prices, prices_of
 
 from ...config import paths
 from ...render.terminal import safe, to_json
 from ...replay import plot
-from ...replay.policies import DEFAULT, NAMES
-from ...replay.readers import read_recordings
-from ...replay.report import USD_PER_MILLION, ReplayPricing, replay, report, table
+from ...replay.policy_names import DEFAULT, NAMES
+from ...replay.readers import Recording, read_recordings
+from ...replay.report import (
+    USD_PER_MILLION,
+    Outcome,
+    ReplayedFile,
+    ReplayPricing,
+    files_table,
+    recorded_input,
+    replay,
+    report,
+    table,
+    totals,
+)
+from ...sessions.formats.files import SUFFIXES, session_files
 from ..command import CliCommand
 from ..scratch import scratch
 
 __all__ = ["VERBS"]
 
 MAX_ITEMS: Final = 200
-BAR_WIDTH: Final = 30
+BAR_WIDTH: Final = 20
 MAX_TITLE_FILES: Final = 3
+MAX_LISTED: Final = 20
+
+_Source: TypeAlias = "tuple[Path, list[Recording] | None]"
+"""A file, and its conversations if they were read already."""
 
 
 def _replay(arguments: Namespace) -> int:
     names = _names(arguments.policy)
     plot_path = plot.check_picture_path(arguments.plot) if arguments.plot is not None else None
-    files = [Path(name) for name in arguments.files]
-    recordings = [recording for file in files for recording in read_recordings(file)]
     pricing = _pricing(arguments)
-    calls = sum(len(recording.calls) for recording in recordings)
+    unread: dict[str, str] = {}
+    sources = _distinct([source for name in arguments.files for source in _sources(Path(name), unread)])
+    files: list[ReplayedFile] = []
     with contextlib.ExitStack() as stack:
         folder = _check_empty(Path(arguments.archive)) if arguments.archive else stack.enter_context(scratch())
-        with _progress(calls) as progress:
-            outcomes = [replay(recordings, name, pricing, folder, progress(name)) for name in names]
-    data = report(files, recordings, outcomes, pricing)
+        progress = stack.enter_context(_progress(len(sources)))
+        for number, (file, recordings) in enumerate(sources, 1):
+            try:
+                found = read_recordings(file) if recordings is None else recordings
+            except OrchError as error:
+                unread[str(file)] = str(error)
+                continue
+            first = sum(len(each.calls) for each in files)
+            calls = sum(len(recording.calls) for recording in found)
+            outcomes = [
+                replay(found, name, pricing, folder, progress(number, name, calls), first=first) for name in names
+            ]
+            files.append(_replayed_file(file, found, outcomes, pricing))
+    if not files:
+        raise ForeignFileError(_nothing_read(arguments.files, unread))
+    data = report(files, pricing, unread)
     if plot_path is not None:
-        call_counts = [len(recording.calls) for recording in recordings]
-        plot.draw(outcomes, call_counts, plot_path, usd=pricing.usd, title=_title(files))
+        call_counts = [calls for each in files for calls in each.calls]
+        plot.draw(totals(files), call_counts, plot_path, usd=pricing.usd, title=_title([file for file, _ in sources]))
+    for line in _warnings(files, unread):
+        print(safe(line), file=sys.stderr)
     if arguments.json:
         print(to_json(data))
         return 0
-    recorded = data["recorded"]
-    print(f"{len(recordings)} conversations, {calls} model calls" if len(recordings) > 1 else f"{calls} model calls")
-    if recorded is not None:
-        deviation = 100 * (recorded["replayed"] / recorded["input_tokens"] - 1)
-        print(f"Recorded: {recorded['input_tokens']:,} input tokens; replaying what it did: {deviation:+.1f} %")
-    print(f"\n{safe(table(data))}")
+    print(_text(data, with_files=len(files) > 1 or any(os.path.isdir(name) for name in arguments.files)))
     if plot_path is not None:
         print(f"\nDrawn: {safe(str(plot_path))}")
     return 0
 
 
-def _title(files: list[Path]) -> str:
+def _sources(path: Path, unread: dict[str, str]) -> list[_Source]:
+    """Return the files at `path`. A file that the user named is read at once; files of a folder are read later.
+
+    Folders that cannot be read are added to `unread`.
+    """
+
+    def add_unread(error: OSError) -> None:
+        unread[str(error.filename)] = f"cannot read {error.filename}: {error.strerror}"
+
+    if not path.is_dir():
+        return [(path, read_recordings(path))]
+    found = list(session_files(path, add_unread))
+    if not found:
+        raise ConfigError(f"{path} contains no files that end in {' or '.join(SUFFIXES)}: pass the recordings")
+    return [(file, None) for file in found]
+
+
+def _distinct(sources: Sequence[_Source]) -> list[_Source]:
+    """Return the first of those `sources` that are the same file, for example by a link."""
+    found: dict[str, _Source] = {}
+    for file, recordings in sources:
+        found.setdefault(os.path.realpath(file) if file.exists() else str(file), (file, recordings))
+    return list(found.values())
+
+
+def _replayed_file(
+    file: Path, recordings: Sequence[Recording], outcomes: Sequence[Outcome], pricing: ReplayPricing
+) -> ReplayedFile:
+    return ReplayedFile(
+        str(file),
+        tuple(len(recording.calls) for recording in recordings),
+        recorded_input(recordings, pricing),
+        tuple(outcomes),
+        tuple(line for recording in recordings for line in recording.skipped),
+    )
+
+
+def _warnings(files: Sequence[ReplayedFile], unread: Mapping[str, str]) -> Iterator[str]:
+    """Yield lines about the parts of files and the files that were left out."""
+    for file in files:
+        if file.skipped:
+            yield f"orch: warning: {file.file} is damaged; it was replayed without these parts:"
+            yield from (f"  {line}" for line in file.skipped[:MAX_LISTED])
+            if len(file.skipped) > MAX_LISTED:
+                yield f"  and {len(file.skipped) - MAX_LISTED} more (--json lists all)"
+    if unread:
+        yield f"orch: warning: files that are not readable recordings: {len(unread)}"
+        yield from (f"  {reason}" for reason in list(unread.values())[:MAX_LISTED])
+        if len(unread) > MAX_LISTED:
+            yield f"  and {len(unread) - MAX_LISTED} more (--json lists all)"
+
+
+def _nothing_read(names: Sequence[str], unread: Mapping[str, str]) -> str:
+    reasons = "; ".join(list(unread.values())[:3])
+    return f"{', '.join(names)} contains no readable recording among {len(unread)} files: {reasons}"
+
+
+def _text(data: dict[str, Any], *, with_files: bool) -> str:
+    parts = [f"{data['calls']} model calls"]
+    if data["recordings"] > 1:
+        parts = [f"{data['recordings']} conversations, {parts[0]}"]
+    if data["recorded"] is not None:
+        recorded = data["recorded"]["input_tokens"]
+        deviation = 100 * (data["recorded"]["replayed"] / recorded - 1)
+        parts.append(f"Recorded: {recorded:,} input tokens; replaying what it did: {deviation:+.1f} %")
+    if with_files:
+        parts += ["", safe(files_table(data))]
+    return "\n".join([*parts, "", safe(table(data))])
+
+
+def _title(files: Sequence[Path]) -> str:
     more = len(files) - MAX_TITLE_FILES
     return ", ".join(file.name for file in files[:MAX_TITLE_FILES]) + (f" and {more} more" if more > 0 else "")
 
@@ -118,19 +214,21 @@ def _check_empty(folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _progress(calls: int) -> Iterator[Callable[[str], Callable[[int], None]]]:
-    """Yield a function that takes the name of a policy and returns its progress callback.
+def _progress(files: int) -> Iterator[Callable[[int, str, int], Callable[[int], None]]]:
+    """Yield a function that returns the progress callback for a file, a policy and a number of calls.
 
     On a terminal, the callback draws a bar. The bar is erased at the end.
     """
     if not sys.stderr.isatty():
-        yield lambda _: lambda _: None
+        yield lambda _file, _name, _calls: lambda _: None
         return
 
-    def make_callback(name: str) -> Callable[[int], None]:
+    def make_callback(file: int, name: str, calls: int) -> Callable[[int], None]:
+        label = f"file {file} of {files}, " if files > 1 else ""
+
         def show(done: int) -> None:
             if 100 * done // calls > 100 * (done - 1) // calls:
-                print(f"\r\x1b[K{bar(name, done, calls)}", end="", file=sys.stderr, flush=True)
+                print(f"\r\x1b[K{label}{bar(name, done, calls)}", end="", file=sys.stderr, flush=True)
 
         return show
 
@@ -143,14 +241,19 @@ def _progress(calls: int) -> Iterator[Callable[[str], Callable[[int], None]]]:
 def bar(name: str, done: int, calls: int) -> str:
     """Return the progress of the policy `name` as one line of less than 80 characters."""
     if done >= calls:
-        return f"{name:13} searching for facts that left the conversation"
+        return f"{name:16} searching for facts that left the conversation"
     filled = BAR_WIDTH * done // calls
-    return f"{name:13} [{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {done} of {calls} calls"
+    return f"{name:16} [{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {done} of {calls} calls"
 
 
 def _arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    add("files", metavar="FILE", nargs="+", help="sessions of orch or pi, transcript rows, or plain messages")
+    add(
+        "files",
+        metavar="FILE",
+        nargs="+",
+        help="sessions of orch or pi, transcript rows, or plain messages; a folder stands for its files",
+    )
     add("--policy", metavar="NAMES", help=f"policies: {', '.join(NAMES)} (default: {','.join(DEFAULT)})")
     add("--archive", metavar="FOLDER", help="keep the archives in this empty or new folder")
     add("--plot", metavar="PICTURE", help="plot request size and cost per call: .png or .svg")
@@ -180,7 +283,7 @@ def _arguments(parser: ArgumentParser) -> None:
 VERBS = {
     "replay": CliCommand(
         "Replay recorded sessions under other policies: cost, size, and how many facts can still be found. Offline.",
-        "orch replay session.jsonl --policy none,compaction,auto",
+        "orch replay session.jsonl --policy none,compaction,balanced",
         _arguments,
         _replay,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from ...client.calling_agent import calling_agent
 from ...client.connection import Connection
 from ...render.sessions import LAST, compaction, latest, page, table, tree_lines
 from .. import command
@@ -18,7 +19,7 @@ __all__ = ["ACTIONS"]
 
 
 def _session(arguments: Namespace, limit: int | None) -> dict[str, Any]:
-    shown: dict[str, Any] = Connection().call("session", {"ref": arguments.key, "limit": limit})
+    shown: dict[str, Any] = Connection(run=arguments.run).call("session", {"ref": arguments.key, "limit": limit})
     return shown
 
 
@@ -27,10 +28,12 @@ def _list_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--runs", action="store_true", help="with --json: include sessions of programs, as the table does"
     )
+    command.run_argument(parser)
 
 
 def _list(arguments: Namespace) -> int:
-    rows = latest(Connection().call("list", {"all": arguments.all, "runs": arguments.runs or not arguments.json}))
+    runs = arguments.run is None and (arguments.runs or (not arguments.json and calling_agent() is None))
+    rows = latest(Connection(run=arguments.run).call("list", {"all": arguments.all, "runs": runs}))
     command.print_result(arguments, rows, table(command.without_deleted(rows)) if rows else "")
     if not rows and not arguments.json:
         print("orch: no sessions; start one: orch spawn TASK", file=sys.stderr)
@@ -65,7 +68,7 @@ def _compact_arguments(parser: ArgumentParser) -> None:
 
 def _compact(arguments: Namespace) -> int:
     request = {"ref": arguments.key, "instructions": command.text(arguments.instructions)}
-    result = Connection().call("compact", request)
+    result = Connection(run=arguments.run).call("compact", request)
     command.print_result(arguments, result, "" if arguments.json else compaction(result))
     return 0
 

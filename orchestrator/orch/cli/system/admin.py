@@ -10,7 +10,7 @@ from ...client.failure import CommandError
 from ...config import paths
 from ...render.approvals import expiry, permission_lines
 from ...render.config import table, toml_value
-from ...render.terminal import to_json
+from ...render.terminal import safe, to_json
 from .. import command
 from ..command import CliCommand
 
@@ -32,11 +32,14 @@ def _daemon_arguments(parser: ArgumentParser) -> None:
         choices=LEVELS,
         help="with start and run: minimum sandbox level of all agents; see `orch doctor`",
     )
+    parser.add_argument("--details", action="store_true", help="with start and status: print all settings")
 
 
 def _daemon(arguments: Namespace) -> int:
     if arguments.require_sandbox is not None and arguments.action not in ("start", "run"):
         raise CommandError("ConfigError", "--require-sandbox needs `orch daemon start` or `orch daemon run`", 2)
+    if arguments.details and arguments.action not in ("start", "status"):
+        raise CommandError("UsageError", "--details needs `orch daemon status` or `orch daemon start`", 2)
     return ACTIONS[arguments.action](arguments)
 
 
@@ -73,11 +76,16 @@ def _status(arguments: Namespace) -> int:
 def _print_status(arguments: Namespace, status: dict[str, Any]) -> int:
     if arguments.json:
         print(to_json(status))
-    else:
-        rows = {**status, **status.get("settings", {})}
-        rows.pop("settings", None)
-        width = max(map(len, rows)) + 2
-        print("\n".join(f"{key:{width}}{'' if value is None else value}".rstrip() for key, value in rows.items()))
+        return 0
+    from msgspec import json
+
+    from orch_protocol.agent.config import Config
+
+    from ...config.config import flatten
+    from ...render.daemon import status_page
+
+    defaults = json.decode(json.encode(flatten(Config())))
+    print(status_page(status, defaults, details=arguments.details))
     return 0
 
 
@@ -160,8 +168,9 @@ def _config(arguments: Namespace) -> int:
     if arguments.action == "permissions":
         return _permissions(arguments, str(folder.resolve()))
     if arguments.action == "trust":
-        file = trust.trust(folder, paths.home(), config.check)
-        print(to_json({"trusted": str(file)}) if arguments.json else f"trusted in its present version: {file}")
+        file, code = trust.trust(folder, paths.home(), config.check)
+        lines = [f"trusted in its present version: {file}", *(f"with code that it names: {path}" for path in code)]
+        print(to_json({"trusted": str(file), "code": code}) if arguments.json else "\n".join(map(safe, lines)))
         return 0
     if arguments.action == "untrust":
         was_trusted = trust.revoke(paths.home(), "project", folder)
@@ -242,7 +251,7 @@ def _list_or_revoke(revoke: str | None, folder: str) -> list[dict[str, Any]]:
 VERBS = {
     "daemon": CliCommand(
         "Manage the daemon: the process that runs the agents. Commands that need it start it automatically.",
-        "orch daemon status --json",
+        "orch daemon status --details",
         _daemon_arguments,
         _daemon,
     ),

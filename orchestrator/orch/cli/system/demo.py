@@ -1,4 +1,4 @@
-"""The command `orch demo` demonstrates orch in half a minute, without a model key."""
+"""The command `orch demo` demonstrates orch in about ten seconds, without a model key."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from ...config import paths
 from ...config.config import load
 from ...demo.play import DemoResult, play
 from ...demo.screen import DemoScreen, make_screen
+from ...gateway.clients.table import EXAMPLE as WRAP
 from ...render.terminal import to_json
 from ...supervisor.recovery.orphan_cleanup import processes_with_token, stored_token
 from .. import command
@@ -35,13 +36,10 @@ MAX_USD: Final = 2.0
 def _demo(arguments: Namespace) -> int:
     start = time.monotonic()
     screen = DemoScreen(open(os.devnull, "w")) if arguments.json else make_screen()  # noqa: SIM115
-    folder = Path(arguments.folder).absolute()
-    if not folder.is_dir():
-        raise CommandError("ConfigError", f"{folder} does not exist or is not a folder; pass an existing folder", 2)
     model = _live_model(arguments) if arguments.live else None
     run = f"demo-{new_id()}"
     with scratch() as home:
-        result = play(screen, home, folder, run=run, model=model, max_usd=MAX_USD)
+        result = play(screen, home, run=run, model=model, max_usd=MAX_USD)
         token = stored_token(paths.run_dir(home, run))
     remaining = [pid for pid, env in processes_with_token() if env["ORCH_RUN"] == token]
     seconds = round(time.monotonic() - start, 1)
@@ -68,20 +66,18 @@ def _live_model(arguments: Namespace) -> str:
 
 
 def _print_summary(screen: DemoScreen, result: DemoResult, remaining_count: int, seconds: float) -> None:
-    saved = 100 - 100 * result.tokens_with / max(result.tokens_without, 1)
-    recall_text = "an archived detail found" if result.recalled else "archives searched"
     program = _command()
-    screen.heading("That was orch")
-    screen.lines(
-        [
-            f"{result.steps} steps with {saved:.0f} % fewer tokens, {recall_text}, a killed process",
-            f"replaced, three agents at once; in {seconds:.0f} s. Processes left: {remaining_count}.",
-            "Try next:",
-        ]
-    )
-    screen.untruncated(f"{program} run 'What does this project do?'   # ask about this folder")
-    screen.untruncated(f"{program} chat                               # talk to an agent")
-    screen.untruncated(f"{program} doctor                             # check this machine")
+    screen.heading(f"That was orch, in {seconds:.0f} s")
+    screen.say(f"{result.steps} steps, {len(result.fan_out.answers)} reviews. Processes left: {remaining_count}.")
+    screen.say("Choose a model: an API key, or a server on this machine.")
+    screen.untruncated(f"   {program} init")
+    screen.say("Then take one of three doors. Search your own past sessions (needs no model):")
+    screen.untruncated(f"   {program} import ~/.claude")
+    screen.say("Archive the sessions of a coding assistant, or of any client by one URL:")
+    screen.untruncated(f"   {program} {WRAP.removeprefix('orch ')}")
+    screen.untruncated(f"   {program} proxy")
+    screen.say("Ask about each of many files:")
+    screen.untruncated(f"   {program} map 'Review {{item}}' --over '**/*.py'")
 
 
 def _command() -> str:
@@ -98,14 +94,13 @@ def _command() -> str:
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="FOLDER", nargs="?", default=".", help="folder for the three subagents (.)")
     parser.add_argument("--live", action="store_true", help="use a real model; prints the highest cost and asks first")
     parser.add_argument("--model", metavar="PROVIDER:MODEL", help="model for --live (the configured one)")
 
 
 VERBS = {
     "demo": CliCommand(
-        "Demonstrate orch in half a minute: a long session, archives, a kill, three agents. Needs no key.",
+        "Demonstrate orch in about ten seconds: a long session, archives, a kill, a team. Needs no key.",
         "orch demo",
         _arguments,
         _demo,

@@ -103,7 +103,8 @@ def _default_tools(
     """Return the preset and the tools that `request` would get without an agent type."""
     if request.tools is not None:
         standard_tools = [tool for tool in request.tools if tool not in extension_tools]
-        return None, (
+        return request.preset, (
+            *(granted_tools(request.preset) if request.preset is not None else ()),
             *granted_tools(None, standard_tools),
             *(tool for tool in request.tools if tool in extension_tools),
         )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orch_protocol.core.errors import ConfigError, StoreError
+from orch_protocol.core.errors import AgentNotFoundError, ConfigError, StoreError
 from orch_protocol.core.messages import Usage
 from orch_protocol.services.agents.lifecycle import CANCEL_TURN, KILL, RESUME, CancelTurn, Kill, Killed, Resume
 from orch_protocol.services.agents.status import AgentRow
@@ -14,11 +15,12 @@ from orch_worker.backends.prices import check_priced
 
 from ...policy.caller import Caller
 from ...supervisor.recovery.crash_recovery import recover_query, usage_of_pending
-from ...tree.agents.state import AgentRecord
+from ...tree.agents.state import AgentRecord, TreeState
 from ...tree.interface import events
 from ...tree.interface.topics import ExitTopic
 from ...tree.journal.entries import CredentialsSet
 from ...tree.rules.admission import not_persisted_error
+from ..archives.recall import find_holder
 from ..checks.reach import find_agent
 from ..dispatch.handlers import handles
 from .status import row
@@ -27,7 +29,7 @@ from .worktrees import in_restored_worktree, remove_worktrees
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
 
-__all__ = ["cancel", "kill", "resume"]
+__all__ = ["cancel", "kill", "kill_agents", "resume"]
 
 EXIT_TIMEOUT_SECONDS = 5.0
 
@@ -44,21 +46,36 @@ async def kill(root: Supervisor, caller: Caller, params: Kill) -> Killed:
         raise ConfigError("pass either agents or all, not both")
     if not params.all and not params.refs:
         raise ConfigError("no agents to kill: pass agents or all")
+    unasked: list[str] = []
     if params.all:
         candidates = nodes if caller.agent_id is None else nodes.subtree(caller.agent_id)[:-1]
         targets = [node for node in candidates if node.status != "killed"]
     else:
-        targets = [find_agent(root, caller, ref, "kill") for ref in params.refs]
+        targets = []
+        for ref in params.refs:
+            try:
+                targets.append(find_agent(root, caller, ref, *KILL.fields.refs["refs"]))
+            except AgentNotFoundError:
+                if not (holder := await find_holder(root, caller, ref)):
+                    raise
+                unasked.append(holder)  # a holder without an agent record has no process
     ids = tuple(node.spec.id for node in targets)
     if params.dry_run:
         ids_to_kill = [node.spec.id for id in ids for node in nodes.subtree(id) if node.status != "killed"]
-        return Killed(tuple(dict.fromkeys(ids_to_kill)))
+        return _killed(nodes, tuple(dict.fromkeys(ids_to_kill)), unasked)
     agent = caller.find_agent(nodes)
     initiator = "the user" if agent is None else f"agent {agent.spec.name!r}"
-    return await root.steps.run(_kill(root, ids, initiator))
+    asked = [node.spec.id for node in targets if node.is_holder]
+    killed = await root.steps.run(kill_agents(root, ids, initiator)) if ids or params.all else ()
+    return _killed(nodes, killed, [*unasked, *asked])
 
 
-async def _kill(root: Supervisor, ids: tuple[str, ...], initiator: str) -> Killed:
+def _killed(nodes: TreeState, ids: tuple[str, ...], holders: Iterable[str]) -> Killed:
+    return Killed(ids, tuple(dict.fromkeys([*holders, *(id for id in ids if nodes[id].is_holder)])))
+
+
+async def kill_agents(root: Supervisor, ids: tuple[str, ...], initiator: str) -> tuple[str, ...]:
+    """Kill the agents `ids` and their descendants. Return the ids of all killed agents. Raises StoreError."""
     nodes = root.tree.agents
     processes = [(node.spec.id, node.incarnation) for id in ids for node in nodes.subtree(id) if node.running]
     exits = [root.waiters.watch(ExitTopic(id, incarnation)) for id, incarnation in dict.fromkeys(processes)]
@@ -78,7 +95,7 @@ async def _kill(root: Supervisor, ids: tuple[str, ...], initiator: str) -> Kille
         root.flush_journal()
     except StoreError as error:
         raise StoreError(f"killed {', '.join(killed) or 'no agent'}, but the kill was not recorded: {error}") from error
-    return Killed(killed)
+    return killed
 
 
 @handles(RESUME)
@@ -97,10 +114,10 @@ async def resume(root: Supervisor, caller: Caller, params: Resume) -> AgentRow:
         _give_credentials(root, node, everywhere=params.all)
     if params.budget.max_cost_usd:
         check_priced(node.spec.backend)
-    resumed = events.ResumeRequested(node.spec.id, params.budget)
+    resumed = events.ResumeRequested(node.spec.id, params.budget, params.ends_with_connection)
     await in_restored_worktree(root, node, lambda: root.handle(resumed))
     root.budgets_changed()
-    return row(root, node)
+    return await row(root, node)
 
 
 def _give_credentials(root: Supervisor, node: AgentRecord, *, everywhere: bool) -> None:
@@ -132,4 +149,4 @@ async def cancel(root: Supervisor, caller: Caller, params: CancelTurn) -> AgentR
     root.handle(
         events.CancelRequested(node.spec.id, params.hard, recover_query(node).usage if params.hard else Usage())
     )
-    return row(root, node)
+    return await row(root, node)

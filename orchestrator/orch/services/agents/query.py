@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -19,7 +20,7 @@ from orch_protocol.core.errors import (
 )
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.messages import Image, Reply, check_images
-from orch_protocol.core.taint import TaintLabel, inherited_labels, join_labels
+from orch_protocol.core.taint import inherited_labels, join_labels
 from orch_protocol.services.agents.query import (
     ASK_ALL,
     COLLECT,
@@ -35,17 +36,19 @@ from orch_protocol.services.agents.query import (
     Waited,
 )
 
-from ...policy.caller import Caller
+from ...policy.caller import AgentCaller, Caller
 from ...policy.permissions import AskAgent, ReadReply, check
 from ...supervisor.timing.query_deadlines import PATIENCE_SECONDS
 from ...tree.agents.state import AgentRecord, QueryResult
 from ...tree.agents.wait_graph import check_no_cycle
 from ...tree.interface import events
 from ...tree.interface.topics import QueryTopic
-from ...tree.rules.query_results import available_result, uncollected
+from ...tree.rules.query_results import available_result, kept_reply, uncollected
+from ..archives.archiving import write_texts
 from ..archives.recall import find_agent_or_holder, with_passages
 from ..checks.local_only import HideErrorDetails, keep_local
 from ..checks.reach import find_agent
+from ..checks.taint import label_command, labels_from
 from ..dispatch.handlers import handles, handles_streaming
 from .worktrees import with_report
 
@@ -53,7 +56,7 @@ if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
     from ...supervisor.watchers import Watcher
 
-__all__ = ["answer", "ask", "ask_all", "check_prompt", "collect", "query", "submit", "wait"]
+__all__ = ["answer", "ask", "ask_all", "ask_with_place", "check_prompt", "collect", "query", "submit", "wait"]
 
 MAX_CONCURRENT = 4
 
@@ -62,8 +65,10 @@ MAX_CONCURRENT = 4
 async def query(root: Supervisor, caller: Caller, params: QueryAgent, watcher: Watcher | None = None) -> Reply:
     """Send a query and wait for the reply.
 
+    If the agent needs a process and the maximum number of agents is alive, the query waits until an agent is idle.
     Raises AgentError. If the reply takes too long, raises QueryTimeoutError, and the agent continues its turn.
     """
+    begun = asyncio.get_running_loop().time()
     node, params = await _prepare(root, caller, params)
     user_watcher = watcher if caller.is_user else None
     progress_key = ""
@@ -72,11 +77,19 @@ async def query(root: Supervisor, caller: Caller, params: QueryAgent, watcher: W
         root.watchers.watch_branch(progress_key, node.spec.id, user_watcher)
     try:
         with _ErrorsForCaller(root, caller, node):
-            query_id = ask(root, node, caller, params, waits=True, watcher=user_watcher if params.stream else None)
+            if params.item:
+                return await with_report(root, node, await _answer_item(root, caller, node, params))
+            query_id = await ask_with_place(
+                root, node, caller, params, waits=True, watcher=user_watcher if params.stream else None
+            )
             if user_watcher is not None and params.approve:
                 root.approvals.register_client(query_id, user_watcher)
             try:
-                reply = await answer(root, node, query_id, params.timeout, collector=caller.describe(root.tree.agents))
+                waited = asyncio.get_running_loop().time() - begun
+                seconds = max(0.0, params.timeout - waited) if params.timeout is not None else None
+                reply = await answer(root, node, query_id, seconds, collector=caller.describe(root.tree.agents))
+                if isinstance(caller, AgentCaller):
+                    label_command(root, caller, inherited_labels(reply.marks, reply.id))
                 return await with_report(root, node, reply)
             finally:
                 if user_watcher is not None and params.approve:
@@ -84,6 +97,58 @@ async def query(root: Supervisor, caller: Caller, params: QueryAgent, watcher: W
     finally:
         if progress_key:
             root.watchers.stop_watching_branch(progress_key)
+
+
+async def _answer_item(root: Supervisor, caller: Caller, node: AgentRecord, params: QueryAgent) -> Reply:
+    """Return the kept reply to the question `params.item` of a map, or ask it.
+
+    The process of the agent is stopped afterwards, so that it neither uses memory nor takes the place of another agent.
+    """
+    if (kept := kept_reply(node, params.item)) is not None:
+        return kept
+    begun = node.pending
+    if begun is not None and begun.item == params.item:  # sent by an earlier root, or by another program of the user
+        query_id = begun.query_id
+    else:
+        query_id = await ask_with_place(root, node, caller, params, waits=True, stays=True)
+    try:
+        return await answer(root, node, query_id, params.timeout)
+    except asyncio.CancelledError:
+        with contextlib.suppress(OrchError):  # the root is being closed
+            root.handle(events.CancelRequested(node.spec.id))
+        raise
+    finally:
+        root.handle(events.StopIfIdle(node.spec.id))
+
+
+async def ask_with_place(
+    root: Supervisor,
+    node: AgentRecord,
+    caller: Caller,
+    params: QueryAgent,
+    *,
+    waits: bool = False,
+    stays: bool = False,
+    watcher: Watcher | None = None,
+) -> str:
+    """Call `ask` as soon as the agent has a process or may get one. Return the query's id.
+
+    Raises QueryTimeoutError if that takes longer than `params.timeout`.
+    """
+    needs_place = not node.is_holder and not node.alive
+    try:
+        async with asyncio.timeout(params.timeout):
+            return await root.places.request(
+                root,
+                caller.agent_id,
+                lambda: ask(root, node, caller, params, waits=waits, stays=stays, watcher=watcher),
+                needs=needs_place,
+            )
+    except TimeoutError:
+        raise QueryTimeoutError(
+            f"the query was not sent to agent {node.spec.name!r} ({node.spec.id}): no other agent became idle within "
+            f"{params.timeout:g} s, and subagents.max_concurrent is {root.tree.config.max_concurrent}"
+        ) from None
 
 
 @handles(ASK_ALL)
@@ -99,10 +164,10 @@ async def ask_all(root: Supervisor, caller: Caller, params: AskAll) -> list[AskA
     async def query_one(ref: str) -> AskAllResult:
         async with slots:
             try:
-                request = QueryAgent(ref, params.prompt, marks=params.marks, images=params.images)
+                request = QueryAgent(ref, params.prompt, images=params.images)
                 return AskAllResult(ref, await query(root, caller, request))
             except OrchError as error:
-                return AskAllResult(ref, error=str(error))
+                return AskAllResult(ref, error=str(error), exit_code=error.exit_code)
 
     refs = tuple(dict.fromkeys(params.refs))
     tasks = [asyncio.ensure_future(query_one(ref)) for ref in refs]
@@ -112,7 +177,7 @@ async def ask_all(root: Supervisor, caller: Caller, params: AskAll) -> list[AskA
             f"no answer within {params.timeout:g} s; the turn continues" if params.timeout is not None else ""
         )
         return [
-            task.result() if task.done() else AskAllResult(ref, error=timeout_error)
+            task.result() if task.done() else AskAllResult(ref, error=timeout_error, exit_code=OrchError.exit_code)
             for ref, task in zip(refs, tasks, strict=True)
         ]
     finally:
@@ -122,11 +187,14 @@ async def ask_all(root: Supervisor, caller: Caller, params: AskAll) -> list[AskA
 
 @handles(SUBMIT)
 async def submit(root: Supervisor, caller: Caller, params: QueryAgent) -> Submitted:
-    """Send a query and return without waiting. The service `collect` returns the reply later."""
+    """Send a query and return without waiting for the reply. The service `collect` returns the reply later.
+
+    If the agent needs a process and the maximum number of agents is alive, the call waits until an agent is idle.
+    """
     node, params = await _prepare(root, caller, params)
     with _ErrorsForCaller(root, caller, node):
         earlier_results = len(uncollected(node, caller.agent_id))
-        return Submitted(node.spec.id, ask(root, node, caller, params, stays=True), earlier_results)
+        return Submitted(node.spec.id, await ask_with_place(root, node, caller, params, stays=True), earlier_results)
 
 
 @handles(COLLECT)
@@ -137,7 +205,10 @@ async def collect(root: Supervisor, caller: Caller, params: Collect) -> Reply:
     reply is returned. With `params.query`, return the reply to that query. Raises QueryTimeoutError while the turn
     runs, and NoResultError if there is no reply.
     """
-    node, query = await find_agent_or_holder(root, caller, params.ref, "collect from", "ask"), params.query
+    node, query = (
+        await find_agent_or_holder(root, caller, params.ref, *COLLECT.fields.refs["ref"]),
+        params.query,
+    )
     available = available_result(node, caller.agent_id, again=params.again, query=query)
     check(root.tree.agents, caller, ReadReply(node, available or node.pending or node.last))
     pending = node.pending if node.pending is not None and query in ("", node.pending.query_id) else None
@@ -155,7 +226,10 @@ async def collect(root: Supervisor, caller: Caller, params: Collect) -> Reply:
         result: QueryResult = root.handle(
             events.CollectReply(node.spec.id, caller.describe(root.tree.agents), params.again, caller.agent_id, query)
         )
-        return await with_report(root, node, _unwrap_result(result))
+        reply = _unwrap_result(result)
+        if isinstance(caller, AgentCaller):
+            label_command(root, caller, inherited_labels(reply.marks, reply.id))
+        return await with_report(root, node, reply)
 
 
 @handles(WAIT)
@@ -164,7 +238,7 @@ async def wait(root: Supervisor, caller: Caller, params: Wait) -> Waited:
 
     Later queries of these agents are not waited for. A timeout is not an error.
     """
-    requested = [find_agent(root, caller, ref, "wait for", "ask") for ref in params.refs]
+    requested = [find_agent(root, caller, ref, *WAIT.fields.refs["refs"]) for ref in params.refs]
     nodes = list({node.spec.id: node for node in requested}.values())
     if not nodes:
         raise ConfigError("wait needs at least one agent")
@@ -277,12 +351,15 @@ def ask(
         stays=stays,
         watcher=watcher,
         images=params.images,
+        item=params.item,
     )
 
 
-def _pass_on_taint(root: Supervisor, caller: Caller, node: AgentRecord, marks: tuple[TaintLabel, ...]) -> None:
+async def _pass_on_taint(root: Supervisor, caller: Caller, node: AgentRecord) -> None:
     """Add the taint labels of the caller's conversation to the agent `node`, which is about to be queried."""
-    labels = inherited_labels(marks, caller.agent_id or "")
+    if not isinstance(caller, AgentCaller):
+        return  # The user has no labels.
+    labels = await labels_from(root, caller)
     if join_labels(node.spec.marks, labels) != node.spec.marks:
         root.handle(events.AddTaint(node.spec.id, labels))
 
@@ -292,20 +369,22 @@ async def _prepare(root: Supervisor, caller: Caller, params: QueryAgent) -> tupl
 
     Raises AgentError or ToolNotGrantedError if the caller may not query the agent.
     """
+    reach = QUERY.fields.refs["ref"]
     try:
-        node = find_agent(root, caller, params.ref, "query", "ask")
+        node = find_agent(root, caller, params.ref, *reach)
     except AgentNotFoundError:
         node = None
     if node is None or node.is_holder:  # an archive has no holder before its first query
-        node = await find_agent_or_holder(root, caller, params.ref, "query", "ask")
+        node = await find_agent_or_holder(root, caller, params.ref, *reach)
     if not caller.is_user:
         check(root.tree.agents, caller, AskAgent(node))
     if node.spec.source is not None:
         params = replace(params, prompt=await with_passages(root, node, params.prompt))
     if node.spec.source is not None or not caller.is_user:
         await keep_local(root, caller, node)
-    if params.marks:
-        _pass_on_taint(root, caller, node, params.marks)
+    if node.archives:
+        await write_texts(root, node, missing_only=True)
+    await _pass_on_taint(root, caller, node)
     return node, params
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from orch_protocol.core.errors import EntryNotFoundError
 from orch_protocol.services.agents.run_events import LIST_EVENTS, EventsSince, RunEvent
 
 from ...policy.caller import Caller
+from ...supervisor.recorded_run import journal_of_run
 from ...supervisor.run_events import read_events
 from ...tree.agents.agent_refs import resolve
 from ...tree.agents.state import TreeState
 from ...tree.interface.topics import RunEventTopic
-from ...tree.journal.journal import JOURNAL, read_entries
+from ...tree.journal.journal import read_entries
 from ..archives.recall import find_agent_or_holder
 from ..dispatch.handlers import handles
 
@@ -57,9 +56,7 @@ async def events(root: Supervisor, caller: Caller, params: EventsSince) -> list[
 
 async def _events_of_run(root: Supervisor, params: EventsSince) -> list[RunEvent]:
     """Return events of another run. Another process may be writing these events."""
-    journal = root.run_events.path.parent.parent / params.run / JOURNAL
-    if Path(params.run).name != params.run or not journal.is_file():
-        raise EntryNotFoundError(f"no run named {params.run!r}: `orch list` shows the runs of programs")
+    journal = journal_of_run(root.run_events.path.parent.parent, params.run)
     agent = None
     if params.ref is not None:
         agent = (await root.disk.do(lambda ref: resolve(TreeState(read_entries(journal)), ref), params.ref)).spec.id

@@ -80,7 +80,7 @@ def _has_skill_folders(home: Path, folder: Path) -> bool:
 
     If no folder exists, a spawn can skip the search for skills.
     """
-    roots = (home, folder / ".orch")
+    roots = (home, folder / ".orch", folder / ".claude")
     return any((root / name).is_dir() for root in roots for name in ("skills", "extensions"))
 
 

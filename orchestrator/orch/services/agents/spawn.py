@@ -27,7 +27,7 @@ from orch_protocol.agent.spec import (
 from orch_protocol.core.errors import ConfigError, LaunchError, OrchError, SpawnError, ToolNotGrantedError
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.prompts import PromptSpec
-from orch_protocol.core.taint import inherited_labels
+from orch_protocol.core.taint import TaintLabel
 from orch_protocol.core.workspace import WorkspaceSpec
 from orch_protocol.hooks.stages import HooksSpec
 from orch_protocol.policy.budget import Budget
@@ -40,14 +40,15 @@ from orch_protocol.resources.skills import READ_SKILL
 from orch_protocol.services.agents.spawn import SPAWN, Spawn, Spawned
 from orch_worker.backends.offline.scripted import ScriptedBackend
 from orch_worker.backends.prices import check_priced
-from orch_worker.backends.registry import template_for
+from orch_worker.backends.registry import PROVIDERS, TEMPLATES, template_for
 from orch_worker.backends.thinking import check_level, level_of
 from orch_worker.memory.notes import make_memory, memory_folder
-from orch_worker.policy.rules import check_path_rules
+from orch_worker.policy.path_rules import RELATIVE_FOLDERS
+from orch_worker.policy.rules import ANY_FOLDERS, check_path_rules
 from orch_worker.sandbox.probe import available_levels
 from orch_worker.system.threads import DAEMON_THREADS
 from orch_worker.tools.dispatch.custom_executor import chosen_tools
-from orch_worker.tools.dispatch.presets import CATEGORIES, NOTES, RECALL, WORKSPACE_TOOLS, granted_tools
+from orch_worker.tools.dispatch.presets import CATEGORIES, NOTES, RECALL, WORKSPACE_TOOLS, granted_tools, preset_tools
 
 from ...config.archival_profiles import archival_rules
 from ...config.models import matches_any
@@ -55,19 +56,23 @@ from ...policy import sandbox as sandboxing
 from ...policy.budget_rules import check_budget
 from ...policy.caller import USER, Caller
 from ...policy.hook_records import EVIDENCE, disabled_hooks_file, hooks_spec
-from ...policy.permissions import SpawnAgent, check
 from ...resources.extensions import extension_specs, find
 from ...tree.interface import events
 from ...tree.interface.events import BOOT_SECONDS
 from ...tree.interface.topics import ReadyTopic
+from ...tree.rules.query_results import kept_reply
 from ..archives.recall import archives_of, find_agent_or_holder
 from ..checks.local_only import local_model
+from ..checks.reach import find_agent
+from ..checks.taint import labels_from
 from ..dispatch.handlers import handles
 from .agent_types import apply_type_to_request, apply_type_to_spec, available_types
+from .lifecycle import kill_agents
 from .skills import describe_invalid_skills, discover_skills, skills_of
 from .worktrees import isolate_agent, remove_worktrees
 
 if TYPE_CHECKING:
+    from ...config.models import Catalog
     from ...resources.program_extensions import ProgramExtensions
     from ...resources.skill_discovery import Found
     from ...supervisor.supervisor import Supervisor
@@ -85,15 +90,23 @@ AGENT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 async def spawn(root: Supervisor, caller: Caller, request: Spawn) -> Spawned:
     """Start an agent and wait until its process is ready. Raises SpawnError, ConfigError.
 
+    If the maximum number of agents is alive, the process of the agent that has been idle longest is stopped. If no
+    agent is idle, the call waits for one. If the agent for `request.item` exists, the call returns this agent.
+
     If a program cancels the call, for example by Ctrl-C, the agent is killed, because the program never gets the
-    agent's id.
+    agent's id. The same applies to an agent that ends with its connection, because the connection was closed.
     """
-    check(root.tree.agents, caller, SpawnAgent(request.peers, executor=request.executor is not None))
     spec, note = await spec_of(root, request, caller)
+    if spec.item:
+        await _remove_obsolete_agent(root, spec)
     credentials = root.credentials.record() if caller.is_user else None
     id = ""
     try:
-        id = root.handle(events.SpawnRequested(spec, caller.agent_id, request.request_id, credentials))
+        requested = events.SpawnRequested(
+            spec, caller.agent_id, request.request_id, credentials, request.ends_with_connection, request.start
+        )
+        needs_place = request.start and root.tree.agents.find_item(spec.parent_id, spec.item) is None
+        id = await root.places.request(root, caller.agent_id, lambda: root.handle(requested), needs=needs_place)
     finally:
         if id != spec.id:  # the spawn was refused, or the request was a repetition
             await remove_worktrees(root, (spec,))
@@ -104,7 +117,8 @@ async def spawn(root: Supervisor, caller: Caller, request: Spawn) -> Spawned:
         except TimeoutError:
             raise LaunchError(f"agent {node.spec.name!r} ({id}) did not start within {BOOT_SECONDS:g} s") from None
         except asyncio.CancelledError:
-            if caller.is_user and request.request_id is None:  # no caller knows its id or can repeat the request
+            # No caller knows its id or can repeat the request. A map finds the agent of an item again.
+            if request.ends_with_connection or (caller.is_user and request.request_id is None and not spec.item):
                 with contextlib.suppress(OrchError):
                     root.handle(events.KillRequested((id,), "the user"))
                     await root.steps.undo(remove_worktrees(root, (node.spec,)))
@@ -114,6 +128,16 @@ async def spawn(root: Supervisor, caller: Caller, request: Spawn) -> Spawned:
     return Spawned(
         id, node.spec.seq, node.spec.name, node.spec.agent_type or node.spec.preset, node.spec.depth, node.pid, note
     )
+
+
+async def _remove_obsolete_agent(root: Supervisor, spec: AgentSpec) -> None:
+    """Kill the agent for the item of `spec` if it cannot answer, or has not answered and has other limits."""
+    known = root.tree.agents.find_item(spec.parent_id, spec.item)
+    if known is None:
+        return
+    has_reply = known.pending is not None or kept_reply(known, spec.item) is not None
+    if known.status == "failed" or known.deleted or (known.spec.limits != spec.limits and not has_reply):
+        await root.steps.run(kill_agents(root, (known.spec.id,), "the user"))
 
 
 async def spec_of(root: Supervisor, request: Spawn, caller: Caller) -> tuple[AgentSpec, str]:
@@ -159,35 +183,59 @@ async def spec_of(root: Supervisor, request: Spawn, caller: Caller) -> tuple[Age
         home=root.hooks.home,
         skills=skills,
         registered=registered,
+        marks=await labels_from(root, caller),
     )
     spec, clash_note = _remove_clashes(spec, root.session_sources.program)
-    spec = apply_type_to_spec(spec, request, types)
+    spec = replace(apply_type_to_spec(spec, request, types), item=request.item)
+    if request.parent is not None:
+        spec = replace(spec, parent_id=find_agent(root, caller, request.parent, "use", "control").spec.id)
     if not spec.persist:
         spec = replace(spec, folder=str(root.ephemeral_sessions.folder(spec.id)))
     if parent_spec is None and request.policy is None and root.approvals.has_approver:
         spec = replace(spec, policy=replace(spec.policy, channel="person"))
     if parent_spec is None and root.approvals.policy_callback is not None:
         spec = replace(spec, policy=replace(spec.policy, asks_root=True))
-    if spec.limits.max_cost_usd is not None or "usd" in root.budgets.kinds_for(caller.agent_id):
+    if spec.limits.max_cost_usd is not None or "usd" in root.budgets.kinds_for(caller.agent_id or spec.parent_id):
         check_priced(backend)
     sandbox, note = _sandbox(request, spec.preset, parent_spec, root.config.sandbox)
-    archival_note = NOT_ARCHIVED if not spec.persist and root.config.archival.enabled else ""
+    archival_note = await _archival_note(root, spec, catalog)
     if not RUN_CODE.isdisjoint(spec.tools):  # in a thread, because the first check starts a process
         await asyncio.get_running_loop().run_in_executor(DAEMON_THREADS, root.mount_namespace_problem)
     sandbox, hidden_note = sandboxing.with_path_hiding_support(
         sandbox, spec.tools, root.mount_namespace_problem, spec.policy.rules
     )
-    note = "\n".join(
-        filter(None, (note, hidden_note, archival_note, type_note, describe_invalid_skills(skills), clash_note))
-    )
+    shared_note = ""
+    if parent_spec is None and backend.provider not in PROVIDERS:  # The user wrote the calls of a scripted agent.
+        shared_note = sandboxing.shared_process_note(sandbox, spec.tools, spec.policy.rules)
+    proxy_note = catalog.ignored_proxy_settings(backend)
+    notes = (note, hidden_note, shared_note, archival_note, type_note, describe_invalid_skills(skills), clash_note)
+    note = "\n".join(filter(None, (*notes, proxy_note)))
     # Scripts and references of skills must be readable in the sandbox.
     folders = (skill.path for skill in spec.skills.skills if skill.path)
     sandbox = replace(sandbox, read=tuple(dict.fromkeys((*sandbox.read, *folders))))
     spec = replace(spec, sandbox=sandbox)
     if request.isolation is not None:
-        spec, worktree_note = await isolate_agent(root, spec)
+        spec, worktree_note = await isolate_agent(root, spec, for_agent=parent is not None)
         note = "\n".join(filter(None, (note, worktree_note)))
     return spec, note
+
+
+async def _archival_note(root: Supervisor, spec: AgentSpec, catalog: Catalog) -> str:
+    """Return a note if the agent's turns are not archived, or not in the configured way."""
+    archival = root.config.archival
+    if not archival.enabled:
+        return ""
+    if not spec.persist:
+        return NOT_ARCHIVED
+    if root.archives.rules.summary_style != "structured":
+        return ""
+    backend = spec.backend
+    if archival.summary.model is not None:
+        try:
+            backend = await catalog.complete(parse_model(archival.summary.model))
+        except OrchError:
+            return ""  # the first summary reports this error
+    return root.archives.paragraph_note(backend)
 
 
 def _check_model(parent: AgentSpec, backend: BackendSpec, config: Config) -> None:
@@ -245,6 +293,7 @@ def describe(
     home: Path | None = None,
     skills: Sequence[Found] = (),
     registered: Mapping[str, ToolSpec] = {},
+    marks: tuple[TaintLabel, ...] = (),
 ) -> AgentSpec:
     """Return the spec of the requested agent.
 
@@ -252,7 +301,8 @@ def describe(
     configuration. `backend` is complete. `home` is the orch home folder. If it is None, the home is the folder that
     contains `sessions`. Agents that are not persistent have no archival and no memory. `skills` are the available
     skills; an agent with a parent takes the skills of its parent instead. `registered` contains the tools that the
-    program registered for all agents. Raises ConfigError, ToolNotGrantedError.
+    program registered for all agents. `marks` are the taint labels that come with the task. Raises
+    ConfigError, ToolNotGrantedError.
     """
     home = home or sessions.parent
     persist = request.persist and (parent is None or parent.persist)
@@ -304,14 +354,14 @@ def describe(
         durability=config.durability,
         queue_mode=request.queue_mode,
         follow_up_mode=request.follow_up_mode,
-        template=request.template or template_for(backend),
+        template=_known_template(request.template) or template_for(backend),
         archival=archival,
         local=parent is not None and parent.local,
-        policy=parent.policy if parent else _policy(request, config),
+        policy=_inherited_policy(parent, folder) if parent else _policy(request, config),
         plan=plan,
         context=_context(request, preset or (config.subagents.default_preset if request.agent else ""), parent, config),
         prompt=_prompt(request, parent, config),
-        marks=inherited_labels(request.marks, parent.id if parent else ""),
+        marks=marks,
         hooks=parent.hooks if parent else _hooks(request, config, home),
         extensions=extensions,
         compaction=compaction_of(config, child=parent is not None),
@@ -324,6 +374,7 @@ def describe(
         subagent_models=config.subagents.models,
         recall_only=recall_only,
         executor=executor,
+        code=parent.code if parent else request.code,
     )
 
 
@@ -337,6 +388,43 @@ def _policy(request: Spawn, config: Config) -> PolicySpec:
     rules = replace(policy.rules, usable_credentials=usable)
     check_path_rules(rules)
     return replace(policy, rules=rules)
+
+
+def _inherited_policy(parent: AgentSpec, folder: Path) -> PolicySpec:
+    """Return the policy for a subagent that works in `folder`, in which the parent's rules restrict the same files.
+
+    Relative rules start in the agent's folder, and commands see no denied names in this folder. Therefore, the
+    subagent's rules contain the paths in the parent's folder too.
+    """
+    rules = parent.policy.rules
+    if os.path.realpath(folder) == os.path.realpath(parent.cwd):
+        return parent.policy
+
+    def with_parent_paths(paths: tuple[str, ...]) -> tuple[str, ...]:
+        paths_in_parent = (
+            os.path.normpath(os.path.join(parent.cwd, path))
+            for path in paths
+            if ("/" in path or path in RELATIVE_FOLDERS) and not path.startswith(("/", "~"))
+        )
+        return tuple(dict.fromkeys((*paths, *paths_in_parent)))
+
+    names = (path for path in rules.denied_paths if "/" not in path and not path.startswith("~"))
+    names_in_parent = (os.path.join(parent.cwd, ANY_FOLDERS, name) for name in names if name not in RELATIVE_FOLDERS)
+    taint = replace(
+        rules.taint,
+        untrusted_paths=with_parent_paths(rules.taint.untrusted_paths),
+        sensitive_paths=with_parent_paths(rules.taint.sensitive_paths),
+    )
+    return replace(
+        parent.policy,
+        rules=replace(
+            rules,
+            taint=taint,
+            denied_paths=tuple(dict.fromkeys((*with_parent_paths(rules.denied_paths), *names_in_parent))),
+            personal_paths=with_parent_paths(rules.personal_paths),
+            code_paths=with_parent_paths(rules.code_paths),
+        ),
+    )
 
 
 def compaction_of(config: Config, *, child: bool) -> CompactionSpec | None:
@@ -518,18 +606,20 @@ def _tools(
     root_tools: tuple[ToolSpec, ...],
 ) -> tuple[str, tuple[str, ...]]:
     """Return the preset (or "") and the tools. Tools for subagents are included even if subagents are disabled."""
+    top_level = parent is None and request.depth == 0
     if request.tools is not None:
         provided = {name for extension in extensions for name in extension.tools} | {tool.name for tool in root_tools}
-        # The tools of an agent type are part of its preset.
-        preset = request.preset or "" if request.agent is not None else ""
-        return preset, granted_tools(None, [name for name in request.tools if name not in provided])
+        tools = granted_tools(None, [name for name in request.tools if name not in provided])
+        if request.preset is not None and request.agent is None:  # the tools of an agent type are already limited
+            tools = tuple(dict.fromkeys((*preset_tools(request.preset, top_level=top_level), *tools)))
+        return request.preset or "", tools
     if request.preset is not None:
-        return request.preset, granted_tools(request.preset, None)
+        return request.preset, preset_tools(request.preset, top_level=top_level)
     if config.subagents.default_tools is not None:
         preset, tools = "", granted_tools(None, config.subagents.default_tools)
     else:
         preset = config.subagents.default_preset
-        tools = granted_tools(preset, None)
+        tools = preset_tools(preset, top_level=top_level)
     # These tools are defaults. If the parent cannot grant one of them, that tool is left out without an error.
     return preset, tuple(tool for tool in tools if parent is None or tool in parent.active)
 
@@ -557,7 +647,7 @@ def _folder(cwd: str | None, parent: AgentSpec | None) -> Path:
         )
         raise ConfigError(f"the working folder {folder} {problem}")
     if parent is not None and not Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(parent.cwd)):
-        raise SpawnError(f"the working folder {folder} is not below that of agent {parent.name!r}, {parent.cwd}")
+        raise SpawnError(f"cwd: the working folder {folder} is not below that of agent {parent.name!r}, {parent.cwd}")
     return folder
 
 
@@ -574,3 +664,9 @@ def _limits(request: Spawn, config: Config) -> Limits:
         name: next((each for each in limits if each is not None), None) for name, limits in candidates.items()
     }
     return msgspec.convert(turn_limits | budget_limits, Limits)
+
+
+def _known_template(template: str | None) -> str | None:
+    if template is not None and template not in TEMPLATES:
+        raise ConfigError(f"template must be one of {', '.join(sorted(TEMPLATES))}; got {template!r}")
+    return template

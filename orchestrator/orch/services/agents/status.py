@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
-from orch_protocol.core.errors import OrchError
+from orch_protocol.core.errors import OrchError, StoreError
+from orch_protocol.core.messages import Usage
+from orch_protocol.core.taint import inherited_labels
 from orch_protocol.policy.budget import BudgetAmounts, budget_in
 from orch_protocol.services.agents.status import (
     LIST_AGENTS,
@@ -27,13 +30,16 @@ from orch_protocol.services.agents.status import (
 from orch_protocol.services.service import AgentRef, Empty
 from orch_worker.conversation.history import without_lost
 from orch_worker.session.session_reader import read_session
+from orch_worker.system.threads import DAEMON_THREADS
 
 from ...config import paths
+from ...policy import sandbox as sandboxing
 from ...policy.caller import Caller, is_below
 from ...policy.permissions import ReadContent, may
 from ...tree.agents.state import AgentRecord, TreeState, iso_time
 from ...tree.journal.journal import JOURNAL, read_entries
 from ..archives.recall import archive_row, find_agent_or_holder
+from ..checks.taint import label_caller
 from ..dispatch.handlers import handles
 
 if TYPE_CHECKING:
@@ -41,13 +47,9 @@ if TYPE_CHECKING:
 
 __all__ = ["list_agents", "list_live_subagents", "row", "show", "spec", "state"]
 
-DENIED_PATHS: Final[dict[bool | None, Literal["", "unreadable", "by name only"]]] = {
-    None: "",
-    True: "unreadable",
-    False: "by name only",
-}
-
-
+DENIED_PATHS: Final = {None: "", True: "unreadable", False: "by name only"}
+COMMANDS_REFUSED: Final = "commands refused: {}"
+NO_NAMESPACES: Final = "policy.require_denied_paths is set, and there are no mount namespaces here"
 LOCAL_ONLY_TASK = "(only for local models)"
 MAY_NEED_CREDENTIALS = ("cold", "died", "starting")
 """Statuses of agents that may need credentials before they can continue."""
@@ -57,23 +59,69 @@ MAY_NEED_CREDENTIALS = ("cold", "died", "starting")
 async def list_agents(root: Supervisor, caller: Caller, params: ListAgents) -> list[AgentRow]:
     """Return the agents in the order of spawning. Killed agents and holders are included only if `all` is set.
 
-    An agent gets its descendants and its peers. Agents of other runs come last, ordered by run.
+    An agent gets its descendants and its peers. Holders that were never queried come after the agents, and agents of
+    other runs come last, ordered by run.
     """
     nodes = list(root.tree.agents) if params.all else _living_agents(root.tree.agents)
     agent = caller.find_agent(root.tree.agents)
     if agent is not None:
         caller_id, peers = agent.spec.id, agent.spec.peers
         nodes = [each for each in nodes if each.spec.id in peers or is_below(root.tree.agents, caller_id, each.spec.id)]
-    rows = [row(root, node) for node in nodes]
+    rows = [await row(root, node) for node in nodes]
+    if params.all:
+        # An agent asks its own holders; users see those of all agents.
+        for owner in [agent] if agent is not None else list(nodes):
+            unasked = await _unasked_holders(root, owner)
+            rows += unasked
+            nodes += [owner] * len(unasked)
     rows = [
         msgspec.structs.replace(each, task=LOCAL_ONLY_TASK, title="", pending=None, activity="", error=None)
         if not may(root.tree.agents, caller, ReadContent(node))
         else each
         for each, node in zip(rows, nodes, strict=True)
     ]
-    if params.runs and caller.is_user:
+    if agent is not None:  # the rows contain tasks and prompts that other agents wrote
+        foreign = (each for each in nodes if each.spec.parent_id != agent.spec.id)
+        label_caller(
+            root, caller, (mark for each in foreign for mark in inherited_labels(each.spec.marks, each.spec.id))
+        )
+    if params.runs:
         rows += await root.disk.do(agents_of_other_runs, root.run_events.path.parent, params.all)
     return rows
+
+
+async def _unasked_holders(root: Supervisor, owner: AgentRecord) -> list[AgentRow]:
+    """Return rows of the holders of the agent's archives that were never queried. They have no process."""
+    if not owner.archives or owner.deleted:
+        return []
+    try:
+        records = await root.archives.list_shown(owner.spec)
+    except StoreError:
+        return []  # the list of agents does not depend on a readable session file
+    return [
+        AgentRow(
+            id=record.id,
+            seq=0,
+            name=record.id,
+            parent_id=owner.spec.id,
+            depth=owner.spec.depth,
+            kind="holder",
+            status="cold",
+            task=record.task,
+            model=owner.model,
+            preset="holder",
+            pid=None,
+            created_at=record.timestamp,
+            last_activity=record.timestamp,
+            pending=None,
+            context_tokens=record.tokens,
+            context_limit=0,
+            queries=0,
+            usage=Usage(),
+        )
+        for record in records
+        if record.id not in root.tree.agents.by_id
+    ]
 
 
 def _living_agents(nodes: TreeState) -> list[AgentRecord]:
@@ -84,7 +132,7 @@ def _living_agents(nodes: TreeState) -> list[AgentRecord]:
 @handles(SHOW_STATE)
 async def state(root: Supervisor, caller: Caller, params: AgentRef) -> AgentRow:
     """Return the row of one agent."""
-    return row(root, await find_agent_or_holder(root, caller, params.ref, "look at", "ask"))
+    return await row(root, await find_agent_or_holder(root, caller, params.ref, "look at", "ask"))
 
 
 @handles(SHOW_SPEC)
@@ -112,7 +160,7 @@ async def show(root: Supervisor, caller: Caller, params: ShowAgent) -> AgentShow
     kept_messages = without_lost(session.messages) if node.pending is not None and node.running else session.messages
     messages = tuple(kept_messages[-params.messages :]) if params.messages > 0 else ()
     shown = AgentShown(
-        row(root, node),
+        await row(root, node),
         messages,
         node.last.reply if node.last else None,
         tasks=session.tasks,
@@ -123,18 +171,32 @@ async def show(root: Supervisor, caller: Caller, params: ShowAgent) -> AgentShow
         return shown
     owner = root.tree.agents[node.spec.parent_id or ""]
     record = await root.archives.record(owner.spec, node.spec.id)
-    archived_messages = await root.archives.read(owner.spec, record.id, 1, max(0, params.messages))
+    archived_messages = await root.archives.read_stored(owner.spec, record.id, max(0, params.messages))
     return msgspec.structs.replace(shown, archive=archive_row(owner, record), held=tuple(archived_messages))
 
 
-def row(root: Supervisor, node: AgentRecord) -> AgentRow:
+async def row(root: Supervisor, node: AgentRecord) -> AgentRow:
     """Return the row of an agent of this root."""
     activity = root.activity.get(node.spec.id)
     activity_text = f"{activity.phase}: {activity.detail}" if activity else ""
     base_row = _row(node, root.tree.agents, activity=activity_text, spent=root.budgets.spent(node))
     needs_credentials = node.status in MAY_NEED_CREDENTIALS and root.credentials.missing(node)
     status = "needs credentials" if needs_credentials else base_row.status
-    return msgspec.structs.replace(base_row, status=status, credentials=root.credentials.source(node))
+    found = msgspec.structs.replace(base_row, status=status, credentials=root.credentials.source(node))
+    if node.status == "killed" or node.is_holder or not (why := await _refusal_reason(root, node.spec)):
+        return found
+    return msgspec.structs.replace(found, denied_paths=COMMANDS_REFUSED.format(why))
+
+
+async def _refusal_reason(root: Supervisor, spec: AgentSpec) -> str:
+    """Return why the commands of the agent are refused because of its denied paths, or ""."""
+    rules = spec.policy.rules
+    if not rules.denied_paths or spec.sandbox.covers_paths is None:
+        return ""
+    if not spec.sandbox.covers_paths:
+        return NO_NAMESPACES if rules.require_denied_paths else ""
+    search = partial(sandboxing.denied_paths_problem, spec, root.orch_folders)
+    return await asyncio.get_running_loop().run_in_executor(DAEMON_THREADS, search)
 
 
 def _row(node: AgentRecord, nodes: TreeState, *, activity: str = "", spent: BudgetAmounts | None = None) -> AgentRow:

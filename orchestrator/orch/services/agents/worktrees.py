@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,10 +23,11 @@ from orch_worker.policy.taint import copy_file_taint, labels_file
 
 from ...policy.caller import Caller
 from ...tree.agents.state import AgentRecord
-from ...worktrees.agent_spec import in_worktree
+from ...worktrees.agent_spec import check_readable, in_worktree
 from ...worktrees.lifecycle import create, remove_if_clean, restore
 from ...worktrees.merge import merge
 from ...worktrees.report import report
+from ...worktrees.repository import check_links
 from ...worktrees.snapshot import commit_of
 from ..checks.idle import AgentBusy, check_not_busy
 from ..checks.reach import find_agent
@@ -87,12 +89,15 @@ def _agents_in_worktree(root: Supervisor, node: AgentRecord, spec: WorktreeSpec)
     return [each for each in descendants if not each.is_holder and Path(each.spec.cwd).is_relative_to(spec.path)]
 
 
-async def isolate_agent(root: Supervisor, spec: AgentSpec, commit: str = "") -> tuple[AgentSpec, str]:
+async def isolate_agent(
+    root: Supervisor, spec: AgentSpec, commit: str = "", *, for_agent: bool = False
+) -> tuple[AgentSpec, str]:
     """Return `spec` with a new worktree of the repository that contains its folder, and a note. Raises SpawnError.
 
-    If the call is canceled, the worktree is removed when git has created it.
+    If an agent asks for the worktree (`for_agent`), the agent must be allowed to read the repository. If the call is
+    canceled, the worktree is removed when git has created it.
     """
-    creating = root.steps.start(_create_worktree(root, spec, commit))
+    creating = root.steps.start(_create_worktree(root, spec, commit, for_agent=for_agent))
     try:
         return await asyncio.shield(creating)
     except asyncio.CancelledError:
@@ -107,16 +112,23 @@ async def _remove_created(root: Supervisor, creating: Awaitable[tuple[AgentSpec,
         await remove_worktrees(root, (spec,))
 
 
-async def _create_worktree(root: Supervisor, spec: AgentSpec, commit: str) -> tuple[AgentSpec, str]:
+async def _create_worktree(root: Supervisor, spec: AgentSpec, commit: str, *, for_agent: bool) -> tuple[AgentSpec, str]:
     run = root.run_events.path.parent
+    check = partial(check_readable, spec) if for_agent else check_links
     try:
-        worktree, cwd, note = await root.disk.do(create, spec.cwd, run, spec.id, commit)
+        worktree, cwd, note = await root.disk.do(create, spec.cwd, run, spec.id, commit, check)
     except WorktreeError as error:
         raise SpawnError(f"cannot create a worktree: {error}") from error
     sources = (worktree.top, *([spec.worktree.path] if spec.worktree is not None else []))
     isolated_spec = in_worktree(spec, worktree, cwd)
+    granted = {*isolated_spec.sandbox.read} - {*spec.sandbox.read, worktree.path}
     try:
+        if for_agent:
+            await root.disk.do(check_readable, spec, worktree.common, granted)
         await _copy_labels(root, spec, *((source, worktree.path) for source in sources))
+    except WorktreeError as error:
+        await remove_worktrees(root, (isolated_spec,))
+        raise SpawnError(f"cannot create a worktree: {error}") from error
     except BaseException:
         await remove_worktrees(root, (isolated_spec,))
         raise

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from orch_protocol.agent.config import parse_model
 from orch_protocol.agent.spec import BackendSpec
+from orch_protocol.core.errors import ConfigError, StoreError
 from orch_protocol.services.archives.archiving import (
     COMMIT_ARCHIVES,
     PLAN_ARCHIVING,
@@ -19,7 +20,9 @@ from orch_protocol.services.archives.archiving import (
 )
 from orch_protocol.services.service import Empty
 from orch_worker.backends.prices import prices_for
+from orch_worker.tools.api.archive_texts import TEXT_READERS
 
+from ...config.notices import notice
 from ...policy.caller import Caller
 from ...tree.agents.state import AgentRecord
 from ...tree.interface import events
@@ -28,7 +31,7 @@ from ..dispatch.handlers import handles
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
 
-__all__ = ["commit_archives", "plan_archiving", "summarize_archive"]
+__all__ = ["commit_archives", "plan_archiving", "summarize_archive", "write_texts"]
 
 
 @handles(PLAN_ARCHIVING)
@@ -45,6 +48,7 @@ async def commit_archives(root: Supervisor, caller: Caller, params: CommitArchiv
     """Register the archives that the caller has recorded. After this call the archives can be queried."""
     node = caller.require_agent(root.tree.agents)
     await register_archives(root, node, params.context_tokens, params.problem, params.turns)
+    await write_texts(root, node)
     return Empty()
 
 
@@ -55,11 +59,26 @@ async def summarize_archive(root: Supervisor, caller: Caller, params: SummarizeA
     backend: BackendSpec | None = None
     if (model := root.config.archival.summary.model) is not None:
         backend = await root.catalog_for(node.spec.id).complete(parse_model(model))
-    flags = (backend or node.spec.backend).options.get("flags", {})
-    step = await root.archives.summarize(node.spec, params, json=flags.get("json", True))
+    if note := root.archives.paragraph_note(backend or node.spec.backend):  # the agent's model was changed
+        notice(f"orch: {note}")
+    step = await root.archives.summarize(node.spec, params, backend or node.spec.backend)
     if not isinstance(step, SummaryRequest):
         return SummaryStep(stub=step)
     return SummaryStep(step, backend)
+
+
+async def write_texts(root: Supervisor, node: AgentRecord, *, missing_only: bool = False) -> None:
+    """Write the agent's archives as text files if a tool of the agent can read them. A failure is only printed.
+
+    If `missing_only` is True, do nothing if the files exist.
+    """
+    if TEXT_READERS.isdisjoint(node.spec.active):
+        return
+    if not missing_only or root.archives.texts_missing(node.spec):
+        try:
+            await root.archives.write_texts(node.spec)
+        except (ConfigError, StoreError) as error:  # the archives themselves can still be searched and read
+            print(f"archiving: no text files: {error}", flush=True)
 
 
 async def register_archives(

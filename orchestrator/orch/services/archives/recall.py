@@ -25,6 +25,7 @@ from orch_protocol.services.archives.recall import (
     SearchArchive,
     SearchHit,
 )
+from orch_protocol.services.service import Reach, Scope
 from orch_worker.backends.registry import template_for
 from orch_worker.conversation.recalled import with_hits
 
@@ -32,12 +33,13 @@ from ...archival.engine import merge_hits
 from ...archival.recall import check_entries, check_search
 from ...archival.store.catalog import ArchiveRecord
 from ...archival.store.deletion import HOLDERS
-from ...policy.caller import Caller, Scope
-from ...policy.permissions import ReadContent, may
+from ...policy.caller import Caller, is_below
+from ...policy.permissions import ReadContent, may, unreachable_error
 from ...tree.agents.agent_record import archive_deleted_error
 from ...tree.agents.state import AgentRecord
 from ...tree.interface import events
 from ..checks.reach import find_agent
+from ..checks.taint import label_command
 from ..dispatch.handlers import handles
 from .archiving import register_archives
 
@@ -47,7 +49,9 @@ if TYPE_CHECKING:
 __all__ = [
     "archive_row",
     "archives_of",
+    "existing_archive",
     "find_agent_or_holder",
+    "find_holder",
     "list_archives",
     "list_taint_labels",
     "owners_in_sight",
@@ -64,15 +68,16 @@ MAX_HITS = 100
 
 @handles(LIST_ARCHIVES)
 async def list_archives(root: Supervisor, caller: Caller, params: ListArchives) -> list[ArchiveRow]:
-    """Return the visible archives, ordered by agent and by creation."""
+    """Return the visible archives, ordered by agent and as in the agent's conversation.
+
+    An archive that was merged into another archive is left out.
+    """
     owners = await _owners(root, caller, params.ref)
-    archives = [(owner, await root.archives.list_records(owner.spec)) for owner in owners]
-    rows = [archive_row(owner, record) for owner, records in archives for record in records if not record.deleted]
+    archives = [(owner, await root.archives.list_shown(owner.spec)) for owner in owners]
     for id, ids in _given_archives(root, caller, params.ref).items():
         owner = root.tree.agents[id]
-        records = await root.archives.list_records(owner.spec)
-        rows += [archive_row(owner, record) for record in records if record.id in ids and not record.deleted]
-    return rows
+        archives.append((owner, await root.archives.list_shown(owner.spec, ids)))
+    return [archive_row(owner, record) for owner, records in archives for record in records]
 
 
 @handles(SEARCH_ARCHIVE)
@@ -88,7 +93,10 @@ async def search_archive(root: Supervisor, caller: Caller, params: SearchArchive
     for owner, ids in _given_archives(root, caller, params.ref).items():
         if may(nodes, caller, ReadContent(nodes[owner])):
             searches.append(root.archives.search(nodes[owner].spec, params.query, limit, ids))
-    return merge_hits(await asyncio.gather(*searches), limit)
+    hits = merge_hits(await asyncio.gather(*searches), limit)
+    found = ListTaintLabels(tuple(hit.id for hit in hits))
+    label_command(root, caller, await list_taint_labels(root, caller, found))
+    return hits
 
 
 @handles(READ_ARCHIVE)
@@ -99,7 +107,15 @@ async def read_archive(root: Supervisor, caller: Caller, params: ReadArchive) ->
     owner = root.tree.agents[root.tree.agents.holders[holder]]
     if not may(root.tree.agents, caller, ReadContent(owner)):
         raise ConfigError(f"archive {params.id!r} is only for local models: query agent {owner.spec.name!r} about it")
-    return await root.archives.read(owner.spec, holder, params.first, params.last)
+    label_command(root, caller, await list_taint_labels(root, caller, ListTaintLabels((holder,))))
+    given = None
+    if (
+        caller.agent_id is not None
+        and owner.spec.id != caller.agent_id
+        and not is_below(root.tree.agents, caller.agent_id, owner.spec.id)
+    ):
+        given = _given_archives(root, caller, None).get(owner.spec.id)
+    return await root.archives.read(owner.spec, holder, params.first, params.last, given)
 
 
 @handles(LIST_TAINT_LABELS)
@@ -134,10 +150,7 @@ async def find_agent_or_holder(root: Supervisor, caller: Caller, ref: str, actio
             await update_holder_source(root, node)
         return node
     except AgentNotFoundError:
-        try:
-            holder = await _find_holder(root, caller, ref, scope) if len(ref) >= MIN_PREFIX else ""
-        except AgentNotFoundError:
-            holder = ""
+        holder = await find_holder(root, caller, ref, scope)
         if not holder:
             raise
     owner = nodes[nodes.holders[holder]].spec
@@ -170,6 +183,14 @@ async def find_agent_or_holder(root: Supervisor, caller: Caller, ref: str, actio
     return nodes[id]
 
 
+async def find_holder(root: Supervisor, caller: Caller, ref: str, scope: Scope = "control") -> str:
+    """Return the id of the archive with the id or id prefix `ref` within the caller's reach, or ""."""
+    try:
+        return await _find_holder(root, caller, ref, scope) if len(ref) >= MIN_PREFIX else ""
+    except AgentNotFoundError:
+        return ""
+
+
 async def update_holder_source(root: Supervisor, node: AgentRecord, *, eras: bool = False) -> None:
     """Update the recorded position of a holder's archive in the owner's session file.
 
@@ -194,6 +215,17 @@ async def with_passages(root: Supervisor, node: AgentRecord, prompt: str) -> str
     owner = root.tree.agents[source.owner].spec
     hits = await root.archives.passages(owner, prompt, node.spec.id, MAX_PASSAGES)
     return with_hits(prompt, hits)
+
+
+async def existing_archive(root: Supervisor, caller: Caller, ref: str) -> tuple[AgentRecord, ArchiveRecord]:
+    """Return the owner and the record of the archive with the id or id prefix `ref`, also of one that was merged.
+
+    Raises AgentNotFoundError, AmbiguousRefError, ArchiveDeletedError.
+    """
+    check_entries(ref, 1, None)
+    holder = await _find_holder(root, caller, ref)
+    owner = root.tree.agents[root.tree.agents.holders[holder]]
+    return owner, await root.archives.record(owner.spec, holder)
 
 
 async def archives_of(root: Supervisor, caller: Caller, refs: Iterable[str]) -> tuple[str, ...]:
@@ -246,8 +278,8 @@ async def _find_holder_id(root: Supervisor, caller: Caller, ref: str, scope: Sco
                 await _register_new_archives(root, [nodes[id] for id in ids])
         if matching():
             raise AmbiguousRefError(f"archive id {ref!r} is too short: type at least {MIN_PREFIX} characters")
-        if not caller.is_user:
-            raise AgentNotFoundError(f"you have no archive {ref[:80]!r}: use search_archive to find ids of archives")
+        if (agent := caller.find_agent(nodes)) is not None:
+            raise unreachable_error(agent.spec, ref, Reach("", scope))
         raise AgentNotFoundError(f"no archive {ref[:80]!r}: list archives with `orch archive list`")
     return ref
 
@@ -284,7 +316,7 @@ def owners_in_sight(root: Supervisor, caller: Caller, ref: str | None) -> Sequen
     elif ref is None:
         candidates = nodes.subtree(caller.agent_id or "")
     else:
-        node = find_agent(root, caller, ref, "use archives of", "read")
+        node = find_agent(root, caller, ref, *SEARCH_ARCHIVE.fields.refs["ref"])
         if node.is_holder:
             raise ConfigError(f"{ref!r} is an archive, not an agent with archives; read it with `orch archive read`")
         if node.deleted:

@@ -10,15 +10,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orch_protocol.core.errors import AgentNotFoundError
+from orch_protocol.services.service import Reach, Scope
 
-from ...policy.caller import Caller, Scope
+from ...policy.caller import Caller
+from ...policy.permissions import unreachable_error
 from ...tree.agents.agent_refs import LATEST, resolve
 from ...tree.agents.state import AgentRecord
 
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
 
-__all__ = ["find_agent", "unreachable_error"]
+__all__ = ["find_agent"]
 
 
 def find_agent(root: Supervisor, caller: Caller, ref: str, action: str, scope: Scope = "control") -> AgentRecord:
@@ -35,13 +37,4 @@ def find_agent(root: Supervisor, caller: Caller, ref: str, action: str, scope: S
     try:
         return resolve(nodes, ref, lambda id: id != own_id and caller.reaches(nodes, id, scope))
     except AgentNotFoundError:
-        raise unreachable_error(agent, ref, action, scope) from None
-
-
-def unreachable_error(agent: AgentRecord, ref: str, action: str, scope: Scope) -> AgentNotFoundError:
-    """Return the error for a reference to an agent outside the reach of `agent`."""
-    name, shown = agent.spec.name, ref[:80]
-    reachable = "agents below itself and its peers" if scope == "ask" else "agents below itself"
-    return AgentNotFoundError(
-        f"agent {name!r} may only {action} {reachable}, and {shown!r} is none of them; list them with `orch list`"
-    )
+        raise unreachable_error(agent.spec, ref, Reach(action, scope)) from None

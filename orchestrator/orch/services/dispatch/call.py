@@ -7,21 +7,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.core.errors import ConfigError, ProtocolError
+from orch_protocol.core.errors import ConfigError, OrchError, ProtocolError
 from orch_protocol.services.dispatch.registry import SERVICES
 from orch_protocol.services.service import AnyService, Service, StreamingService
 from orch_protocol.wire.frames import DECODE_ERRORS, encode_body
 from orch_protocol.wire.worker_messages import RootCall
 
-from ...policy.caller import AgentCaller, Caller
+from ...policy.caller import USER, AgentCaller, Caller
 from ...policy.permissions import CallService, check
+from ...supervisor.recorded_run import journal_of_run, recorded_run, refusal_of_run
 from .handlers import HANDLERS
 
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
     from ...supervisor.watchers import Watcher
 
-__all__ = ["call", "check_params", "check_seconds", "serve_worker", "service_named"]
+__all__ = ["call", "call_in_run", "check_params", "check_seconds", "serve_worker", "service_named"]
 
 P = TypeVar("P", bound=Struct)
 R = TypeVar("R")
@@ -32,13 +33,37 @@ async def call(
 ) -> R:
     """Call `service` for `caller` and return its result. Raises the service's errors.
 
+    Workers, commands of agents, the CLI, slash commands and the Python API call services here. The caller may be an
+    agent: this function then checks the service, the fields of `params`, and the agents and archives that they refer
+    to. Raises ToolNotGrantedError or AgentNotFoundError.
+
     A streaming service sends TurnEvents, Questions and CallEvents to `watcher`. Other services ignore `watcher`.
+
+    The traceback of an OrchError begins here: its message says what the caller did wrong, and the frames of the
+    handler do not.
     """
+    check(root.tree.agents, caller, CallService(service.name, params))
     check_seconds(getattr(params, "timeout", None))
     handler = HANDLERS[service.name]
     streams = watcher is not None and isinstance(service, StreamingService)
-    result: R = await (handler(root, caller, params, watcher) if streams else handler(root, caller, params))
+    try:
+        result: R = await (handler(root, caller, params, watcher) if streams else handler(root, caller, params))
+    except OrchError as error:
+        raise error.with_traceback(None) from error.__cause__
     return result
+
+
+async def call_in_run(root: Supervisor, run: str, service: Service[P, R], params: P) -> R:
+    """Call `service` for the user, for the agents of another run of the same home. `root` is a root of this home.
+
+    Only services that need nothing but the files of the run are possible. Raises ConfigError for other services,
+    EntryNotFoundError for an unknown run, and the service's errors.
+    """
+    if not service.reads_files:
+        folder = journal_of_run(root.run_events.path.parent.parent, run).parent
+        raise refusal_of_run(folder, service.name)
+    async with recorded_run(root, run) as recorded:
+        return await call(recorded, USER, service, params)
 
 
 def service_named(name: str) -> AnyService:
@@ -69,14 +94,9 @@ def check_seconds(timeout: Any) -> None:
 
 
 async def serve_worker(root: Supervisor, id: str, request: RootCall) -> msgspec.Raw:
-    """Call a service for the worker of the agent `id` and return the result as msgpack.
-
-    Raises ToolNotGrantedError if the agent may not call the service. The root checks the permission because a worker is
-    not trusted.
-    """
-    service = service_named(request.service)
-    caller = AgentCaller(id)
-    check(root.tree.agents, caller, CallService(service))
+    """Call a service for the worker of the agent `id` and return the result as msgpack. See `call`."""
+    service, caller = service_named(request.service), AgentCaller(id)
+    check(root.tree.agents, caller, CallService(service.name))  # before the parameters are decoded
     try:
         params = msgspec.msgpack.decode(request.payload, type=service.params)
     except DECODE_ERRORS as error:

@@ -15,6 +15,7 @@ from orch_protocol.services.models.model_selection import RESOLVE_MODEL, RESTRIC
 from orch_protocol.services.service import Empty
 from orch_worker.agent.model_selection import model_of
 from orch_worker.backends.custom_providers import is_gone
+from orch_worker.backends.models import names_address
 from orch_worker.backends.prices import check_priced
 from orch_worker.backends.registry import PROVIDERS, is_remote
 from orch_worker.backends.thinking import check_level, level_of
@@ -82,9 +83,11 @@ async def resolve_recorded_model(
     backend = next(candidates, initial)
     if model and (model != model_of(backend) or is_gone(backend)):
         try:
+            # A session file from another machine must not choose which class is imported or which server is asked.
+            if not chosen_by_user and names_address(parse_model(model)):
+                raise ConfigError(f"the session names the server {model}: select it again with set_model")
             backend = await _complete_model(root, spec, model)
             if not chosen_by_user and not root.catalog_for(spec.id).has_provider(backend.provider):
-                # A session file from another machine must not choose which class is imported.
                 raise ConfigError(f"the session names the custom backend {model}: select it again with set_model")
         except ConfigError:
             if not spec.local:

@@ -9,6 +9,7 @@ from orch_protocol.agent.spec import BackendSpec
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.services.models.models import FIND_MODEL, LIST_MODELS, FindModel, ListModels, ModelRow
 from orch_worker.agent.model_selection import model_of
+from orch_worker.backends.models import names_address
 from orch_worker.backends.prices import check_priced
 
 from ...config.models import matches_any
@@ -42,7 +43,11 @@ async def find_model(root: Supervisor, caller: Caller, params: FindModel) -> Bac
     backend = caller_model if params.model in (None, model_of(caller_model)) else parse_model(params.model)
     name = params.model or f"{backend.provider}:{backend.model}"
     catalog, patterns = root.catalog_for(caller.agent_id), root.config.subagents.chat_models
+    if names_address(backend) and patterns is None:  # An agent must not make the root send a request to any server.
+        check(root.tree.agents, caller, ImportBackend(backend))
     try:
+        if names_address(backend) and not matches_any(patterns, name):
+            raise ConfigError(f"{name!r} is not a model that agents may query")
         found = await catalog.complete(backend)
     except ConfigError as error:
         problem = str(error)

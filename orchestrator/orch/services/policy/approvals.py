@@ -30,6 +30,7 @@ from ...policy.approvals import NO_APPROVER
 from ...policy.caller import Caller
 from ...tree.agents.state import AgentRecord
 from ...tree.interface import events
+from ..checks.taint import labels_of
 from ..dispatch.handlers import handles
 
 if TYPE_CHECKING:
@@ -47,12 +48,14 @@ async def evaluate_policy(root: Supervisor, caller: Caller, params: PolicyCall) 
 
     If there is no policy function, the call is denied.
     """
-    spec = caller.require_agent(root.tree.agents).spec
+    agent = caller.require_agent(root.tree.agents)
+    spec = agent.spec
     if root.approvals.policy_callback is None:
         return Verdict(
             "deny", "any", "the program that spawned the agent had a policy function, but this program has none"
         )
-    call = replace(params, agent_id=spec.id, depth=spec.depth, folder=spec.cwd)
+    marks = await labels_of(agent)
+    call = replace(params, agent_id=spec.id, depth=spec.depth, folder=spec.cwd, marks=marks)
     return await root.approvals.policy_callback.evaluate(call, spec.policy.rules)
 
 
@@ -64,7 +67,7 @@ async def approve(root: Supervisor, caller: Caller, params: ApproveCall) -> Appr
     """
     node = caller.require_agent(root.tree.agents)
     lineage = lineage_of(root, node)
-    digest = digest_of(params.tool, params.input, params.paths)
+    digest = digest_of(params.tool, params.input, (*params.paths, *params.credentials))
     if params.tool == EXIT_PLAN and (plan_denial := _plan_denial(lineage)):
         return ApprovalDecision(False, digest, plan_denial)
     seconds = min(params.seconds, node.spec.policy.rules.approval_seconds)
@@ -84,20 +87,20 @@ async def approve(root: Supervisor, caller: Caller, params: ApproveCall) -> Appr
         local=params.local,
         tainted=params.tainted,
         seconds=seconds,
+        credentials=params.credentials,
     ).with_lines()
     # The client that waits for the topmost query is asked, because it waits for the whole subtree. Without such a
     # client, a watcher is asked.
     query_ids = [each.pending.query_id for each in reversed(lineage) if each.pending is not None]
     agent_ids = [each.spec.id for each in reversed(lineage)]
     attended_id = next((id for id in (*query_ids, *agent_ids) if root.approvals.has_client(id)), None)
-    by_pattern = params.tool != EXIT_PLAN and root.approvals.is_covered_by_pattern(question, lineage[-1].spec.id)
     denial = await root.approvals.ask(question, lineage[-1].spec.id, attended_id, seconds)
     if denial == NO_APPROVER:
         root.approvals.count_denied(query_ids)
     # If plan mode has already ended, the process did not receive the earlier approval. It receives this approval.
     if params.tool == EXIT_PLAN and not denial and node.spec.plan:
         root.handle(events.ApprovePlan(node.spec.id))
-    return ApprovalDecision(not denial, digest, denial, by_pattern)
+    return ApprovalDecision(not denial, digest, denial)
 
 
 def _plan_denial(lineage: Sequence[AgentRecord]) -> str:

@@ -45,6 +45,7 @@ async def admit_request(root: Supervisor, caller: Caller, params: AdmitRequest) 
     """Wait until the next request may be sent."""
     agent, lane = caller.require_agent(root.tree.agents).spec.id, params.lane
     while (permit := root.rate_limiter.admit(lane, agent, _now())) is None:
+        root.waiting_for_admission.add(agent)
         step = root.activity[agent].step if agent in root.activity else 0
         root.activity[agent] = Progress("model", f"{lane}, which has too many requests: waits for its turn", step)
         watchers = [
@@ -55,6 +56,7 @@ async def admit_request(root: Supervisor, caller: Caller, params: AdmitRequest) 
                 watchers, timeout=root.rate_limiter.pause(lane, _now()), return_when=asyncio.FIRST_COMPLETED
             )
         finally:
+            root.waiting_for_admission.discard(agent)
             for watcher in watchers:
                 watcher.cancel()
     return RequestAdmitted(permit)
@@ -63,8 +65,8 @@ async def admit_request(root: Supervisor, caller: Caller, params: AdmitRequest) 
 @handles(RELEASE_REQUEST)
 async def release_request(root: Supervisor, caller: Caller, params: RequestEnded) -> Empty:
     """Record that an admitted request has ended, so that the root can admit the next request."""
-    caller.require_agent(root.tree.agents)
-    root.rate_limiter.release(params.lane, params.id, ok=params.ok)
+    agent = caller.require_agent(root.tree.agents).spec.id
+    root.rate_limiter.release(params.lane, params.id, agent, ok=params.ok)
     root.waiters.notify(RateLimitTopic(params.lane))
     return Empty()
 

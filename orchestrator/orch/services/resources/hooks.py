@@ -18,7 +18,6 @@ from orch_protocol.services.service import Empty, Service
 from orch_protocol.wire.worker_messages import AgentEvent
 
 from ...policy.caller import USER, AgentCaller, Caller
-from ...policy.permissions import CallService, check
 from ...tree.journal.entries import CustomEventEmitted
 from ..agents.steering import steer
 from ..dispatch.call import call
@@ -50,9 +49,7 @@ def connect_program(root: Supervisor, templates: TemplateCatalog, program: Progr
             print(f"message of a hook to agent {id}: {error}", flush=True)
 
     async def call_for_agent(id: str, service: Service[P, R], params: P) -> R:
-        caller = AgentCaller(id)
-        check(root.tree.agents, caller, CallService(service))
-        return await call(root, caller, service, params)
+        return await call(root, AgentCaller(id), service, params)
 
     async def refresh() -> None:
         await call(root, USER, REFRESH_CATALOGS, Empty())
@@ -91,7 +88,8 @@ async def run_hooks(root: Supervisor, caller: Caller, params: RunHooks) -> HookR
 
 
 @handles(RECORD_HOOK_RUNS)
-async def record_hook_runs(root: Supervisor, _: Caller, params: ReportHooks) -> Empty:
-    """Record statistics of hooks, for `orch hooks list`."""
+async def record_hook_runs(root: Supervisor, caller: Caller, params: ReportHooks) -> Empty:
+    """Record statistics of the calling agent's hooks, for `orch hooks list`."""
+    caller.require_agent(root.tree.agents)
     root.hooks.add_tallies(params.rows, root.disk.do)
     return Empty()

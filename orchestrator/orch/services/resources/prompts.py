@@ -13,6 +13,7 @@ from orch_protocol.services.resources.prompts import SHOW_PROMPT, SURVEY_PROJECT
 from orch_protocol.services.service import Empty
 from orch_protocol.wire.worker_messages import EmptyBody
 from orch_worker.conversation.live_subagents import LiveSubagent, live_block
+from orch_worker.tools.api.archive_texts import TEXT_FOLDER, TEXT_READERS
 
 from ...policy.caller import AgentCaller, Caller
 from ...tree.agents.state import AgentRecord
@@ -65,10 +66,16 @@ def _read_prompt(spec: AgentSpec, children: list[LiveSubagent], hooked: bool) ->
 
     session = read_session(Path(spec.folder))
     holders, limit = [], 0
-    if spec.archival is not None:
+    if spec.archival is not None and not spec.archival.in_tail:
         holders = [LiveSubagent(id, f"Archive: {task}") for id, task in session.view.holders()]
         limit = spec.archival.block_entries
-    block = live_block(holders, limit, children)
+    block = live_block(
+        holders,
+        limit,
+        children,
+        may_spawn="spawn_subagent" in spec.grant,
+        texts=str(Path(spec.folder) / TEXT_FOLDER) if not TEXT_READERS.isdisjoint(spec.active) else "",
+    )
     return prompt_of_session(spec, session, block, hooked=hooked)
 
 

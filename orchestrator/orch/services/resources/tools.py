@@ -90,7 +90,7 @@ async def revoke_tools(root: Supervisor, caller: Caller, params: RevokeAgentTool
     root.handle(events.RevokeTools(node.spec.id, _tools_to_keep(node.spec, params.keep)))
     running = [each for each in root.tree.agents.subtree(node.spec.id) if each.status in ("idle", "busy")]
     await asyncio.gather(*(_await_delivery(root, each) for each in running))
-    return row(root, node)
+    return await row(root, node)
 
 
 def _tools_to_keep(spec: AgentSpec, names: Sequence[str]) -> tuple[str, ...]:

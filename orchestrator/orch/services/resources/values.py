@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from orch_protocol.agent.spec import AgentSpec
 from orch_protocol.core.errors import NoValueError
 from orch_protocol.core.ids import new_id
-from orch_protocol.core.taint import join_labels
+from orch_protocol.core.taint import inherited_labels, join_labels
 from orch_protocol.core.values import ExportResult, ExportValue, ValueInfo
 from orch_protocol.services.resources.values import TAKE_VALUE, TakenValue, TakeValue
 from orch_worker.tools.values.store import FOLDER, NAME
@@ -22,6 +22,7 @@ from ...tree.agents.state import AgentRecord
 from ..agents.processes import request_worker
 from ..archives.recall import find_agent_or_holder
 from ..checks.local_only import HideErrorDetails
+from ..checks.taint import label_command
 from ..dispatch.handlers import handles
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ async def take_value(root: Supervisor, caller: Caller, params: TakeValue) -> Tak
 
     Raises NoValueError, AgentError, QueryTimeoutError.
     """
-    node = await find_agent_or_holder(root, caller, params.ref, "take values of", "control")
+    node = await find_agent_or_holder(root, caller, params.ref, *TAKE_VALUE.fields.refs["ref"])
     with HideErrorDetails(root, caller, node):
         if node.is_holder:
             raise NoValueError(
@@ -53,6 +54,7 @@ async def take_value(root: Supervisor, caller: Caller, params: TakeValue) -> Tak
         path = Path(node.spec.folder) / FOLDER / exported.file
         if caller.agent_id is not None:  # the caller's process may not be allowed to read other agents' folders
             path = await root.disk.do(_copy, path, root.workers.spool(caller.agent_id))
+        label_command(root, caller, inherited_labels(exported.marks, node.spec.id))
         return TakenValue(node.spec.id, params.name, str(path), exported)
 
 

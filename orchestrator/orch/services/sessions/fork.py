@@ -60,7 +60,7 @@ async def fork(root: Supervisor, caller: Caller, params: ForkSession) -> ForkRes
     spec = node.spec
     id = new_id()
     copy_folder = root.sessions / id if spec.persist else root.ephemeral_sessions.folder(id)
-    copy = replace(spec, id=id, seq=0, name=params.name or "", folder=str(copy_folder), history=())
+    copy = replace(spec, id=id, seq=0, name=params.name or "", folder=str(copy_folder), history=(), item="")
     recorded_model, thinking = await root.disk.do(_recorded_model, Path(spec.folder), params.at)
     if params.model is not None:
         backend = await root.catalog_for(spec.id).complete(parse_model(params.model))

@@ -32,7 +32,7 @@ async def set_plan_mode(root: Supervisor, caller: Caller, params: SetPlanMode) -
     """
     node = session_of(root, caller, params.ref, "set plan mode of")
     if params.on == node.spec.plan:
-        return row(root, node)
+        return await row(root, node)
     ancestor = next((each for each in lineage_of(root, node)[1:] if each.spec.plan), None)
     if not params.on and ancestor is not None:
         raise ConfigError(
@@ -46,4 +46,4 @@ async def set_plan_mode(root: Supervisor, caller: Caller, params: SetPlanMode) -
     if root.tree.agents[id].running:
         raise AgentBusyError(f"agent {node.spec.name!r} ({id}) received a query: wait until it ends, then retry")
     root.handle(events.StartPlan(id, new_id()) if params.on else events.ApprovePlan(id))
-    return row(root, root.tree.agents[id])
+    return await row(root, root.tree.agents[id])

@@ -72,7 +72,7 @@ def _subagent_id(row: dict[str, Any], subagent_ids: dict[str, str]) -> str:
 def _read_subagent_files(reading: Reading, rows: list[Row]) -> Iterator[ImportedSession]:
     """Yield the conversations of subagents in separate files. A file that cannot be read is reported."""
     session = next((row["sessionId"] for _, row in rows if isinstance(row.get("sessionId"), str)), "")
-    if not session or any(row.get("agentId") for _, row in rows):
+    if not reading.subagent_files or not session or any(row.get("agentId") for _, row in rows):
         return
     folder = reading.path.with_suffix("") / "subagents"
     files = [*sorted(folder.glob("agent-*.jsonl")), *sorted(reading.path.parent.glob("agent-*.jsonl"))]
@@ -207,7 +207,8 @@ class _Conversation:
             self._skipped_types[name] = self._skipped_types.get(name, 0) + 1
             return parent
         try:
-            read = check_blocks(self._format.read({"role": message["role"], "content": message["content"]}))
+            fields = {"role": message["role"], "content": message["content"], "model": message.get("model")}
+            read = check_blocks(self._format.read(fields))
         except (ConfigError, *SHAPE_ERRORS) as error:
             self._reading.handle_fault(line, f"is not a message: {error}", "it is left out")
             return parent

@@ -83,12 +83,23 @@ class ImportedSession(Struct, frozen=True):
 class Reading:
     """The state while the file at `path` is read.
 
-    If `repair` is True, damage is repaired if possible. If `repair` is False, damage is an error.
+    If `repair` is True, damage is repaired if possible. If `repair` is False, damage is an error. `repairs` lists at
+    most `limit` places; None means all. If `subagent_files` is False, the files of subagents beside the file are not
+    read.
     """
 
-    def __init__(self, path: Path, *, repair: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        repair: bool = False,
+        limit: int | None = MAX_LISTED_REPAIRS,
+        subagent_files: bool = True,
+    ) -> None:
         self.path = path
         self.repair = repair
+        self.subagent_files = subagent_files
+        self._limit = limit
         self._repairs: list[str] = []
         self._more = 0
 
@@ -100,7 +111,7 @@ class Reading:
 
     def add_repair(self, what: str) -> None:
         """Record a repair."""
-        if len(self._repairs) < MAX_LISTED_REPAIRS:
+        if self._limit is None or len(self._repairs) < self._limit:
             self._repairs.append(what)
         else:
             self._more += 1

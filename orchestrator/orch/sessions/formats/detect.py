@@ -13,15 +13,18 @@ from orch_worker.session.entry_codec import DECODE_ERRORS
 from orch_worker.system.files import open_regular
 
 from .claude_code import is_row, read_claude_code
+from .codex import is_rollout_row, read_rollout
 from .conversation import ImportedSession, Reading
-from .json_lines import decoded, lines_of, rows_of, text_of_file
-from .native import is_orch_session, read_orch_session
+from .json_lines import complete_items, decoded, lines_of, rows_of, text_of_file
+from .native import is_orch_line, read_orch_session
 from .pi import read_session
 from .plain_messages import messages_in, read_dialogues, read_document, read_rows
 
-__all__ = ["read_conversation", "read_file"]
+__all__ = ["read_conversation", "read_file", "read_with"]
 
 MAX_BYTES: Final = 1 << 30
+LOOK_AHEAD: Final = 100
+"""Number of lines that decide about the format of a file whose first line is damaged."""
 
 
 def read_file(path: Path, *, repair: bool = False) -> list[ImportedSession]:
@@ -30,7 +33,12 @@ def read_file(path: Path, *, repair: bool = False) -> list[ImportedSession]:
     Raises ForeignFileError for an unknown format, DamagedError for an unreadable line, and StoreError if the file
     cannot be read. If `repair` is True, unreadable lines are left out and reported in the result.
     """
-    reading = Reading(path, repair=repair)
+    return read_with(Reading(path, repair=repair))
+
+
+def read_with(reading: Reading) -> list[ImportedSession]:
+    """Return the conversations in the file of `reading`, as `read_file` does. `reading` gets the repairs."""
+    path = reading.path
     data = _bytes(path)
     try:
         return _read(text_of_file(data, reading), reading)
@@ -74,26 +82,38 @@ def _read(data: bytes, reading: Reading) -> list[ImportedSession]:
     lines = lines_of(data)
     if not lines:
         raise reading.foreign_error("it is empty: no conversation")
-    if is_orch_session(lines[0][1]):
+    if any(is_orch_line(line) for _, line in lines[:LOOK_AHEAD]):
         return [read_orch_session(data, reading)]
     document = _document(data, len(lines), reading)
     if document is not None:
         return read_document(document, reading)
     rows = rows_of(data, reading)
     values = [row for _, row in rows]
-    if values[0].get("type") == "session" or any(_is_entry(row) for row in values):
-        return [read_session(rows, reading)]
-    if any(is_row(row) for row in values):
-        return [read_claude_code(rows, reading)]
-    if any(messages_in(row) is not None for row in values):
-        return read_dialogues(rows, reading)
-    if any("role" in row for row in values):
-        return read_rows(rows, reading)
+    # A line of another program does not decide about the file.
+    votes = {
+        "session": (values[0].get("type") == "session") + sum(map(_is_entry, values)),
+        "transcript": sum(map(is_row, values)),
+        "rollout": sum(map(is_rollout_row, values)),
+        "dialogues": sum(messages_in(row) is not None for row in values),
+        "messages": sum("role" in row for row in values),
+    }
+    match max(votes, key=lambda kind: votes[kind]) if any(votes.values()) else "":
+        case "session":
+            return [read_session(rows, reading)]
+        case "transcript":
+            return [read_claude_code(rows, reading)]
+        case "rollout":
+            return [read_rollout(rows, reading)]
+        case "dialogues":
+            return read_dialogues(rows, reading)
+        case "messages":
+            return read_rows(rows, reading)
     raise reading.foreign_error()
 
 
 def _is_entry(row: dict[str, Any]) -> bool:
-    return row.get("type") == "message" and isinstance(row.get("message"), dict) and "parentId" in row
+    is_message = row.get("type") == "message" and isinstance(row.get("message"), dict)
+    return is_message and ("parentId" in row or not is_row(row))
 
 
 def _document(data: bytes, lines: int, reading: Reading) -> Any:
@@ -102,6 +122,12 @@ def _document(data: bytes, lines: int, reading: Reading) -> Any:
     if head not in (b"[", b"{"):
         return None
     value = decoded(data)
+    if value is None and reading.repair:
+        first_lines = lines_of(data)[:LOOK_AHEAD]
+        if 2 * sum(isinstance(decoded(line), dict) for _, line in first_lines) > len(first_lines):
+            return None
+        if items := complete_items(data, reading):
+            return items
     if value is None and head == b"[":
         raise DamagedError(
             f"{reading.path} is not a complete JSON array: {_decode_problem(data)}. Correct it, or get the file again"

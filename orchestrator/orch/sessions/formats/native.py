@@ -15,12 +15,17 @@ from .json_lines import lines_of
 from .pi import UNREADABLE
 from .tree_builder import EntryLink, build_tree
 
-__all__ = ["is_orch_session", "read_orch_session"]
+__all__ = ["is_orch_line", "is_orch_session", "read_orch_session"]
 
 
 def is_orch_session(line: bytes) -> bool:
     """Return whether `line` is the first line of a session file of orch."""
     return line.startswith(HEADER_PREFIX) and unseal_line(line) is not None
+
+
+def is_orch_line(line: bytes) -> bool:
+    """Return whether `line` is the first line or an entry of a session file of orch."""
+    return is_orch_session(line) or (line.startswith(ENTRY_PREFIXES) and unseal_line(line) is not None)
 
 
 def read_orch_session(data: bytes, reading: Reading) -> ImportedSession:

@@ -38,6 +38,7 @@ from orch_protocol.session.entries import (
     SessionInfo,
     ThinkingLevelChange,
 )
+from orch_worker.backends.formats.normalize_messages import with_model
 from orch_worker.backends.model_families import ratios_named
 
 from .conversation import SHAPE_ERRORS, ForeignEntry, ImportedEntry, ImportedSession, Reading, check_blocks
@@ -187,10 +188,12 @@ class _Reader:
     def _message(self, message: dict[str, Any], base: dict[str, Any]) -> ImportedEntry:
         match message["role"]:
             case "assistant":
-                content = tuple(_blocks(message["content"], str(message.get("provider", ""))))
+                blocks = tuple(_blocks(message["content"], str(message.get("provider", ""))))
+                origin = _origin(message)
+                content = with_model(blocks, origin.model)
                 if message.get("api"):
                     self.family = f"{message['api']} {message.get('model', '')}"
-                return MessageEntry(message=Message("assistant", content), origin=_origin(message), **base)
+                return MessageEntry(message=Message("assistant", content), origin=origin, **base)
             case "toolResult":
                 parts = tuple(_blocks(message["content"]))
                 if not all(isinstance(part, Text | Image) for part in parts):
@@ -204,6 +207,11 @@ class _Reader:
                 return MessageEntry(message=ran, **base)
             case "compactionSummary" | "branchSummary":
                 return MessageEntry(message=user(_text(message["summary"])), **base)
+            case "system":  # Its text is in sections, of which `content` contains none.
+                sections = message.get("sections")
+                texts = sections.values() if isinstance(sections, dict) else _blocks(message["content"])
+                system = "\n\n".join(_text(each.text if isinstance(each, Text) else each) for each in texts)
+                return MessageEntry(message=Message("system", (Text(system),)), **base)
             case "user" | "custom" | "hookMessage":
                 read_message = check_blocks(Message("user", tuple(_blocks(message["content"]))))
                 return MessageEntry(message=read_message, **base)
@@ -470,7 +478,9 @@ class _Writer:
 
     def _assistant(self, entry: MessageEntry) -> dict[str, Any]:
         blocks, origin = entry.message.content, entry.origin
-        signed = next((block.provider for block in blocks if isinstance(block, Thinking | Opaque)), "")
+        signed, signer = next(
+            ((block.provider, block.model) for block in blocks if isinstance(block, Thinking | Opaque)), ("", "")
+        )
         provider = signed or (origin.provider if origin else "") or self._default_origin.provider
         stop = origin.stop if origin and origin.stop in STOPS else "toolUse" if tool_uses(entry.message) else "stop"
         return {
@@ -478,7 +488,7 @@ class _Writer:
             "content": [part for block in blocks if (part := self._block(block, provider)) is not None],
             "api": (origin.api if origin else "") or self._default_origin.api,
             "provider": provider,
-            "model": (origin.model if origin else "") or self._default_origin.model,
+            "model": signer or (origin.model if origin else "") or self._default_origin.model,
             "usage": _usage(entry.usage or (origin.usage if origin else None) or Usage()),
             "stopReason": stop,
         }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -19,12 +19,10 @@ from orch_protocol.session.entries import MessageEntry, Origin
 from ...archival.adapters import detect
 from ...tree.agents.state import iso_time
 from .conversation import SHAPE_ERRORS, ImportedSession, Reading, check_blocks
-from .json_lines import Row
+from .json_lines import DIALOGUE_KEYS, Row
 from .pi import entry_time, usage_of
 
 __all__ = ["messages_in", "read_dialogues", "read_document", "read_rows"]
-
-DIALOGUE_KEYS: Final = ("traj", "messages", "conversation", "history", "trajectory")
 
 
 def messages_in(value: Any) -> list[Any] | None:
@@ -45,9 +43,11 @@ def read_document(value: Any, reading: Reading) -> list[ImportedSession]:
     name = reading.path.name
     if isinstance(value, dict):
         return [_read_messages(messages_in(value) or [], name, reading)]
-    if value and all(isinstance(item, dict) and ("role" in item or "type" in item) for item in value):
-        return [_read_messages(value, name, reading)]
     dialogues = [(number, messages_in(item)) for number, item in enumerate(value)]
+    are_messages = [isinstance(item, dict) and ("role" in item or "type" in item) for item in value]
+    is_damaged_list = reading.repair and any(are_messages) and all(messages is None for _, messages in dialogues)
+    if value and (all(are_messages) or is_damaged_list):
+        return [_read_messages(value, name, reading)]
     found = [
         _read_messages(messages, f"{name}[{number}]", reading) for number, messages in dialogues if messages is not None
     ]

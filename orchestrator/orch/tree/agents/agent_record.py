@@ -121,6 +121,8 @@ class QueryResult:
     """Whether the user ended the turn together with the agent's process."""
     stays: bool = False
     """Whether the result is kept until a caller collects the result, even if other queries follow."""
+    item: str = ""
+    """The question of a map that the query asked, or ""."""
 
     @property
     def outcome(self) -> Outcome:
@@ -194,6 +196,8 @@ class AgentRecord:
     requests: dict[str, str] = field(default_factory=dict)
     credentials: CredentialsRecord | None = None
     """The credentials of the agent's models. None if the agent uses the credentials of its parent."""
+    ends_with_connection: bool = False
+    """Whether the agent ends when the client that spawned or resumed it disconnects."""
 
     @property
     def is_holder(self) -> bool:

@@ -137,6 +137,8 @@ class TreeState:
         """
         self.requests: dict[str, str] = {}
         """Ids of recently spawned agents, by the id of the spawn request."""
+        self.items: dict[tuple[str, str], str] = {}
+        """Ids of the agents for items of maps, by the id of their parent and the item. Killed agents are left out."""
         self.unremoved_folders: dict[str, str] = {}
         """Folders of deleted sessions that may still exist, by agent id."""
         self.rewriting: dict[str, TranscriptPosition] = {}
@@ -175,6 +177,10 @@ class TreeState:
     def get(self, id: str | None) -> AgentRecord | None:
         """Return the agent with the id `id`. Return None if `id` is None or unknown."""
         return self.by_id.find(id) if id is not None else None
+
+    def find_item(self, parent_id: str | None, item: str) -> AgentRecord | None:
+        """Return the agent for the item of a map below `parent_id`. Return None if there is no such agent."""
+        return self.get(self.items.get((parent_id or "", item))) if item else None
 
     def find_by_name(self, name: str) -> AgentRecord | None:
         """Return the agent named `name`.
@@ -320,6 +326,12 @@ class TreeState:
                 index[id] = record
             else:
                 index.pop(id, None)
+        if item := record.spec.item:
+            place = (record.spec.parent_id or "", item)
+            if record.status != "killed":
+                self.items[place] = id
+            elif self.items.get(place) == id:
+                del self.items[place]
         if record.status != "killed":
             self.names[name] = id
             if self._past_names.get(name) == id:
@@ -338,6 +350,7 @@ class TreeState:
             model=_model_name(entry.spec),
             repaired=entry.repaired,
             credentials=entry.credentials,
+            ends_with_connection=entry.ends_with_connection,
         )
         self.has_budgets = self.has_budgets or is_limited(entry.spec.limits)
         spawner = self.get(entry.spec.parent_id)
@@ -474,10 +487,11 @@ class TreeState:
         taken_at = entry.at if entry.taken_by else None
         asker_id = pending.asker if pending else None
         stays = pending is not None and pending.stays
+        item = pending.item if pending is not None else ""
         if record.last is not None and record.last.stays and record.last.taken_by is None:
             record.earlier = [*record.earlier, record.last][-MAX_UNCOLLECTED:]
         record.last = QueryResult(
-            entry.query_id, entry.reply, entry.error, entry.taken_by, taken_at, asker_id, entry.ended, stays
+            entry.query_id, entry.reply, entry.error, entry.taken_by, taken_at, asker_id, entry.ended, stays, item
         )
         record.pending, record.last_activity = None, entry.at
         self.reservations.pop(entry.id, None)
@@ -532,6 +546,7 @@ class TreeState:
 
     def _apply_agent_resumed(self, record: AgentRecord, entry: AgentResumed) -> None:
         record.status, record.error, record.last_activity = "cold", None, entry.at
+        record.ends_with_connection = entry.ends_with_connection
         record.crashes.clear()
 
     def _apply_budget_changed(self, record: AgentRecord, entry: BudgetChanged) -> None:

@@ -8,7 +8,7 @@ from orch_protocol.core.errors import QueryCycleError
 
 from .agent_record import AgentRecord
 
-__all__ = ["agents_waited_for", "check_no_cycle"]
+__all__ = ["agents_blocked_by", "agents_waited_for", "check_no_cycle"]
 
 
 def agents_waited_for(pending: Iterable[AgentRecord], id: str) -> set[str]:
@@ -24,6 +24,25 @@ def agents_waited_for(pending: Iterable[AgentRecord], id: str) -> set[str]:
             if query and query.waits and query.asker == asker and answering_id not in found:
                 found.add(answering_id)
                 pending_ids.append(answering_id)
+    return found
+
+
+def agents_blocked_by(pending: Iterable[AgentRecord], ids: Iterable[str]) -> set[str]:
+    """Return `ids` and the agents that wait, directly or indirectly, for one of the agents `ids`.
+
+    `pending` are the agents with a query in progress. Only queries whose asker blocks on the reply count.
+    """
+    askers = {
+        record.spec.id: record.pending.asker
+        for record in pending
+        if record.pending is not None and record.pending.waits and record.pending.asker is not None
+    }
+    found, unfollowed = set(ids), list(ids)
+    while unfollowed:
+        asker = askers.get(unfollowed.pop())
+        if asker is not None and asker not in found:
+            found.add(asker)
+            unfollowed.append(asker)
     return found
 
 

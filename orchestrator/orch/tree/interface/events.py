@@ -70,13 +70,16 @@ than a minute. If a tool spawned the agent, the error must arrive within the tim
 class SpawnRequested(Struct, frozen=True, gc=False):
     """Request of `caller` (an agent's id, None for the user's program) to spawn an agent.
 
-    The tree sets the sequence number, name and depth of the new agent.
+    The tree sets the sequence number, name and depth of the new agent. If `start` is False, the agent gets a process
+    with its first query.
     """
 
     spec: AgentSpec
     caller: str | None = None
     request_id: str | None = None
     credentials: CredentialsRecord | None = None
+    ends_with_connection: bool = False
+    start: bool = True
 
 
 class StartQuery(Struct, frozen=True, gc=False):
@@ -84,7 +87,8 @@ class StartQuery(Struct, frozen=True, gc=False):
 
     If `waits` is True, the asker blocks until the reply. If `stays` is True, the result is kept until a caller collects
     the result. `prompt` is the whole prompt of an asynchronous query, with its `images`, otherwise "". If the root dies
-    before the agent's transcript contains the prompt, the next root sends the query again.
+    before the agent's transcript contains the prompt, the next root sends the query again. `item` identifies the
+    question of a map, see QueryAgent.
     """
 
     id: str
@@ -98,6 +102,7 @@ class StartQuery(Struct, frozen=True, gc=False):
     stays: bool = False
     prompt: str = ""
     images: tuple[Image, ...] = ()
+    item: str = ""
 
 
 class WorkerBooted(Struct, frozen=True, gc=False):
@@ -310,6 +315,7 @@ class ResumeRequested(Struct, frozen=True, gc=False):
 
     id: str
     budget: BudgetChange = BudgetChange()
+    ends_with_connection: bool = False
 
 
 class DiscardSessions(Struct, frozen=True, gc=False):

@@ -100,8 +100,9 @@ class CredentialsRecord(Struct, frozen=True, gc=False, omit_defaults=True):
 class AgentSpawned(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="agent_spawned"):
     """An agent was spawned.
 
-    A repeated request has the same `request_id`. A `cold` agent already has a transcript; the first query starts the
-    agent's process. `repaired` describes the problems of the session from which the agent was created.
+    A repeated request has the same `request_id`. A `cold` agent has no process; its first query starts
+    one. It may already have a transcript. `repaired` describes the problems of the session from which the agent was
+    created. If `ends_with_connection` is True, the agent ends when the client that spawned it disconnects.
     """
 
     spec: AgentSpec
@@ -109,6 +110,7 @@ class AgentSpawned(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="agent_
     cold: bool = False
     repaired: str = ""
     credentials: CredentialsRecord | None = None
+    ends_with_connection: bool = False
 
 
 class CredentialsSet(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="credentials_set"):
@@ -148,6 +150,7 @@ class QueryStarted(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="query_
 
     If `stays` is True, the result is kept until a caller collects the result, even if other queries follow. While an
     asynchronous query runs, `prompt` is the whole prompt and `images` are its images. Otherwise both are empty.
+    `item` identifies the question of a map, or is "".
     """
 
     query_id: str
@@ -160,6 +163,7 @@ class QueryStarted(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="query_
     stays: bool = False
     prompt: str = ""
     images: tuple[Image, ...] = ()
+    item: str = ""
 
 
 class QueryFinished(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="query_finished"):
@@ -223,7 +227,12 @@ class AgentKilled(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="agent_k
 
 
 class AgentResumed(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="agent_resumed"):
-    """A killed or failed agent was resumed and accepts queries again."""
+    """A killed or failed agent was resumed and accepts queries again.
+
+    If `ends_with_connection` is True, the agent ends when the client that resumed it disconnects.
+    """
+
+    ends_with_connection: bool = False
 
 
 class BudgetChanged(BudgetChange, frozen=True, gc=False, kw_only=True, tag_field="type", tag="budget_changed"):

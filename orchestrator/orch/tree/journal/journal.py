@@ -12,7 +12,7 @@ from orch_protocol.core.errors import StoreError
 from orch_protocol.wire.frames import DECODE_ERRORS
 from orch_worker.session.log.append_log import AppendLog
 from orch_worker.session.log.atomic_rewrite import LogRewrite, rewriting
-from orch_worker.session.log.log_reader import scan_file
+from orch_worker.session.log.log_reader import LogContents, scan_file
 from orch_worker.session.log.record_format import UncheckedLine
 
 from .entries import (
@@ -35,7 +35,7 @@ from .entries import (
     read_entry,
 )
 
-__all__ = ["HEADER", "JOURNAL", "Journal", "read_entries"]
+__all__ = ["HEADER", "JOURNAL", "Journal", "JournalCopy", "read_entries"]
 
 JOURNAL = "journal.jsonl"
 """Name of the file in a run folder."""
@@ -201,6 +201,19 @@ class Journal:
     def close(self) -> None:
         """Sync the file to disk and close the file."""
         self.log.close()
+
+
+class JournalCopy(Journal):
+    """The entries of a journal that another root may write. New entries change the tree in memory and no file."""
+
+    @classmethod
+    def read(cls, path: Path) -> JournalCopy:
+        """Read the journal at `path`. Raises ForeignFileError, StoreError."""
+        closed = AppendLog(path, -1, "process", LogContents(HEADER, [], [], b"", 0, 0, 0))
+        return cls(closed, read_entries(path), [], "process")
+
+    def append(self, entries: list[Entry]) -> None:
+        """Do not write `entries`."""
 
 
 def read_entries(path: Path) -> list[Entry]:

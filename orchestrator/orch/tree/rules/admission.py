@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from orch_protocol.agent.config import SubagentsConfig
 from orch_protocol.agent.spec import AgentSpec
 from orch_protocol.core.errors import (
@@ -15,12 +17,13 @@ from orch_protocol.core.errors import (
 
 from ..agents.agent_refs import LATEST
 from ..agents.state import AgentRecord, TreeState
+from ..agents.wait_graph import agents_blocked_by
 from .inherited_rights import own_rights
 
 __all__ = [
     "check_asker",
     "check_can_be_queried",
-    "check_concurrency",
+    "check_dead_end",
     "check_spawn",
     "name_for",
     "no_idle_agent_error",
@@ -48,22 +51,30 @@ def check_spawn(config: SubagentsConfig, parent: AgentRecord | None, spec: Agent
         _check_grant(parent, spec)
 
 
-def check_concurrency(config: SubagentsConfig, agents: TreeState) -> None:
-    """Raise ConcurrencyLimitError if the maximum number of agents is alive."""
-    alive = len(agents.alive)
-    if alive >= config.max_concurrent:
-        raise ConcurrencyLimitError(
-            f"{alive} agents are alive and subagents.max_concurrent is {config.max_concurrent}: "
-            "kill one, wait for one to go cold, or raise the limit"
-        )
-
-
 def no_idle_agent_error(config: SubagentsConfig, agents: TreeState) -> ConcurrencyLimitError:
-    """Return the error for a query that needs a process while the limit is reached and no idle agent can be stopped."""
+    """Return the error for a request that needs a process while the limit is reached and no idle agent can be stopped.
+
+    Callers that can wait repeat the request when an agent becomes idle.
+    """
     return ConcurrencyLimitError(
         f"none of the {len(agents.alive)} agents that are alive is idle, and subagents.max_concurrent is "
         f"{config.max_concurrent}: wait for one to become idle, cancel or kill one, or raise the limit"
     )
+
+
+def check_dead_end(config: SubagentsConfig, agents: TreeState, asker: str | None, waiting: Iterable[str]) -> None:
+    """Raise ConcurrencyLimitError if no agent can become idle before `asker` gets a place.
+
+    `asker` is the agent that waits, None for the user. `waiting` are the other agents that wait for a place. An agent
+    that waits for a place, or for the reply of such an agent, does not become idle.
+    """
+    blocked = agents_blocked_by(agents.pending.values(), {*waiting, *([asker] if asker is not None else [])})
+    if blocked.issuperset(agents.alive):
+        raise ConcurrencyLimitError(
+            f"all {len(agents.alive)} agents that are alive wait for another agent to become idle, and "
+            f"subagents.max_concurrent is {config.max_concurrent}: do the work yourself, cancel or kill an agent, or "
+            "raise the limit"
+        )
 
 
 def name_for(agents: TreeState, requested: str, seq: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -47,17 +47,13 @@ from ..journal.entries import (
 )
 from .query_results import finish_queries
 
-__all__ = ["discard", "record_deletion", "redacted"]
+__all__ = ["discard", "record_deletion", "redacted", "unrecorded"]
 
 
 def record_deletion(agents: TreeState, event: RecordDeletion, now: float) -> Decision:
     """Return the decision for deleted archives. The holders of these archives no longer answer."""
     agent = agents[event.id]
-    recorded = {id for id in event.holders if (holder := agents.get(id)) is not None and holder.deleted}
-    recorded |= {
-        id for id in event.holders if id in agent.archives and not agent.archives[id] and id not in agents.by_id
-    }
-    holders = {id: when for id, when in event.holders.items() if id not in recorded}
+    holders = {id: event.holders[id] for id in unrecorded(agents, agent, event.holders)}
     turns = {id: when for id, when in event.turns.items() if id not in agent.forgotten}
     if not holders and not turns:
         return Decision()
@@ -77,6 +73,15 @@ def record_deletion(agents: TreeState, event: RecordDeletion, now: float) -> Dec
     decision = finish_queries(agents, finished_queries)
     deletion_entry = ContentDeleted(at=now, id=event.id, holders=holders, turns=turns)
     return Decision([*decision.entries, deletion_entry], [*decision.instructions, *instructions])
+
+
+def unrecorded(agents: TreeState, agent: AgentRecord, ids: Iterable[str]) -> list[str]:
+    """Return those of the deleted archives `ids` of `agent` whose deletion is not recorded yet."""
+    return [
+        id
+        for id in ids
+        if not (holder.deleted if (holder := agents.get(id)) else id in agent.archives and not agent.archives[id])
+    ]
 
 
 def discard(agents: TreeState, event: DiscardSessions, now: float) -> Decision:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from orch_protocol.core.errors import AgentBusyError, NoResultError
+from orch_protocol.core.messages import Reply
 
 from ..agents.state import AgentRecord, QueryResult, TreeState, iso_time
 from ..agents.wake_messages import WakeMessages
@@ -13,7 +14,7 @@ from ..interface.instructions import Decision, Instruction, Notify, Wake
 from ..interface.topics import QueryTopic
 from ..journal.entries import Entry, QueryFinished, ReplyCollected
 
-__all__ = ["available_result", "collect", "finish_queries", "uncollected"]
+__all__ = ["available_result", "collect", "finish_queries", "kept_reply", "uncollected"]
 
 
 def finish_queries(agents: TreeState, finished_queries: Iterable[QueryFinished]) -> Decision:
@@ -44,6 +45,12 @@ def finish_queries(agents: TreeState, finished_queries: Iterable[QueryFinished])
 def uncollected(agent: AgentRecord, asker: str | None) -> list[QueryResult]:
     """Return the results that `asker` has not collected yet, oldest first. A query may be in progress."""
     return [result for result in _results(agent) if result.stays and result.taken_by is None and result.asker == asker]
+
+
+def kept_reply(agent: AgentRecord, item: str) -> Reply | None:
+    """Return the complete reply to the question `item` of a map. Return None if the question must be asked."""
+    replies = (result.reply for result in reversed(_results(agent)) if result.item == item)
+    return next((reply for reply in replies if reply is not None and reply.is_complete), None)
 
 
 def available_result(

@@ -7,8 +7,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from ...core.messages import Image, Reply
-from ...core.taint import TaintLabel
-from ..service import Service, StreamingService, agents_with
+from ..service import AgentFields, Reach, Service, StreamingService, agents_with
 
 __all__ = [
     "ASK_ALL",
@@ -34,7 +33,9 @@ class QueryAgent(Struct, frozen=True, forbid_unknown_fields=True):
       ended), or the number of queries that have ended.
     - `approve`: the caller answers approval questions during the query.
     - `progress`: the caller receives a CallEvent for each tool call of the agent and its subagents.
-    - `marks`: taint labels of the conversation that the prompt comes from.
+    - `item`: identifies a question about one item of a map, or "". The reply is kept in the agent's record. If the
+      same question was already answered, the kept reply is returned. If the caller stops waiting, the turn is
+      cancelled. After the reply, the agent's process is stopped.
     """
 
     ref: str
@@ -44,9 +45,9 @@ class QueryAgent(Struct, frozen=True, forbid_unknown_fields=True):
     stream: bool = False
     approve: bool = False
     progress: bool = False
-    marks: tuple[TaintLabel, ...] = ()
     request_id: str | None = None
     images: tuple[Image, ...] = ()
+    item: str = ""
 
 
 class Submitted(Struct, frozen=True):
@@ -96,36 +97,71 @@ class Waited(Struct, frozen=True):
 class AskAll(Struct, frozen=True, forbid_unknown_fields=True):
     """Send the same prompt to all agents in `refs`. `timeout` is the total time limit for all replies.
 
-    `marks` and `images` have the same meaning as in QueryAgent.
+    `images` has the same meaning as in QueryAgent.
     """
 
     refs: tuple[str, ...]
     prompt: str
     timeout: float | None = None
-    marks: tuple[TaintLabel, ...] = ()
     images: tuple[Image, ...] = ()
 
 
 class AskAllResult(Struct, frozen=True):
-    """The result of asking one agent. Exactly one of `reply` and `error` is set."""
+    """The result of asking one agent. Exactly one of `reply` and `error` is set.
+
+    `exit_code` is the exit status of the CLI for `error`, and 0 for a reply.
+    """
 
     ref: str
     reply: Reply | None = None
     error: str | None = None
+    exit_code: int = 0
 
 
+QUERY_FIELDS: Final = AgentFields(
+    free=("prompt", "timeout", "wake", "images"),
+    users=("stream", "approve", "progress", "item"),
+    own=("request_id",),
+    refs={"ref": Reach("query", "ask")},
+)
 QUERY: Final = StreamingService(
-    "query", QueryAgent, Reply, agents_with("query_subagent", "spawn_subagent"), "Ask an agent and wait for the reply."
+    "query",
+    QueryAgent,
+    Reply,
+    agents_with("query_subagent", "spawn_subagent"),
+    "Ask an agent and wait for the reply.",
+    QUERY_FIELDS,
 )
 SUBMIT: Final = Service(
-    "submit", QueryAgent, Submitted, agents_with("query_subagent"), "Ask an agent without waiting for the reply."
+    "submit",
+    QueryAgent,
+    Submitted,
+    agents_with("query_subagent"),
+    "Ask an agent without waiting for the reply.",
+    QUERY_FIELDS,
 )
 COLLECT: Final = Service(
-    "collect", Collect, Reply, agents_with("collect_subagent"), "Take the reply to a submitted query."
+    "collect",
+    Collect,
+    Reply,
+    agents_with("collect_subagent"),
+    "Take the reply to a submitted query.",
+    AgentFields(free=("timeout", "again", "query"), refs={"ref": Reach("collect from", "ask")}),
 )
 WAIT: Final = Service(
-    "wait", Wait, Waited, agents_with("wait_subagents"), "Wait until agents have finished the query that they run."
+    "wait",
+    Wait,
+    Waited,
+    agents_with("wait_subagents"),
+    "Wait until agents have finished the query that they run.",
+    AgentFields(free=("mode", "timeout"), refs={"refs": Reach("wait for", "ask")}),
 )
 ASK_ALL: Final = Service(
-    "ask_all", AskAll, list[AskAllResult], agents_with("map_subagents"), "Ask several agents the same question."
+    "ask_all",
+    AskAll,
+    list[AskAllResult],
+    agents_with("map_subagents"),
+    "Ask several agents the same question.",
+    # The handler checks each reference, because one wrong reference must not fail the others.
+    AgentFields(free=("refs", "prompt", "timeout", "images")),
 )

@@ -14,7 +14,7 @@ from ...core.taint import TaintLabel
 from ...policy.budget import Budget, BudgetAmounts
 from ...policy.sandbox import Level
 from ..archives.recall import ArchiveRow
-from ..service import USERS_ONLY, AgentRef, Empty, Service, agents_with
+from ..service import USERS_ONLY, AgentFields, AgentRef, Empty, Service, agents_with
 
 __all__ = [
     "LIST_AGENTS",
@@ -44,6 +44,9 @@ class AgentRow(Struct, frozen=True):
     - `title`: the title of its session.
     - `outcome`: how its last query ended; "" before the first query and during a query.
     - `deleted`: the time at which its session or archive was permanently deleted, otherwise "".
+    - `denied_paths`: what protects denied paths from its commands: "unreadable" if they are hidden, "by name only" if
+      only rules apply, and "commands refused: " with the reason if they cannot be hidden. "" if the agent cannot run
+      code, and for agents of another run if their protection is unknown.
     - `credentials`: the variables with the API keys of its models, and their source.
     """
 
@@ -80,7 +83,7 @@ class AgentRow(Struct, frozen=True):
     sandbox: Level = "L0"
     deleted: str = ""
     run: str = ""
-    denied_paths: Literal["", "unreadable", "by name only"] = ""
+    denied_paths: str = ""
     credentials: str = ""
 
 
@@ -128,10 +131,22 @@ class LiveAgent(Struct, frozen=True):
     task: str
 
 
-LIST_AGENTS: Final = Service("list", ListAgents, list[AgentRow], agents_with("list_subagents"), "List agents.")
-SHOW_AGENT: Final = Service("show", ShowAgent, AgentShown, USERS_ONLY, "Show an agent and its last messages.")
-SHOW_STATE: Final = Service("state", AgentRef, AgentRow, USERS_ONLY, "Show the state of an agent.")
-SHOW_SPEC: Final = Service("spec", AgentRef, AgentSpec, USERS_ONLY, "Show the spec that an agent was started with.")
+LIST_AGENTS: Final = Service(
+    "list",
+    ListAgents,
+    list[AgentRow],
+    agents_with("list_subagents"),
+    "List agents.",
+    AgentFields(free=("all",), users=("runs",)),
+    reads_files=True,
+)
+SHOW_AGENT: Final = Service(
+    "show", ShowAgent, AgentShown, USERS_ONLY, "Show an agent and its last messages.", reads_files=True
+)
+SHOW_STATE: Final = Service("state", AgentRef, AgentRow, USERS_ONLY, "Show the state of an agent.", reads_files=True)
+SHOW_SPEC: Final = Service(
+    "spec", AgentRef, AgentSpec, USERS_ONLY, "Show the spec that an agent was started with.", reads_files=True
+)
 LIST_LIVE_SUBAGENTS: Final = Service(
     "list_live_subagents",
     Empty,

@@ -9,7 +9,7 @@ from msgspec import Struct, field
 from ...agent.spec import BackendSpec
 from ...core.archives import Collapse
 from ...core.messages import StopReason
-from ..service import ARCHIVING_AGENTS, Empty, Service
+from ..service import ARCHIVING_AGENTS, AgentFields, Empty, Service
 
 __all__ = [
     "COMMIT_ARCHIVES",
@@ -34,6 +34,7 @@ class PlanArchiving(Struct, frozen=True):
     - `summaries`: whether a model can write summaries. `with_conversation`: this model is the agent's own model, and
       the conversation is in the model's prompt cache.
     - `now`: archive each finished turn whose archive makes the conversation smaller, without comparing costs.
+    - `window`: context window of the model. 0 means that it is unknown.
     """
 
     stop_reason: StopReason | None = None
@@ -43,6 +44,7 @@ class PlanArchiving(Struct, frozen=True):
     summaries: bool = False
     with_conversation: bool = field(default=False, name="beside")
     now: bool = False
+    window: int = 0
 
 
 class SummaryOrder(Struct, frozen=True):
@@ -111,9 +113,17 @@ PLAN_ARCHIVING: Final = Service(
     ArchivePlan,
     ARCHIVING_AGENTS,
     "Plan which turns of the calling agent to archive now.",
+    AgentFields(
+        free=("stop_reason", "last", "context_tokens", "factor", "summaries", "with_conversation", "now", "window")
+    ),
 )
 COMMIT_ARCHIVES: Final = Service(
-    "commit_archives", CommitArchives, Empty, ARCHIVING_AGENTS, "Record archives that the calling agent has written."
+    "commit_archives",
+    CommitArchives,
+    Empty,
+    ARCHIVING_AGENTS,
+    "Record archives that the calling agent has written.",
+    AgentFields(free=("holders", "context_tokens", "problem", "turns")),
 )
 SUMMARIZE_ARCHIVE: Final = Service(
     "summarize_archive",
@@ -121,4 +131,5 @@ SUMMARIZE_ARCHIVE: Final = Service(
     SummaryStep,
     ARCHIVING_AGENTS,
     "Take the next step of summarizing an archive.",
+    AgentFields(free=("holder", "answer", "with_conversation")),
 )

@@ -1,4 +1,4 @@
-"""The service that deletes old archives."""
+"""The services that delete archives by age and by id."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Struct
 from ..service import USERS_ONLY, Service
 from .recall import ArchiveRow
 
-__all__ = ["PRUNE_ARCHIVES", "PruneArchives", "PrunedArchives"]
+__all__ = ["DELETE_ARCHIVES", "PRUNE_ARCHIVES", "DeleteArchives", "PruneArchives", "PrunedArchives"]
 
 
 class PruneArchives(Struct, frozen=True, forbid_unknown_fields=True):
@@ -21,6 +21,16 @@ class PruneArchives(Struct, frozen=True, forbid_unknown_fields=True):
 
     older: float | str
     ref: str | None = None
+    dry_run: bool = False
+
+
+class DeleteArchives(Struct, frozen=True, forbid_unknown_fields=True):
+    """Permanently delete the archives `ids`, which are ids or unique prefixes of ids.
+
+    If `dry_run` is True, nothing is deleted.
+    """
+
+    ids: tuple[str, ...]
     dry_run: bool = False
 
 
@@ -38,4 +48,7 @@ class PrunedArchives(Struct, frozen=True):
 
 PRUNE_ARCHIVES: Final = Service(
     "prune_archives", PruneArchives, PrunedArchives, USERS_ONLY, "Delete archives older than a given age."
+)
+DELETE_ARCHIVES: Final = Service(
+    "delete_archives", DeleteArchives, PrunedArchives, USERS_ONLY, "Delete archives by id."
 )

@@ -9,7 +9,7 @@ from msgspec import Struct, field
 from ...core.archives import ArchiveKind
 from ...core.messages import Message
 from ...core.taint import TaintLabel
-from ..service import USERS_ONLY, Service, agents_with
+from ..service import USERS_ONLY, AgentFields, Reach, Service, agents_with
 
 __all__ = [
     "LIST_ARCHIVES",
@@ -74,7 +74,13 @@ class SearchArchive(Struct, frozen=True, forbid_unknown_fields=True):
 class SearchHit(Struct, frozen=True):
     """A match in an archive. `entry` is the number of the message, counted from 1, as in `read_archive`.
 
-    `text` is the passage. `exact` is True if the passage contains the query verbatim.
+    `text` is the passage. `exact` is True if the passage contains the query verbatim. `task` is the title of the
+    archive that stored the message. `turn` is the number of the turn in the conversation, 0 if unknown, and `age` the
+    number of turns since then. `line` is the number of the matching line of the entry, counted from 1. `row` is the
+    number of this line in `text`, counted from 0.
+
+    `coverage` is the weighted share of the query's terms in the message, from 0 to 1. `beside` is a line about a
+    neighbor of the message: the outcome of a call, the call of a result, or the beginning of the reply to a prompt.
     """
 
     id: str
@@ -82,6 +88,12 @@ class SearchHit(Struct, frozen=True):
     text: str
     exact: bool
     task: str
+    turn: int = 0
+    age: int = 0
+    line: int = 1
+    coverage: float = 1.0
+    beside: str = ""
+    row: int = 0
 
 
 class ReadArchive(Struct, frozen=True, forbid_unknown_fields=True):
@@ -101,9 +113,17 @@ class ListTaintLabels(Struct, frozen=True, forbid_unknown_fields=True):
     ids: tuple[str, ...]
 
 
-LIST_ARCHIVES: Final = Service("list_archives", ListArchives, list[ArchiveRow], USERS_ONLY, "List archives.")
+LIST_ARCHIVES: Final = Service(
+    "list_archives", ListArchives, list[ArchiveRow], USERS_ONLY, "List archives.", reads_files=True
+)
 SEARCH_ARCHIVE: Final = Service(
-    "search_archive", SearchArchive, list[SearchHit], agents_with("search_archive"), "Search archived messages."
+    "search_archive",
+    SearchArchive,
+    list[SearchHit],
+    agents_with("search_archive"),
+    "Search archived messages.",
+    AgentFields(free=("query", "limit"), refs={"ref": Reach("use archives of", "read")}),
+    reads_files=True,
 )
 LIST_TAINT_LABELS: Final = Service(
     "list_taint_labels",
@@ -111,7 +131,15 @@ LIST_TAINT_LABELS: Final = Service(
     list[TaintLabel],
     agents_with("search_archive", "read_archive"),
     "List the taint labels of archives.",
+    AgentFields(free=("ids",)),
+    reads_files=True,
 )
 READ_ARCHIVE: Final = Service(
-    "read_archive", ReadArchive, list[Message], agents_with("read_archive"), "Read messages of an archive."
+    "read_archive",
+    ReadArchive,
+    list[Message],
+    agents_with("read_archive"),
+    "Read messages of an archive.",
+    AgentFields(free=("first", "last"), refs={"id": Reach("", "ask")}),
+    reads_files=True,
 )

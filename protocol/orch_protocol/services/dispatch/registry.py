@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType, ModuleType
 from typing import Final
 
-from ..agents import lifecycle, query, run_events, spawn, status, steering, watch, worktrees
+from ..agents import lifecycle, query, run_events, runs, spawn, status, steering, watch, worktrees
 from ..archives import archiving, prune, recall
 from ..models import model_selection, models
 from ..policy import approvals, budgets, rate_limits
@@ -25,6 +25,7 @@ MODULES: Final = (
     steering,
     watch,
     run_events,
+    runs,
     sessions,
     compaction,
     fork,

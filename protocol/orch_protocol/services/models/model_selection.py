@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from ...agent.models import RecordModel
 from ...agent.spec import BackendSpec
-from ..service import EVERY_AGENT, Empty, Service
+from ..service import EVERY_AGENT, AgentFields, Empty, Service
 
 __all__ = ["RESOLVE_MODEL", "RESTRICT_TO_LOCAL", "RestrictToLocal"]
 
@@ -31,4 +31,5 @@ RESTRICT_TO_LOCAL: Final = Service(
     BackendSpec,
     EVERY_AGENT,
     "Restrict the calling agent to models of this machine.",
+    AgentFields(free=("look",)),
 )

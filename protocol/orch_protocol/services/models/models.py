@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from ...agent.models import Price
 from ...agent.spec import BackendSpec
-from ..service import EVERY_AGENT, Service, agents_with
+from ..service import EVERY_AGENT, AgentFields, Service, agents_with
 
 __all__ = ["FIND_MODEL", "LIST_MODELS", "FindModel", "ListModels", "ModelRow"]
 
@@ -51,4 +51,11 @@ class FindModel(Struct, frozen=True, forbid_unknown_fields=True):
 LIST_MODELS: Final = Service(
     "models", ListModels, list[ModelRow], agents_with("list_models"), "List the models that the caller may ask."
 )
-FIND_MODEL: Final = Service("find_model", FindModel, BackendSpec, EVERY_AGENT, "Return the complete spec of a model.")
+FIND_MODEL: Final = Service(
+    "find_model",
+    FindModel,
+    BackendSpec,
+    EVERY_AGENT,
+    "Return the complete spec of a model.",
+    AgentFields(free=("model",)),
+)

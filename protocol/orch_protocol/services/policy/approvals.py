@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from ...policy.approval import Permission, Scope
 from ...policy.policy import PolicyCall, Verdict
-from ..service import EVERY_AGENT, USERS_ONLY, Service
+from ..service import EVERY_AGENT, USERS_ONLY, AgentFields, Service
 
 __all__ = [
     "ANSWER_APPROVAL",
@@ -30,7 +30,7 @@ class ApproveCall(Struct, frozen=True, forbid_unknown_fields=True):
 
     `local`: the call reads data for local models only. Stored patterns do not cover a call with such data. `tainted`:
     the call would combine all three taint bits. A stored pattern covers a tainted call only if the pattern was approved
-    for a tainted call.
+    for a tainted call. `credentials`: the credential paths (resolved) that the call can read if it is approved.
     """
 
     tool: str
@@ -40,18 +40,15 @@ class ApproveCall(Struct, frozen=True, forbid_unknown_fields=True):
     local: bool = False
     seconds: float = 300.0
     tainted: bool = False
+    credentials: tuple[str, ...] = ()
 
 
 class ApprovalDecision(Struct, frozen=True):
-    """The decision on a call. `reason` is the reason for a denial. `digest` identifies the call.
-
-    `by_pattern`: a stored pattern covers the call, and no approver was asked.
-    """
+    """The decision on a call. `reason` is the reason for a denial. `digest` identifies the call."""
 
     allowed: bool
     digest: str
     reason: str = ""
-    by_pattern: bool = False
 
 
 class AnswerQuestion(Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,10 +91,22 @@ class Revoke(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 EVALUATE_POLICY: Final = Service(
-    "evaluate_policy", PolicyCall, Verdict, EVERY_AGENT, "Evaluate the program's policy callback for a tool call."
+    "evaluate_policy",
+    PolicyCall,
+    Verdict,
+    EVERY_AGENT,
+    "Evaluate the program's policy callback for a tool call.",
+    AgentFields(
+        free=("tool", "input", "paths", "operation", "data"), recorded=("agent_id", "depth", "folder", "marks")
+    ),
 )
 REQUEST_APPROVAL: Final = Service(
-    "approve", ApproveCall, ApprovalDecision, EVERY_AGENT, "Request the user's approval of a tool call."
+    "approve",
+    ApproveCall,
+    ApprovalDecision,
+    EVERY_AGENT,
+    "Request the user's approval of a tool call.",
+    AgentFields(free=("tool", "input", "paths", "reason", "local", "seconds", "tainted", "credentials")),
 )
 ANSWER_APPROVAL: Final = Service("answer", AnswerQuestion, AnswerResult, USERS_ONLY, "Answer an approval request.")
 LIST_PERMISSIONS: Final = Service(

@@ -8,7 +8,7 @@ from msgspec import Struct, field
 
 from ...core.messages import Usage
 from ...policy.budget import Budget, BudgetAmounts, BudgetChange
-from ..service import ARCHIVING_AGENTS, EVERY_AGENT, USERS_ONLY, Empty, Service
+from ..service import ARCHIVING_AGENTS, EVERY_AGENT, USERS_ONLY, AgentFields, Empty, Service
 
 __all__ = [
     "CHANGE_BUDGET",
@@ -84,13 +84,28 @@ class BudgetShown(Struct, frozen=True):
 
 
 RESERVE_BUDGET: Final = Service(
-    "reserve", ReserveBudget, BudgetReservationResult, EVERY_AGENT, "Reserve budget for a model request or tool call."
+    "reserve",
+    ReserveBudget,
+    BudgetReservationResult,
+    EVERY_AGENT,
+    "Reserve budget for a model request or tool call.",
+    AgentFields(free=("minimum", "expected", "maximum", "outside_turn")),
 )
 SETTLE_BUDGET: Final = Service(
-    "settle", SettleBudget, BudgetSettled, EVERY_AGENT, "Settle a reservation with the actual usage."
+    "settle",
+    SettleBudget,
+    BudgetSettled,
+    EVERY_AGENT,
+    "Settle a reservation with the actual usage.",
+    AgentFields(free=("id", "amounts")),
 )
 RECORD_USAGE: Final = Service(
-    "record_usage", SideSpending, Empty, ARCHIVING_AGENTS, "Record usage that had no reservation."
+    "record_usage",
+    SideSpending,
+    Empty,
+    ARCHIVING_AGENTS,
+    "Record usage that had no reservation.",
+    AgentFields(free=("usage",)),
 )
 CHANGE_BUDGET: Final = Service(
     "budget", ChangeBudget, BudgetShown, USERS_ONLY, "Show or change the budget of all agents together."

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from ..service import EVERY_AGENT, Empty, Service
+from ..service import EVERY_AGENT, AgentFields, Empty, Service
 
 __all__ = [
     "ADMIT_REQUEST",
@@ -62,10 +62,21 @@ REPORT_RATE_LIMIT: Final = Service(
     Empty,
     EVERY_AGENT,
     "Report that a provider refused a request for its rate limit.",
+    AgentFields(free=("lane", "wait")),
 )
 ADMIT_REQUEST: Final = Service(
-    "admit_request", AdmitRequest, RequestAdmitted, EVERY_AGENT, "Wait for permission to send a rate-limited request."
+    "admit_request",
+    AdmitRequest,
+    RequestAdmitted,
+    EVERY_AGENT,
+    "Wait for permission to send a rate-limited request.",
+    AgentFields(free=("lane",)),
 )
 RELEASE_REQUEST: Final = Service(
-    "release_request", RequestEnded, Empty, EVERY_AGENT, "Report that an admitted request has ended."
+    "release_request",
+    RequestEnded,
+    Empty,
+    EVERY_AGENT,
+    "Report that an admitted request has ended.",
+    AgentFields(free=("lane", "id", "ok")),
 )

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from ...hooks.patches import Abort, Approve, Block
 from ...hooks.stages import HookTally
-from ..service import EVERY_AGENT, Empty, Service
+from ..service import EVERY_AGENT, AgentFields, Empty, Service
 
 __all__ = ["RECORD_HOOK_RUNS", "RUN_HOOKS", "HookReplies", "HookReply", "ReportHooks", "RunHook", "RunHooks"]
 
@@ -54,8 +54,18 @@ class ReportHooks(Struct, frozen=True):
 
 
 RUN_HOOKS: Final = Service(
-    "run_hooks", RunHooks, HookReplies, EVERY_AGENT, "Call hooks of the user's program for the calling agent."
+    "run_hooks",
+    RunHooks,
+    HookReplies,
+    EVERY_AGENT,
+    "Call hooks of the user's program for the calling agent.",
+    AgentFields(free=("asked",)),
 )
 RECORD_HOOK_RUNS: Final = Service(
-    "record_hook_runs", ReportHooks, Empty, EVERY_AGENT, "Record which hooks ran and what they did."
+    "record_hook_runs",
+    ReportHooks,
+    Empty,
+    EVERY_AGENT,
+    "Record which hooks ran and what they did.",
+    AgentFields(free=("rows",)),
 )

@@ -9,7 +9,7 @@ from msgspec import Struct
 from ...core.messages import Image, Usage
 from ...core.taint import TaintLabel
 from ..agents.status import AgentRow
-from ..service import ROOT_TOOL_AGENTS, USERS_ONLY, Service
+from ..service import ROOT_TOOL_AGENTS, USERS_ONLY, AgentFields, Service
 
 __all__ = ["REVOKE_TOOLS", "RUN_TOOL", "RevokeAgentTools", "RootToolResult", "RunTool"]
 
@@ -48,7 +48,12 @@ class RevokeAgentTools(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 RUN_TOOL: Final = Service(
-    "run_tool", RunTool, RootToolResult, ROOT_TOOL_AGENTS, "Run a tool of the user's program for the calling agent."
+    "run_tool",
+    RunTool,
+    RootToolResult,
+    ROOT_TOOL_AGENTS,
+    "Run a tool of the user's program for the calling agent.",
+    AgentFields(free=("name", "input")),
 )
 REVOKE_TOOLS: Final = Service(
     "revoke_tools", RevokeAgentTools, AgentRow, USERS_ONLY, "Revoke tools of an agent and of all agents below it."

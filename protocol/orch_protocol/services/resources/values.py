@@ -7,7 +7,7 @@ from typing import Final
 from msgspec import Struct
 
 from ...core.values import ValueInfo
-from ..service import Service, agents_with
+from ..service import AgentFields, Reach, Service, agents_with
 
 __all__ = ["TAKE_VALUE", "TakeValue", "TakenValue"]
 
@@ -34,4 +34,5 @@ TAKE_VALUE: Final = Service(
     TakenValue,
     agents_with("query_subagent", "collect_subagent"),
     "Take a named value of an agent.",
+    AgentFields(free=("name",), refs={"ref": Reach("take values of", "control")}),
 )

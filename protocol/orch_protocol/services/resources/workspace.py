@@ -70,7 +70,7 @@ class WorkspaceChanged(Struct, frozen=True):
 
 
 SHOW_WORKSPACE: Final = Service(
-    "workspace", ShowWorkspace, WorkspaceShown, USERS_ONLY, "Show the workspace of an agent."
+    "workspace", ShowWorkspace, WorkspaceShown, USERS_ONLY, "Show the workspace of an agent.", reads_files=True
 )
 CHANGE_WORKSPACE: Final = Service(
     "change_workspace",

@@ -151,10 +151,17 @@ class SessionMetadata(Struct, frozen=True):
     data: Any = None
 
 
-SHOW_SESSION: Final = Service("session", ShowSession, SessionTree, USERS_ONLY, "Show the entries of a session.")
+SHOW_SESSION: Final = Service(
+    "session", ShowSession, SessionTree, USERS_ONLY, "Show the entries of a session.", reads_files=True
+)
 CHANGE_SESSION: Final = Service(
     "change_session", ChangeSession, SessionChanged, USERS_ONLY, "Change a session: label, move, add a message."
 )
 LIST_SESSION_METADATA: Final = Service(
-    "list_session_metadata", ListMetadata, list[SessionMetadata], USERS_ONLY, "List the metadata of a session."
+    "list_session_metadata",
+    ListMetadata,
+    list[SessionMetadata],
+    USERS_ONLY,
+    "List the metadata of a session.",
+    reads_files=True,
 )

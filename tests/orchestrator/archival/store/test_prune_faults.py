@@ -75,7 +75,7 @@ def test_damaged_archive_stays_damaged_after_pruning_others(life: Life) -> None:
     [other] = life.archive()
     path = life.transcript.path
     life.transcript.close()
-    path.write_bytes(path.read_bytes().replace(b'"path":"thorn0.txt"', b'"path":"thorn1.txt"'))
+    path.write_bytes(path.read_bytes().replace(b'"path":"thorn0.txt"', b'"path":"thorn1.txt"', 1))
     life.transcript = life.opened()
     life.forget()
     with pytest.raises(DamagedError):

@@ -34,6 +34,8 @@ def test_any_history_survives_any_pruning(profile: str, data: st.DataObject) -> 
                     life.say(*steps(1, f"needle{number}x{step}y", data.draw(st.sampled_from([1, 60]))))
                     if data.draw(st.booleans()):
                         life.archive(None)
+                    if data.draw(st.integers(0, 4)) == 0:
+                        life.compact(data.draw(st.integers(1, 12)))
                 if data.draw(st.integers(0, 4)):
                     life.say(assistant(f"answer {number}"))
                     life.end()

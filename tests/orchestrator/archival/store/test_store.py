@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from orch.archival.store import store as module
 from orch.archival.store.store import ArchiveRecord, ArchiveStore, StoredMessage
 from orch_protocol.core.errors import DamagedError, ForeignFileError, LockedError, StoreError
 from orch_protocol.core.messages import Message, assistant, user
+from orch_worker.conversation.stubs import stub_text
 from orch_worker.session.log.append_log import AppendLog
 
 FILE = "archive-000001.jsonl"
@@ -217,18 +219,40 @@ def test_unknown_record_types_are_reported_and_skipped(tmp_path: Path) -> None:
     again.close()
 
 
-def test_records_are_recognized_by_role_and_id(tmp_path: Path) -> None:
-    """The record of a turn is an assistant message, and the record of a phase is a user message."""
+def test_records_are_recognized_by_role_and_text(tmp_path: Path) -> None:
+    """The record of a turn is an assistant message, and the record of a phase is a user message.
+
+    A record of before a late summary stays one.
+    """
     archive = ArchiveStore.open(tmp_path)
     turn_id = archive.add(record(), turn("a")).id
     phase_id = archive.add(record(kind="phase"), turn("b")).id
 
     def stub(id: str) -> str:
-        return f"[archived turn]\nsubagent_id: {id}\n\nx"
+        stored = archive.records.get(id, archive.records[turn_id])
+        return stub_text(stored.kind, id, stored.record, stored.answer)
 
     assert archive.holders(assistant(stub(turn_id))) == (turn_id,)
     assert archive.holders(user(stub(phase_id))) == (phase_id,)
     assert archive.holders(user(stub(turn_id))) == archive.holders(assistant(stub(phase_id))) == ()
     assert archive.holders(assistant(stub("a" * 12))) == ()
     assert archive.holders(Message("system", assistant(stub(turn_id)).content)) == ()
+    assert archive.holders(assistant(stub(turn_id) + " and more")) == ()
+    receipt = stub(turn_id)
+    archive.summarize(turn_id, "a summary")
+    assert archive.holders(assistant(receipt)) == archive.holders(assistant(stub(turn_id))) == (turn_id,)
     archive.close()
+
+
+def test_store_that_is_no_longer_open_archives_no_repeated_turn(tmp_path: Path) -> None:
+    """A turn whose archive exists is refused like any other after the folder was closed or removed."""
+    closed, removed = ArchiveStore.open(tmp_path / "a"), ArchiveStore.open(tmp_path / "b")
+    closed.add(record(), turn("a"))
+    removed.add(record(), turn("a"))
+    closed.close()
+    shutil.rmtree(tmp_path / "b")
+    with pytest.raises(StoreError, match="is closed"):
+        closed.add(record(), turn("a"))
+    with pytest.raises(StoreError, match="was removed"):
+        removed.add(record(), turn("a"))
+    removed.close()

@@ -188,7 +188,7 @@ def test_approve_ask_needs_a_terminal(desk: Desk, capsys: Captured, verb: list[s
 
 
 @pytest.mark.parametrize(
-    ("flag", "variable", "json", "reach", "mode", "notice"),
+    ("flag", "variable", "json", "reach", "mode", "obstacle"),
     [
         (None, None, False, "foreground", "ask", ""),
         (None, None, False, "background", "ask", "not in the foreground"),
@@ -210,14 +210,14 @@ def test_approve_ask_needs_a_terminal(desk: Desk, capsys: Captured, verb: list[s
     ],
 )
 def test_approval_mode_comes_from_flag_variable_or_terminal(
-    flag: str | None, variable: str | None, json: bool, reach: Any, mode: str, notice: str
+    flag: str | None, variable: str | None, json: bool, reach: Any, mode: str, obstacle: str
 ) -> None:
-    """The flag comes first, then the variable, then the terminal. A notice says why no user can be asked."""
+    """The flag comes first, then the variable, then the terminal. The obstacle says why no user can be asked."""
     chosen = choose_approval(flag, variable, json=json, reach=reach)
     assert chosen.mode == mode
-    assert notice in chosen.notice
-    assert bool(chosen.notice) is bool(notice)
-    assert chosen.chose_deny is (mode == "deny" and not notice)
+    assert obstacle in chosen.obstacle
+    assert bool(chosen.obstacle) is bool(obstacle)
+    assert chosen.chose_deny is (mode == "deny" and not obstacle)
 
 
 def test_unknown_approval_mode_is_refused_before_the_agent_starts(
@@ -248,23 +248,32 @@ DENIED = {
 
 @pytest.mark.parametrize("argv", DENIED.values(), ids=DENIED)
 def test_denied_calls_without_a_terminal_exit_with_1(desk: Desk, capsys: Captured, argv: list[str]) -> None:
-    """The answer is printed. One line before the request announces the denials, and one line after it counts them."""
+    """The answer is printed, and one line on stderr counts the denied calls, with the reason and what allows them."""
     desk.events = []
     desk.answers["query"] = REPLY | {"denied": 2}
     assert run(argv) == 1
     out, err = capsys.readouterr()
     assert out.endswith("42\n")
-    before, after = [line for line in err.splitlines() if "approval" in line]
-    assert before.startswith("orch: there is no terminal to ask on: calls that need approval will be denied.")
-    assert after.startswith("orch: 2 calls that needed approval were denied because no user could be asked.")
+    note = "2 calls that needed approval were denied because there is no terminal to ask on. "
+    assert f"orch: {note}" in err
     for way in ("--approve auto", "ORCH_APPROVE", "[policy.permissions]"):
-        assert way in before
-        assert way in after
+        assert way in err
     assert run([*argv, "--json"]) == 1
     out, err = capsys.readouterr()
     data = json.loads(out)
     assert data.get("reply", data)["denied"] == 2
-    assert "no terminal" in json.loads(err.splitlines()[-1])["notice"]
+    assert json.loads(err.splitlines()[-1])["notice"].startswith(note)
+
+
+@pytest.mark.parametrize("argv", [*DENIED.values(), ["query", "n", "go", "--no-wait"]], ids=[*DENIED, "no-wait"])
+@pytest.mark.parametrize("extra", [[], ["--json"]])
+def test_command_whose_calls_need_no_approval_prints_no_notice(
+    desk: Desk, capsys: Captured, argv: list[str], extra: list[str]
+) -> None:
+    """Without a terminal, stderr stays empty unless a call was denied."""
+    desk.events = []
+    assert run([*argv, *extra]) == 0
+    assert [line for line in capsys.readouterr().err.splitlines() if "model" not in line] == []
 
 
 def test_denied_calls_are_reported_by_collect(desk: Desk, capsys: Captured) -> None:
@@ -285,22 +294,6 @@ def test_no_wait_refuses_approve(desk: Desk, capsys: Captured, mode: str) -> Non
     err = capsys.readouterr().err
     assert err.startswith(f"orch: --no-wait and --approve {mode} cannot be combined")
     assert "[policy.permissions]" in err
-
-
-@pytest.mark.parametrize(("variable", "announced"), [("", True), ("ask", True), ("auto", True), ("deny", False)])
-def test_no_wait_announces_that_calls_will_be_denied(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: Captured, variable: str, announced: bool
-) -> None:
-    """The notice also appears at a terminal and with ORCH_APPROVE=auto, which has no effect on the query."""
-    terminal(monkeypatch, "")
-    monkeypatch.setenv("ORCH_APPROVE", variable)
-    assert run(["query", "n", "go", "--no-wait"]) == 0
-    assert [method for method, _ in desk.asked] == ["submit"]
-    err = capsys.readouterr().err
-    assert ("--no-wait cannot ask: calls that need approval will be denied, unless" in err) is announced
-    assert run(["query", "n", "go", "--no-wait", "--json"]) == 0
-    notices = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    assert bool(notices) is announced
 
 
 @pytest.mark.parametrize("denied", [0, 1])

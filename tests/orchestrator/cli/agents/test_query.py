@@ -363,13 +363,29 @@ class TestRun:
         assert desk.asked[-1][0] == "query"
         assert "orch collect abc" in capsys.readouterr().err
 
-    def test_ctrl_c_before_the_id_is_known_ends_the_agent(self, desk: Desk) -> None:
-        """The spawn request is repeated with the same request id, which returns the id of the agent."""
-        desk.answers["spawn"] = [KeyboardInterrupt(), desk.answers["spawn"]]
+    def test_daemon_ends_the_agent_of_a_run(self, desk: Desk) -> None:
+        """The agent ends with the connection, and the daemon knows it before the id is known. --keep excepts it."""
+        desk.answers["spawn"] = [KeyboardInterrupt(), desk.answers["spawn"], desk.answers["spawn"]]
         desk.in_turn = {"spawn"}
         assert run(["run", "t", "--model", "a:b"]) == 130
-        assert [method for method, _ in desk.asked] == ["spawn", "spawn", "kill"]
-        assert desk.asked[0][1]["request_id"] == desk.asked[1][1]["request_id"]
+        assert [method for method, _ in desk.asked] == ["spawn"]
+        for extra in ([], ["--keep"]):
+            assert run(["run", "t", "--model", "a:b", *extra]) == 0
+        bound = [params.get("ends_with_connection", False) for method, params in desk.asked if method == "spawn"]
+        assert bound == [True, True, False]
+
+    @pytest.mark.parametrize(("extra", "ends"), [([], True), (["--keep"], False)])
+    def test_daemon_ends_the_agent_that_a_run_resumed(self, desk: Desk, extra: list[str], ends: bool) -> None:
+        desk.answers["state"] = ROW | {"status": "killed"}
+        assert run(["run", "and now?", "--resume", "abc", *extra]) == 0
+        assert desk.asked[1][1]["ends_with_connection"] is ends
+
+    def test_run_starts_no_daemon_to_end_its_agent(self, desk: Desk, capsys: Captured) -> None:
+        """If the daemon was stopped, the agent has no process, and the next daemon ends the agent."""
+        desk.answers["query"] = CommandError("DaemonGone", "the daemon ended")
+        desk.answers["kill"] = CommandError("DaemonNotRunning", "no daemon is running", 3)
+        assert run(["run", "t", "--model", "a:b"]) == 1
+        assert capsys.readouterr().err == "orch: the daemon ended\n"
 
     def test_run_again_resumes_an_ended_agent(self, desk: Desk, capsys: Captured) -> None:
         """`run --resume` resumes an ended agent and ends it again afterwards; a live agent is not ended."""

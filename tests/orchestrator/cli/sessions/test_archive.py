@@ -174,36 +174,28 @@ class TestAsk:
         keys = ["id", "query_id", "text", "stop_reason", "usage", "tool_calls", "files_changed", "warning", "denied"]
         assert list(data["reply"]) == keys
 
-    def test_archive_that_cannot_answer_exits_with_1(self, desk: Desk, capsys: Captured) -> None:
-        """The error is printed in place of the answer."""
-        desk.answers["ask_all"].append({"ref": "beef", "reply": None, "error": "no agent has the name or id 'beef'"})
-        assert run(["archive", "ask-all", "which port?", "b0d9", "beef"]) == 1
+    def test_archive_that_cannot_answer_sets_the_exit_code(self, desk: Desk, capsys: Captured) -> None:
+        """The error is printed in place of the answer. The exit code is that of the failures, or 1 if they differ."""
+        missing = {"ref": "beef", "reply": None, "error": "no agent has the name or id 'beef'", "exit_code": 3}
+        desk.answers["ask_all"].append(missing)
+        assert run(["archive", "ask-all", "which port?", "b0d9", "beef"]) == 3
         assert capsys.readouterr().out == "b0d9f3:\n4711\n\nbeef:\nerror: no agent has the name or id 'beef'\n"
+        desk.answers["ask_all"].append(missing | {"exit_code": 4})
+        assert run(["archive", "ask-all", "which port?", "b0d9", "beef", "cafe"]) == 1
 
     def test_truncated_answer_sets_the_exit_code(self, desk: Desk) -> None:
         """The exit code is 5 for a limit and 1 for other reasons, also if another answer is complete."""
-        whole = {"ref": "b0d9", "reply": REPLY, "error": None}
+        whole = {"ref": "b0d9", "reply": REPLY, "error": None, "exit_code": 0}
         for stop_reason, code in (("end_turn", 0), ("max_turns", 5), ("cancelled", 1)):
             desk.answers["ask_all"] = [whole, whole | {"reply": REPLY | {"stop_reason": stop_reason}}]
             assert run(["archive", "ask-all", "which port?", "b0d9", "x"]) == code
 
     def test_all_archives_of_an_agent_are_asked_once(self, desk: Desk) -> None:
-        """Turns are asked instead of the eras that contain them and the phases that they contain."""
-
-        def row(id: str, kind: str, *members: str) -> dict[str, Any]:
-            return ARCHIVE | {"id": id, "kind": kind, "members": list(members)}
-
-        desk.answers["list_archives"] = [
-            row("p1", "phase"),
-            row("t1", "turn", "p1"),
-            row("t2", "turn"),
-            row("e1", "era", "t1", "t2"),
-            row("e2", "era"),
-            row("p2", "phase"),
-        ]
+        """Every listed archive is asked. Archives that were merged into others are not listed."""
+        desk.answers["list_archives"] = [ARCHIVE | {"id": id} for id in ("e1", "t2", "p2")]
         run(["archive", "ask-all", "which port?", "--in", "reader"])
         assert desk.asked[0] == ("list_archives", {"ref": "reader"})
-        assert desk.asked[1][1]["refs"] == ["t1", "t2", "e2", "p2"]
+        assert desk.asked[1][1]["refs"] == ["e1", "t2", "p2"]
 
     @pytest.mark.parametrize("extra", [[], ["b0d9", "--in", "reader"]])
     def test_either_ids_or_an_agent_are_required(self, desk: Desk, capsys: Captured, extra: list[str]) -> None:

@@ -13,12 +13,14 @@ import pytest
 
 from orch.cli import run
 from orch.config import paths
+from orch.config.config import OFFLINE, default_model
 from orch.diagnostics import checks as doctor
 from orch.render.terminal import count
 from orch.supervisor.recovery import orphan_cleanup
 from orch.supervisor.recovery.orphan_cleanup import processes_with_token, run_token, stored_token
 from orch_protocol.core.errors import StoreError
 from orch_protocol.core.ids import new_id
+from orch_worker.backends import models
 from orch_worker.sandbox.probe import AvailableLevels
 from orch_worker.session.log.lock import FolderLock
 
@@ -227,6 +229,7 @@ def test_leftovers_are_cleaned_on_request(
     [
         ("", "", "ok", "unreadable for commands"),
         ("no namespaces", "", "warn", "denied paths: by name only (no namespaces)"),
+        ("no namespaces", "", "warn", "can also end its shim and worker, and then act as the user"),
         (
             "no namespaces",
             '[policy]\ndenied_paths = ["a"]\nrequire_denied_paths = true\n',
@@ -247,12 +250,42 @@ def test_protection_of_denied_paths_is_reported(
     assert expected in finding.detail
 
 
+@pytest.mark.parametrize(
+    ("text", "variables", "level", "expected"),
+    [
+        ("", {}, "ok", "model extractive: (offline: no model is configured, and no key is set)"),
+        ("", {"OPENAI_API_KEY": "k"}, "ok", "model openai:"),
+        ("", {"OPENAI_API_KEY": "k"}, "ok", "(its key is set, and no model is configured)"),
+        ("", {"OPENAI_API_KEY": ""}, "ok", "model extractive:"),
+        ('model = "openai:gpt-x"\n', {"OPENAI_API_KEY": "k"}, "ok", "model openai:gpt-x ("),
+        ('model = "openai:gpt-x"\n', {"OPENAI_API_KEY": "k", "ORCH_MODEL": "extractive:"}, "ok", "ORCH_MODEL"),
+        ('model = "openai:gpt-x"\n', {}, "warn", "cannot be used"),
+    ],
+)
+def test_the_model_of_new_agents_is_named(
+    home: Path, monkeypatch: pytest.MonkeyPatch, text: str, variables: dict[str, str], level: str, expected: str
+) -> None:
+    """It is the model of `orch run` in this folder and with these variables."""
+    for name in models.load().credentials:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    home.mkdir(mode=0o700)
+    (home / "config.toml").write_text(text)
+    finding = doctor.configuration()
+    assert finding.level == level
+    assert expected in finding.detail
+    default = default_model(home, os.environ).model
+    assert text or finding.detail.startswith(f"model {default or OFFLINE}")
+
+
 def test_sandbox_levels_are_reported(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A required level that the machine does not support is a failure; another missing level is a warning."""
     monkeypatch.setattr(doctor, "available_levels", lambda: AvailableLevels({"L3": "bubblewrap is not installed"}))
     words = "this machine has up to L2 (files by Landlock, no network, no signals to others); no L3: bubblewrap is not"
     level, detail = doctor.sandbox()
     assert (level, detail.startswith("tools run at L0 (a session,"), words in detail) == ("ok", True, True)
+    assert "run_python shares the agent's process with its policy checks, budget and API key" in detail
     home.mkdir(mode=0o700)
     (home / "config.toml").write_text('[sandbox]\nlevel = "L3"\n')
     level, detail = doctor.sandbox()

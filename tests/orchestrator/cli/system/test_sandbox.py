@@ -78,7 +78,7 @@ def test_running_daemon_must_require_the_same_level(
     desk: Desk, capsys: Captured, level: str, required: bool, code: int
 ) -> None:
     """`daemon start --require-sandbox` fails if the running daemon has a lower level or does not require its level."""
-    desk.answers["daemon_status"] = {"pid": 7, "sandbox": level, "sandbox_required": required}
+    desk.answers["daemon_status"] = desk.answers["daemon_status"] | {"sandbox": level, "sandbox_required": required}
     assert run(["daemon", "start", "--require-sandbox", "L2"]) == code
     if code:
         assert "daemon 7 is running without --require-sandbox L2; restart it" in capsys.readouterr().err

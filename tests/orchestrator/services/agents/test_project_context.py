@@ -166,10 +166,13 @@ async def test_unrecorded_task_follows_the_recorded_description(tmp_path: Path, 
 
 @virtual
 async def test_child_follows_its_parents_description_rules(tmp_path: Path, folder: Path) -> None:
-    """The rules of the parent decide the level of a child; rules in the spawn request are ignored, `context` is not."""
+    """The rules of the parent decide the level of a child. Its spawn request may contain `context`, but no rules."""
     async with opened(tmp_path / "home", config=context(minimal="brief")) as world:
         agent = await world.scripted("-", tools=["all"], cwd=folder)
         asked = Spawn("t", preset="minimal", script=("x",), context_rules=ContextConfig(minimal="full"))
+        with pytest.raises(ToolNotGrantedError, match="cannot set 'context_rules'"):
+            await call(world.supervisor, AgentCaller(agent.id), SPAWN, asked)
+        asked = Spawn("t", preset="minimal", script=("x",))
         child = (await call(world.supervisor, AgentCaller(agent.id), SPAWN, asked)).id
         await (await world.get(child)).query("go")
         assert level(world, child) == "brief"

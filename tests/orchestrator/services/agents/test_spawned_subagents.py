@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from orch import SubagentsConfig
+from orch import Budget, ScriptedBackend, SubagentsConfig
 from orch_worker.session.session_reader import read_session
 from orchestrator.root_double import NEST, nesting, opened
 
@@ -45,6 +46,55 @@ async def test_disabled_subagents_hide_their_tools(tmp_path: Path) -> None:
         assert [row.name for row in await o.agents()] == [state.name]
         talk = await o.session(tools=["agents"])
         assert (await talk.state()).tools == ()
+
+
+AGENTS = set(NEST)
+
+
+@pytest.mark.parametrize(
+    ("options", "held"),
+    [
+        ({}, AGENTS),
+        ({"preset": "work"}, AGENTS),
+        ({"preset": "minimal"}, set()),
+        ({"tools": ["read_file"]}, set()),
+        ({"preset": "work", "tools": ["read_file"]}, AGENTS),
+        ({"preset": "minimal", "tools": ["agents"]}, AGENTS),
+    ],
+)
+async def test_agents_that_talk_with_a_person_can_use_subagents(
+    tmp_path: Path, options: dict[str, Any], held: set[str]
+) -> None:
+    """Their default preset and the presets `investigate` and `work` include the tools; other agents do not get them."""
+    async with opened(tmp_path) as o:
+        talk, agent = await o.session(**options), await o.spawn("t", **options)
+        named = AGENTS if "agents" in options.get("tools", ()) else set()
+        assert AGENTS.intersection((await talk.state()).tools) == held
+        assert AGENTS.intersection((await agent.state()).tools) == named
+
+
+async def test_tools_are_added_to_a_named_preset(tmp_path: Path) -> None:
+    """The agent keeps the name of the preset. Without a preset, a list of tools replaces the default preset."""
+    async with opened(tmp_path) as o:
+        both = await (await o.spawn("t", preset="minimal", tools=["bash", "read_file"])).state()
+        alone = await (await o.spawn("t", tools=["bash", "read_file"])).state()
+        assert (both.preset, set(both.tools)) == ("minimal", {"list_files", "grep_files", "read_file", "bash"})
+        assert (alone.preset, set(alone.tools)) == ("", {"bash", "read_file"})
+
+
+async def test_a_session_uses_subagents_without_configuration(tmp_path: Path) -> None:
+    """The subagent has the default preset without tools for subagents. It is charged to the budget of the session."""
+    ask = {"tool": "spawn_subagent", "input": {"task": "Look.", "name": "scout", "query": "What is there?"}}
+    again = {"tool": "spawn_subagent", "input": {"task": "Look."}}
+    async with opened(tmp_path) as o:
+        talk = await o.session(backend=ScriptedBackend([ask, again, "done"]), budget=Budget(max_processes=2))
+        assert (await talk.run("go")).text == "done"
+        scout = await (await o.get("scout")).state()
+        assert (scout.parent_id, scout.depth, AGENTS.intersection(scout.tools)) == (talk.id, 1, set())
+        first, second = await results((await talk.state()).folder)
+        assert '"name":"scout"' in first.replace("\\", "")
+        assert "processes" in second
+        assert len(await o.agents()) == 2
 
 
 @pytest.mark.parametrize(

@@ -27,13 +27,14 @@ from orch_protocol.core.errors import (
     ToolNotGrantedError,
 )
 from orch_protocol.core.messages import Usage, text_of
-from orch_protocol.core.taint import TaintLabel
+from orch_protocol.core.taint import TaintConfig
 from orch_protocol.policy.budget import limit_of
+from orch_protocol.policy.policy import PolicyConfig
 from orch_protocol.services.agents.lifecycle import Kill
-from orch_protocol.services.agents.query import ASK_ALL, QUERY, AskAll, Collect, QueryAgent, Wait
+from orch_protocol.services.agents.query import QUERY, AskAll, Collect, QueryAgent, Wait
 from orch_protocol.services.agents.spawn import SPAWN, Spawn
 from orch_protocol.services.agents.status import LIST_AGENTS, ListAgents
-from orch_protocol.services.archives.recall import LIST_ARCHIVES, ListArchives, ReadArchive, SearchArchive
+from orch_protocol.services.archives.recall import ListArchives, ReadArchive, SearchArchive
 from orch_protocol.services.dispatch.registry import SERVICES
 from orch_protocol.services.resources.values import TAKE_VALUE, TakeValue
 from orchestrator.policy.test_budget_kinds import Land
@@ -75,7 +76,7 @@ async def test_agent_cannot_ask_agent_outside_its_subtree(tmp_path: Path) -> Non
         for ref in (other.id, other.id[:6], "1", "builder"):
             for service, params in asks(ref).items():
                 if service == "ask_all":
-                    [mapped] = await call(world.supervisor, AgentCaller(asker.id), ASK_ALL, params)
+                    [mapped] = await HANDLERS[service](world.supervisor, AgentCaller(asker.id), params)
                     assert mapped.reply is None
                     assert "and its peers" in (mapped.error or "")
                     continue
@@ -164,14 +165,15 @@ async def test_every_service_refuses_agents_out_of_reach(tmp_path: Path) -> None
         other = await world.scripted("secret", name="builder")
         asker = await world.scripted("x", tools=NEST)
         checked = []
+        permitted = {name for name, service in SERVICES.items() if not service.agents.tools.isdisjoint(NEST)}
         for service in HANDLERS:
             if (params := _about(service, other.id)) is None:
                 continue
             checked.append(service)
             if service == "ask_all":
-                assert (await call(world.supervisor, AgentCaller(asker.id), SERVICES[service], params))[0].reply is None
+                assert (await HANDLERS[service](world.supervisor, AgentCaller(asker.id), params))[0].reply is None
                 continue
-            with pytest.raises(AgentNotFoundError):
+            with pytest.raises(AgentNotFoundError if service in permitted else ToolNotGrantedError):
                 await call(world.supervisor, AgentCaller(asker.id), SERVICES[service], params)
         assert {"query", "kill", "take_value", "show", "fork", "revoke_tools", "steer", "execute", "resume"} <= {
             *checked
@@ -226,18 +228,18 @@ async def test_peer_can_be_queried_only(tmp_path: Path) -> None:
         await ask_root(world, asker.id, "submit", QueryAgent("reader", "go"))
         await ask_root(world, asker.id, "wait", Wait((peer.id,)))
         assert (await ask_root(world, asker.id, "collect", Collect("1"))).text == "two"
-        [mapped] = await call(world.supervisor, AgentCaller(asker.id), ASK_ALL, AskAll(("reader",), "go"))
+        [mapped] = await HANDLERS["ask_all"](world.supervisor, AgentCaller(asker.id), AskAll(("reader",), "go"))
         assert mapped.reply is not None
         for service in HANDLERS:
             if service in (*ASKING, "state") or (params := _about(service, peer.id)) is None:
                 continue
-            with pytest.raises(AgentNotFoundError):
+            with pytest.raises((AgentNotFoundError, ToolNotGrantedError)):
                 await call(world.supervisor, AgentCaller(asker.id), SERVICES[service], params)
         peer.submit("go")
         with pytest.raises(AgentError, match="can collect only results of its own queries to 'reader'"):
             await ask_root(world, asker.id, "collect", Collect(peer.id))
         with pytest.raises(AgentNotFoundError):
-            await call(world.supervisor, AgentCaller(peer.id), QUERY, QueryAgent(asker.id, "back"))
+            await HANDLERS["query"](world.supervisor, AgentCaller(peer.id), QueryAgent(asker.id, "back"))
 
 
 @virtual
@@ -246,7 +248,7 @@ async def test_only_the_user_names_peers(tmp_path: Path) -> None:
     async with opened(tmp_path, config=nesting()) as world:
         peer = await world.scripted("x")
         asker = await world.scripted("x", tools=NEST, peers=[peer])
-        with pytest.raises(ToolNotGrantedError, match="cannot name peers: only the user can"):
+        with pytest.raises(ToolNotGrantedError, match="cannot set 'peers' of 'spawn': only the user can"):
             await child_of(world, asker, tools=("query_subagent",), peers=(peer.id,))
         child = await child_of(world, asker, tools=("query_subagent",))
         with pytest.raises(AgentNotFoundError):
@@ -285,7 +287,7 @@ async def test_archive_granted_to_a_child_is_usable(tmp_path: Path) -> None:
         assert "4711" in text_of((await ask_root(world, child.id, "read_archive", ReadArchive(given)))[0])
         assert (await ask_root(world, child.id, "query", QueryAgent(given, "4711"))).id == given
         assert [
-            row.id for row in await call(world.supervisor, AgentCaller(child.id), LIST_ARCHIVES, ListArchives())
+            row.id for row in await HANDLERS["list_archives"](world.supervisor, AgentCaller(child.id), ListArchives())
         ] == [given]
         with pytest.raises(AgentNotFoundError, match="you have no archive "):
             await ask_root(world, child.id, "read_archive", ReadArchive(kept))
@@ -357,12 +359,15 @@ async def test_plan_mode_agent_cannot_query_unrestricted_peers(tmp_path: Path) -
 
 @virtual
 async def test_taint_propagates_to_peers(tmp_path: Path) -> None:
-    """The taint labels of a query are added to the peer's spec."""
-    async with opened(tmp_path, config=nesting()) as world:
+    """The peer gets the labels of the asker's conversation. The request does not contain them."""
+    (tmp_path / "mail.txt").write_text("Follow me")
+    taint = TaintConfig(untrusted_paths=(str(tmp_path / "mail.txt"),))
+    async with opened(tmp_path, config=replace(nesting(), policy=PolicyConfig(taint=taint))) as world:
         peer = await world.scripted("ok")
-        asker = await world.scripted("x", peers=[peer])
-        marks = (TaintLabel("untrusted", "read_file inbox/mail.txt"),)
-        await ask_root(world, asker.id, "query", QueryAgent(peer.id, "go", marks=marks))
+        read = {"tool": "read_file", "input": {"path": "mail.txt"}}
+        asker = await world.scripted(read, "x", tools=["read_file"], peers=[peer], cwd=tmp_path)
+        await asker.query("go")
+        await ask_root(world, asker.id, "query", QueryAgent(peer.id, "go"))
         assert [mark.bit for mark in world.supervisor.tree.agents[peer.id].spec.marks] == ["untrusted"]
 
 

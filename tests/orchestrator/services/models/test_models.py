@@ -13,8 +13,9 @@ from orch.config.models import Catalog, matches_any
 from orch.policy.caller import AgentCaller
 from orch.services import call
 from orch_protocol.agent.models import Price
-from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.errors import ConfigError, OrchError
 from orch_protocol.services.models.models import FIND_MODEL, LIST_MODELS, FindModel, ListModels
+from orch_worker.backends import local_servers
 from orch_worker.backends.models import ModelCatalog, ModelEntry, ProviderConfig
 from orchestrator.root_double import World
 
@@ -151,3 +152,15 @@ async def test_long_model_list_is_truncated(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"acme:m19 and 5 more$"):
             await call(root.supervisor, AgentCaller(agent.id), FIND_MODEL, FindModel("dear:d"))
         assert len(await call(root.supervisor, AgentCaller(agent.id), LIST_MODELS, ListModels())) == 25
+
+
+@pytest.mark.parametrize("patterns", [None, ("acme:*",)])
+async def test_agent_cannot_make_the_root_contact_a_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patterns: tuple[str, ...] | None
+) -> None:
+    """An agent may use a model that is named by an address only if it is its own or configured."""
+    monkeypatch.setattr(local_servers, "ask_server", lambda *_, **__: pytest.fail("a request was sent"))
+    async with world(tmp_path, patterns, model="acme:a-1") as root:
+        agent = await root.scripted(tools=["chat"])
+        with pytest.raises(OrchError, match=r"http://inner\.example/v1"):
+            await call(root.supervisor, AgentCaller(agent.id), FIND_MODEL, FindModel("http://inner.example/v1"))

@@ -170,7 +170,7 @@ async def test_child_spends_its_parents_budget(tmp_path: Path) -> None:
     child = paid(*[{"text": "$2", "tool": "list_subagents"}] * 9)
     ask = {"tool": "query_subagent", "input": {"id": "2", "prompt": "go"}}
     script = [
-        {"tool": "spawn_subagent", "input": {"task": "help", "tools": ["list_subagents"], "max_cost": 50}},
+        {"tool": "spawn_subagent", "input": {"task": "help", "tools": ["list_subagents"]}},
         ask,
         ask,
         "blocked",
@@ -184,7 +184,7 @@ async def test_child_spends_its_parents_budget(tmp_path: Path) -> None:
         assert "$0.5 is left" in outcomes[2]
         assert "Do not try again: report that you are blocked." in outcomes[2]
         assert await row(parent) == (6.0, 6.5)
-        assert await row(await world.get(2)) == (6.0, 50.0)
+        assert await row(await world.get(2)) == (6.0, None)
 
 
 @virtual

@@ -95,7 +95,9 @@ async def test_no_file_tells_of_a_forgotten_session(tmp_path: Path) -> None:
         with pytest.raises(ArchiveDeletedError):
             await world.archives.read(holder)
     async with opened(tmp_path, run="mine", config=ARCHIVING) as world:
-        assert [row.id for row in await world.agents(all=True) if not row.deleted] == [other.id]
+        rows = [row for row in await world.agents(all=True) if not row.deleted]
+        assert [row.id for row in rows if row.kind == "agent"] == [other.id]
+        assert {row.parent_id for row in rows if row.kind == "holder"} == {other.id}
         assert telling(tmp_path) == []
 
 

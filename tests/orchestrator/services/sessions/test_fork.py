@@ -134,7 +134,7 @@ async def test_fork_has_the_rights_of_its_source(tmp_path: Path) -> None:
 async def test_fork_with_another_model_records_it(tmp_path: Path) -> None:
     """The session of the fork records the new model, and the source keeps its model."""
     async with opened(tmp_path) as o:
-        agent = await spawned(o, "one")
+        agent = await spawned(o, "one", cwd=tmp_path)
         await agent.query("first")
         copy = await agent.session.fork(model="extractive:")
         assert (await copy.session.tree()).model == "extractive"

@@ -224,9 +224,9 @@ async def test_deleted_session_leaves_only_its_number(tmp_path: Path) -> None:
         first = await ended(world)
         copy = await first.session.fork()
         second, third = await ended(world), await ended(world, "kept")
+        lock = FolderLock.acquire(sessions / second.id)
         planned = await world.sessions.prune(older=0, keep=1, dry_run=True)
         assert [row.seq for row in planned.sessions] == [1, 3]
-        lock = FolderLock.acquire(sessions / second.id)
         assert await world.sessions.prune(older="0s", keep=1) == planned
         lock.release()
         assert {path.name for path in sessions.iterdir()} == {copy.id, second.id, third.id}

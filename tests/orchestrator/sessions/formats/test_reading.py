@@ -77,8 +77,8 @@ class TestPi:
         asked, reply, one, two, *_ = messages(found)
         assert asked.message == user("Read both \u2028 files")
         assert reply.message.content == (
-            Thinking("Hm.", "c2ln", "anthropic"),
-            Opaque("anthropic", {"type": "redacted_thinking", "data": "aGlkZGVu"}),
+            Thinking("Hm.", "c2ln", "anthropic", "some-model"),
+            Opaque("anthropic", {"type": "redacted_thinking", "data": "aGlkZGVu"}, "some-model"),
             Text("I look."),
             ToolUse("call_1", "read", {"path": "1.txt", "n": 1}),
             ToolUse("call_2", "read", {"path": "2.txt", "n": 2}),
@@ -157,6 +157,14 @@ class TestPi:
         lines = pi_tree()[:4]
         lines[3] = lines[3] | {"message": {"role": "hookMessage", "customType": "x", "content": "by a hook"}}
         assert messages(read(tmp_path, lines))[-1].message == user("by a hook")
+
+    def test_pi_system_message_has_its_sections(self, tmp_path: Path) -> None:
+        """pi 1.6 begins a session with a system message whose text is in sections."""
+        rows = [{"type": "session", "version": 3, "id": "s", "cwd": "/"}]
+        inner = {"role": "system", "content": "", "sections": {"preamble": "Be good.", "rules": "Use bash."}}
+        rows.append({"type": "message", "id": "a", "parentId": None, "message": inner})
+        found = read(tmp_path, rows)
+        assert messages(found)[0].message == Message("system", (Text("Be good.\n\nUse bash."),))
 
     def test_unknown_pi_entries_are_kept_and_counted(self, tmp_path: Path) -> None:
         """An unknown entry has its id, parent and fields after reading, and a note counts it."""
@@ -268,7 +276,7 @@ class TestRows:
         asked, reply, one, two, answer, *_ = messages(found)
         assert asked.message == user("Read both files")
         assert reply.message.content == (
-            Thinking("Hm.", "c2ln", "anthropic"),
+            Thinking("Hm.", "c2ln", "anthropic", "claude-x"),
             ToolUse("t1", "Read", {"file_path": "t1.txt"}),
             ToolUse("t2", "Read", {"file_path": "t2.txt"}),
         )

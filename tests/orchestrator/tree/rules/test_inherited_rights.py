@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from orch import AsyncSubagent, Question
 from orch.policy.caller import USER, AgentCaller
 from orch.services import call
+from orch.services.resources.tools import revoke_tools
 from orch.tree.interface.events import KillRequested, ResumeRequested, RevokeTools
 from orch.tree.interface.instructions import Send
 from orch.tree.rules.inherited_rights import own_rights
@@ -165,14 +166,16 @@ async def test_revoking_never_widens_rights(tmp_path: Path) -> None:
 
 
 async def test_agent_revokes_tools_of_its_descendants_only(tmp_path: Path) -> None:
-    """A child that revokes tools of its parent gets an AgentError."""
+    """The handler refuses a child that revokes tools of its parent. No tool of an agent permits the service."""
     async with opened(tmp_path, config=rules()) as world:
         agent = await world.scripted("-", tools=[READ, *NEST])
         asked = Spawn("t", tools=(READ,), script=("x",))
         child = await call(world.supervisor, AgentCaller(agent.id), SPAWN, asked)
         with pytest.raises(AgentError, match="may only revoke the tools of agents below itself"):
-            await call(world.supervisor, AgentCaller(child.id), REVOKE_TOOLS, RevokeAgentTools(agent.id, ()))
-        await call(world.supervisor, AgentCaller(agent.id), REVOKE_TOOLS, RevokeAgentTools(child.id, ()))
+            await revoke_tools(world.supervisor, AgentCaller(child.id), RevokeAgentTools(agent.id, ()))
+        with pytest.raises(ToolNotGrantedError, match="may not call 'revoke_tools'"):
+            await call(world.supervisor, AgentCaller(agent.id), REVOKE_TOOLS, RevokeAgentTools(child.id, ()))
+        await revoke_tools(world.supervisor, AgentCaller(agent.id), RevokeAgentTools(child.id, ()))
         assert (await AsyncSubagent(world, child.id).state()).tools == ()
 
 

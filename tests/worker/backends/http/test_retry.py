@@ -42,7 +42,7 @@ async def test_refused_loopback_connection_fails_after_one_retry_within_two_seco
     async def attempt() -> str:
         nonlocal attempts
         attempts += 1
-        raise unreachable_failure(WHO, ConnectionRefusedError("refused"), refused=True)
+        raise unreachable_failure(WHO, "refused", refused=True)
 
     with pytest.raises(BackendError, match=r"http://127\.0\.0\.1:8000/v1 .*Start the server.*ACME_BASE_URL"):
         await send_with_retries(attempt, RetryPolicy(), sleep=sleep)
@@ -54,8 +54,8 @@ async def test_lost_or_remote_refused_connections_use_all_retries() -> None:
     """Only a connection that is refused on loopback has fewer attempts."""
     elsewhere = Endpoint("acme", "m", "http://acme.example/v1")
     for failure in (
-        unreachable_failure(WHO, ConnectionResetError("reset"), refused=False),
-        unreachable_failure(elsewhere, ConnectionRefusedError("refused"), refused=True),
+        unreachable_failure(WHO, "reset", refused=False),
+        unreachable_failure(elsewhere, "refused", refused=True),
     ):
         assert failure.transient
         assert failure.attempts is None

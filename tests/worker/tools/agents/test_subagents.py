@@ -108,6 +108,23 @@ def test_models_for_subagents_are_described() -> None:
     assert spec.input_schema["properties"]["model"]["description"].endswith(" Allowed models: ollama:*, acme:large.")
 
 
+@pytest.mark.parametrize(
+    ("tools", "note"),
+    [
+        (PRESETS["work"], ""),
+        (PRESETS["investigate"], " With your tools you can grant: minimal, investigate."),
+        (("read_file",), None),
+    ],
+)
+def test_presets_for_subagents_are_described(tools: tuple[str, ...], note: str | None) -> None:
+    """The description of `preset` says which presets the agent can grant. Without such a preset, it is hidden."""
+    specs = make_toolbox([*tools, "spawn_subagent"], (), ToolContext(Path("/"))).specs()
+    [spawn] = [spec for spec in specs if spec.name == "spawn_subagent"]
+    shown = spawn.input_schema["properties"].get("preset")
+    explained = "work: also change files, run commands and Python."
+    assert (shown and shown["description"].partition(explained)[1:]) == (note if note is None else (explained, note))
+
+
 async def test_query() -> None:
     """`query_subagent` returns the answer with its stop reason and its number of tool calls."""
     text, is_error = await call(Root(REPLY), "query_subagent", id="b1", prompt="what?")
@@ -175,8 +192,30 @@ async def test_list_marks_own_agents_agents_below_and_peers() -> None:
     rows = [msgspec.json.decode(line) for line in text.splitlines()]
     assert rows[0] == {"id": "b1", "name": "scout", "relation": "own", "status": "idle", "task": "t" * 80}
     assert [row["relation"] for row in rows] == ["own", "below", "peer"]
-    assert root.asked == [("list", ListAgents())]
+    assert root.asked == [("list", ListAgents(all=True))]
     assert (await call(root, "list_subagents"))[0] == "There are no subagents."
+
+
+async def test_list_counts_own_holders_in_one_line() -> None:
+    """Killed agents, holders of other agents and deleted archives are not listed."""
+    held = [msgspec.structs.replace(ROW, id=f"a{number}", kind="holder", status="cold") for number in range(6)]
+    gone = msgspec.structs.replace(ROW, id="a6", kind="holder", deleted="2026-01-01T00:00:00.000Z")
+    other = msgspec.structs.replace(ROW, id="a7", kind="holder", parent_id="b1")
+    killed = msgspec.structs.replace(ROW, id="b2", status="killed")
+    text, _ = await call(Root([ROW, killed, *held, gone, other]), "list_subagents")
+    first, last = text.splitlines()
+    assert msgspec.json.decode(first)["id"] == "b1"
+    assert last == "6 holders of archived turns (latest: a2, a3, a4, a5): query_subagent asks one by its id"
+
+
+async def test_kill_of_a_holder_says_that_the_archive_stays() -> None:
+    """The text says whether a process was ended."""
+    text, _ = await call(Root(Killed(("a1",), ("a1",))), "kill_subagent", id="a1")
+    assert text.startswith("a1 holds an archive, which stays: ")
+    assert text.endswith("Its process was ended.")
+    text, _ = await call(Root(Killed((), ("a2",))), "kill_subagent", id="a2")
+    assert text.endswith("It had no process.")
+    assert (await call(Root(Killed(("b1",))), "kill_subagent", id="b1"))[0] == "Killed: b1."
 
 
 async def test_spawn_passes_name_and_model() -> None:

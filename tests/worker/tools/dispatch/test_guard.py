@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -244,7 +245,9 @@ class Root:
         assert service == "approve"
         self.asked.append(params)
         approved = ApprovalDecision(
-            self._allowed, digest_of(params.tool, params.input, params.paths), "the user denied it"
+            self._allowed,
+            digest_of(params.tool, params.input, (*params.paths, *params.credentials)),
+            "the user denied it",
         )
         self.meanwhile(params)
         return approved
@@ -380,43 +383,83 @@ async def test_approved_search_includes_personal_files(tmp_path: Path) -> None:
 
 
 @tool(name="bash")
-def told_of_approval(context: ToolContext, command: str, credentials: bool = False) -> str:
-    """Say whether the call was approved."""
-    return f"{command} {credentials} {context.approved}"
+def readable_credentials(context: ToolContext, command: str, credentials: bool = False) -> str:  # noqa: ARG001
+    """Return the credentials that the call can read."""
+    return names_in_home(context.credentials)
+
+
+def names_in_home(paths: Iterable[str]) -> str:
+    """Return the names of the files in the home folder of the test. The user who runs the tests has another one."""
+    home = os.environ["HOME"]
+    return " ".join(sorted(os.path.relpath(path, home) for path in paths if path.startswith(home)))
+
+
+def home_with_credentials(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make the home folder of the agent, with a key and a token."""
+    home = folder / "home"
+    (home / ".ssh").mkdir(parents=True)
+    (home / ".netrc").touch()
+    monkeypatch.setenv("HOME", str(home))
+    return home
 
 
 @pytest.mark.parametrize(
-    ("input", "permission", "by_pattern", "asked", "expected"),
+    ("input", "permission", "asked", "expected"),
     [
-        ({}, "allow", False, 0, "x False False"),
-        ({}, "ask", False, 1, "x False True"),
-        ({}, "ask", True, 1, "x False False"),
-        ({"credentials": True}, "allow", False, 1, "x True True"),
-        ({"credentials": "true"}, "allow", False, 1, "x True True"),
-        ({"credentials": False}, "allow", False, 0, "x False False"),
+        ({}, "allow", 0, ""),
+        ({}, "ask", 1, ""),
+        ({"credentials": True}, "allow", 1, ".netrc .ssh"),
+        ({"credentials": "true"}, "allow", 1, ".netrc .ssh"),
+        ({"credentials": False}, "allow", 0, ""),
+        ({"command": "git push -i ~/.ssh/id_work"}, "allow", 1, ".ssh"),
+        ({"command": "cat ~/.azure/x ~/.netrc"}, "ask", 1, ".netrc"),
     ],
 )
-async def test_tool_context_shows_individual_approval(
-    tmp_path: Path, input: dict[str, Any], permission: str, by_pattern: bool, asked: int, expected: str
+async def test_call_can_read_the_credentials_that_the_question_names(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    input: dict[str, Any],
+    permission: str,
+    asked: int,
+    expected: str,
 ) -> None:
-    """`context.approved` is True only if a person approved this call. Approval by a pattern does not count."""
-    questions: list[ApproveCall] = []
-
-    async def approve(_: str, params: Any, __: float | None = None) -> ApprovalDecision:
-        questions.append(params)
-        return ApprovalDecision(True, digest_of(params.tool, params.input, params.paths), "", by_pattern)
-
+    """An approved call can read credentials only if it asked for them or contains their path."""
+    home = home_with_credentials(tmp_path, monkeypatch)
+    # A file that did not exist when the question was asked is not readable.
+    root = Root(lambda _: (home / ".pypirc").touch())
     spec = PolicySpec(rules=PolicyConfig(permissions={"bash": permission}))  # type: ignore[dict-item]
-    toolbox = box(tmp_path, spec, tools=[told_of_approval], call_root=approve)
+    toolbox = box(tmp_path, spec, tools=[readable_credentials], call_root=root)
     outcome = await toolbox.dispatch(ToolUse("c1", "bash", {"command": "x", **input}))
     (block,) = outcome.result.content
     assert isinstance(block, Text)
-    assert (block.text, len(questions)) == (expected, asked)
+    assert (block.text, len(root.asked)) == (expected or "(no output)", asked)
+    assert names_in_home(path for question in root.asked for path in question.credentials) == expected
 
 
-async def test_user_command_counts_as_approved(tmp_path: Path) -> None:
-    """In a toolbox without a guard, which runs commands of the user, `context.approved` is True."""
-    outcome = await Toolbox([told_of_approval], ToolContext(tmp_path)).dispatch(ToolUse("c1", "bash", {"command": "x"}))
+async def test_usable_credentials_are_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are readable without an approval, so the question names only the others."""
+    home_with_credentials(tmp_path, monkeypatch)
+    root = Root()
+    spec = PolicySpec(rules=PolicyConfig(usable_credentials=("~/.ssh",)))
+    toolbox = box(tmp_path, spec, tools=[readable_credentials], call_root=root)
+    await toolbox.dispatch(ToolUse("c1", "bash", {"command": "ls ~/.ssh", "credentials": True}))
+    assert [names_in_home(each.credentials) for each in root.asked] == [".netrc"]
+
+
+async def test_hooks_cannot_approve_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A person is asked, although a hook has approved the call."""
+    home_with_credentials(tmp_path, monkeypatch)
+    root = Root()
+    toolbox = box(tmp_path, PolicySpec(), tools=[readable_credentials], call_root=root)
+    await toolbox.dispatch(ToolUse("c1", "bash", {"command": "x", "credentials": True}), approved=True)
+    assert len(root.asked) == 1
+
+
+async def test_user_command_can_read_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a toolbox without a guard, which runs commands of the user, all credentials are readable."""
+    home_with_credentials(tmp_path, monkeypatch)
+    toolbox = Toolbox([readable_credentials], ToolContext(tmp_path))
+    outcome = await toolbox.dispatch(ToolUse("c1", "bash", {"command": "x"}))
     (block,) = outcome.result.content
     assert isinstance(block, Text)
-    assert block.text == "x False True"
+    assert {".ssh", ".netrc"} <= set(block.text.split())

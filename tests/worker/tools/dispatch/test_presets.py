@@ -71,6 +71,10 @@ def test_unknown_tool() -> None:
         granted_tools(None, ["readfile"])
     with pytest.raises(ToolNotGrantedError, match=r"Unknown tool 'pyhton'.* category: .*Did you mean 'python'\?"):
         granted_tools(None, ["pyhton"])
+    with pytest.raises(
+        ToolNotGrantedError, match=r"'work' is a preset, not a tool: pass it as the preset. Tools: list_"
+    ):
+        granted_tools(None, ["work"])
 
 
 def test_string_instead_of_a_tool_list_is_refused() -> None:

@@ -11,7 +11,8 @@ import pytest
 from orch_protocol.core.errors import BackendError, OrchError, RateLimitError
 from orch_protocol.services.policy.rate_limits import AdmitRequest, ModelRefused, RequestAdmitted, RequestEnded
 from orch_protocol.services.service import AnyService, Empty
-from orch_worker.backends.http.failures import Endpoint, ProviderError, classify_error
+from orch_worker.backends.formats.provider_error import ProviderError
+from orch_worker.backends.http.failures import Endpoint, classify_error
 from orch_worker.backends.http.retry import RequestFailure
 from orch_worker.tools.api.base import ToolContext
 from orch_worker.tools.dispatch.rate_limit_client import RateLimitClient

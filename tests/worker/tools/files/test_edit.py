@@ -48,6 +48,28 @@ class TestWriteFile:
         assert old.stat().st_mode & 0o777 == 0o750
         assert (tmp_path / "new").stat().st_mode == plain.stat().st_mode
 
+    async def test_byte_order_mark_of_a_replaced_file_is_kept(self, tmp_path: Path) -> None:
+        """The model does not see the mark. A mark in the new text is not doubled, and a new file gets none."""
+        for content in ("new\n", "\ufeffnew\n"):
+            (tmp_path / "a").write_bytes(b"\xef\xbb\xbfold\n")
+            await run(write_file, tmp_path, path="a", content=content)
+            assert (tmp_path / "a").read_bytes() == b"\xef\xbb\xbfnew\n"
+        await run(write_file, tmp_path, path="b", content="new\n")
+        assert (tmp_path / "b").read_bytes() == b"new\n"
+
+    async def test_listed_form_of_a_name_leads_to_the_existing_file(self, tmp_path: Path) -> None:
+        """No second file is created, also below a folder with such a name."""
+        for name in ("caf\udce9", "new\nline", "e\N{COMBINING ACUTE ACCENT}"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / name).write_text("old")
+        for path in ("caf\\xe9/caf\\xe9", "new\\nline/new\\nline", "\u00e9/\u00e9"):
+            await run(replace_in_file, tmp_path, path=path, old_text="old", new_text="new")
+            await run(write_file, tmp_path, path=path, content="!", append=True)
+        assert len(files(tmp_path)) == 3
+        assert [
+            (folder / name).read_text() for folder in map(tmp_path.joinpath, files(tmp_path)) for name in files(folder)
+        ] == ["new!"] * 3
+
     async def test_append(self, tmp_path: Path) -> None:
         """With `append`, existing content is kept, and a missing file is created."""
         assert (await run(write_file, tmp_path, path="a", content="1\n", append=True)).text.startswith("Wrote 2")
@@ -205,6 +227,13 @@ class TestReplaceInFile:
         file.write_bytes(b"one\r\ntwo\r\nthree\r\n")
         await run(replace_in_file, tmp_path, path="a", old_text="one\ntwo\n", new_text="1\n2\n")
         assert file.read_bytes() == b"1\r\n2\r\nthree\r\n"
+
+    async def test_new_lines_in_a_crlf_file_end_like_the_others(self, tmp_path: Path) -> None:
+        """A file with both kinds of line ends gets the text as it is."""
+        for before, after in [(b"one\r\ntwo\r\n", b"1\r\n1\r\ntwo\r\n"), (b"one\r\ntwo\n", b"1\n1\r\ntwo\n")]:
+            (tmp_path / "a").write_bytes(before)
+            await run(replace_in_file, tmp_path, path="a", old_text="one", new_text="1\n1")
+            assert (tmp_path / "a").read_bytes() == after
 
     async def test_mode_bom_and_missing_final_newline_are_kept(self, tmp_path: Path) -> None:
         """A replacement changes only the replaced text."""

@@ -143,6 +143,15 @@ class TestReadFile:
         with pytest.raises(ToolError, match=message):
             await run(read_file, project, path=path)
 
+    async def test_suggested_name_can_be_opened(self, project: Path) -> None:
+        """A name that is not UTF-8 is suggested in the form that the tools accept."""
+        (project / os.fsdecode(b"caf\xe9.txt")).write_text("here")
+        with pytest.raises(ToolError) as caught:
+            await run(read_file, project, path="cafe.txt")
+        suggested = str(caught.value).split("Did you mean '")[1].split("'")[0]
+        assert suggested == r"caf\xe9.txt"
+        assert "here" in await run(read_file, project, path=suggested)
+
     async def test_permission_error_is_reported(self, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A file that cannot be opened is an error with the reason of the system."""
 
@@ -189,6 +198,38 @@ class TestListFiles:
     async def test_ignore_rules_of_parent_folders_apply(self, project: Path) -> None:
         """A list of a subfolder leaves out files that the `.gitignore` of the parent folder ignores."""
         assert await run(list_files, project, path="logs") == "logs/keep.log"
+
+    @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+    @pytest.mark.parametrize("end", ["\n", "\r\n"])
+    async def test_first_line_of_an_ignore_file_counts_in_every_encoding(
+        self, tmp_path: Path, encoding: str, end: str
+    ) -> None:
+        """Editors write byte order marks and other line ends. Without this, a secret file would be listed and found."""
+        (tmp_path / ".gitignore").write_bytes(f".env{end}*.key{end}".encode(encoding))
+        for name in (".env", "a.key", "a.txt"):
+            (tmp_path / name).write_text("secret\n")
+        assert await run(list_files, tmp_path) == ".gitignore\na.txt"
+        assert await run(grep_files, tmp_path, pattern="secret") == "a.txt:1: secret"
+
+    async def test_each_listed_name_is_one_line_and_can_be_read(self, tmp_path: Path) -> None:
+        """Names with newlines, control characters and bytes that are not UTF-8 are escaped."""
+        (tmp_path / "d\udce9").mkdir()
+        names = ["a\nREADME.md", "b\x1b[31m", "caf\udce9", "c\\nd", "d\udce9/e\r", "e\N{COMBINING ACUTE ACCENT}"]
+        for name in names:
+            (tmp_path / name).write_text(repr(name))
+        listed = (await run(list_files, tmp_path)).split("\n")
+        assert [(await run(read_file, tmp_path, path=name)).partition("\t")[2] for name in listed] == [
+            repr(name) for name in sorted(names, key=lambda name: ("/" in name, name))
+        ]
+        assert listed[0] == "a\\nREADME.md"
+        assert await run(list_files, tmp_path, path="d\\xe9") == "d\\xe9/e\\r"
+
+    async def test_composed_and_decomposed_accents_are_the_same_name(self, tmp_path: Path) -> None:
+        """In a path and in a pattern."""
+        (tmp_path / "e\N{COMBINING ACUTE ACCENT}.txt").write_text("decomposed")
+        for name in ("\N{LATIN SMALL LETTER E WITH ACUTE}.txt", "e\N{COMBINING ACUTE ACCENT}.txt"):
+            assert await run(read_file, tmp_path, path=name) == "     1\tdecomposed"
+            assert await run(list_files, tmp_path, glob=name) == "e\N{COMBINING ACUTE ACCENT}.txt"
 
     async def test_nested_ignore_rules_take_precedence(self, project: Path) -> None:
         """A `.gitignore` in a subfolder overrides parent rules, and a rule with a leading slash is anchored."""
@@ -289,6 +330,14 @@ class TestGrepFiles:
         (project / "away.txt").symlink_to("/etc/passwd")
         found = await run(grep_files, project, pattern="^hello$|^$|^world$", glob="*.txt")
         assert found == "bom.txt:1: hello\nbom.txt:2: \nbom.txt:3: world"
+
+    async def test_newline_in_a_name_forges_no_match(self, tmp_path: Path) -> None:
+        """The name is escaped, and the escaped path leads to the file."""
+        (tmp_path / "a\nREADME.md:1: fine").write_text("answer\n")
+        assert await run(grep_files, tmp_path, pattern="answer") == "a\\nREADME.md:1: fine:1: answer"
+        assert await run(grep_files, tmp_path, pattern="answer", path="a\\nREADME.md:1: fine") == (
+            "a\\nREADME.md:1: fine:1: answer"
+        )
 
     async def test_braces_match_alternatives(self, project: Path) -> None:
         """Braces can be nested, match a name with literal braces, and give at most 100 alternatives."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -35,11 +36,11 @@ def context(tmp_path: Path) -> ToolContext:
     )
 
 
-def covers_of(context: ToolContext, *, credentials: bool = False) -> dict[str, Cover]:
+def covers_of(context: ToolContext, credentials: Iterable[str] = ()) -> dict[str, Cover]:
     """Return the covers below the folder of the test, by relative path."""
     assert context.folder is not None
     top = context.folder.parents[2]
-    found = PathCovers(context).find(credentials=credentials).covers
+    found = PathCovers(context).find([str(top / "user" / name) for name in credentials]).covers
     return {cover.path.removeprefix(f"{top}/"): cover for cover in found if cover.path.startswith(str(top))}
 
 
@@ -49,6 +50,18 @@ def test_credentials_and_orch_folders_are_hidden(context: ToolContext) -> None:
     assert sorted(covers) == ["orch", "user/.kube/config", "user/.ssh"]
     assert covers["orch"].writable == (str(context.cwd.parent / "orch/sessions/me/scratch"),)
     assert covers["orch"].readable == ()
+
+
+def test_texts_of_own_archives_stay_readable(context: ToolContext) -> None:
+    """The texts of another agent are hidden, and so is a folder behind a link."""
+    assert context.folder is not None
+    own, other = context.folder / "archives", context.folder.parent / "other/archives"
+    other.mkdir()
+    own.symlink_to(other)
+    assert covers_of(context)["orch"].readable == ()
+    own.unlink()
+    own.mkdir()
+    assert covers_of(context)["orch"].readable == (str(own),)
 
 
 def test_skills_and_writable_folders_stay_visible_in_the_orch_home(context: ToolContext) -> None:
@@ -70,9 +83,87 @@ def test_agent_that_works_in_the_orch_home_keeps_its_folder(context: ToolContext
     assert "orch/sessions" in whole
 
 
-def test_approved_call_can_read_credentials_but_not_orch_folders(context: ToolContext) -> None:
-    """With access to credentials, only the folders of orch are hidden."""
-    assert sorted(covers_of(context, credentials=True)) == ["orch"]
+def test_call_can_read_only_the_approved_credentials(context: ToolContext) -> None:
+    """Other credentials and the folders of orch stay hidden."""
+    assert sorted(covers_of(context, [".ssh"])) == ["orch", "user/.kube/config"]
+    assert sorted(covers_of(context, [".ssh", ".kube/config"])) == ["orch"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ".ssh",
+        ".gnupg",
+        ".netrc",
+        ".git-credentials",
+        ".config/git/credentials",
+        ".config/gh",
+        ".config/gcloud",
+        ".npmrc",
+        ".pypirc",
+        ".aws/credentials",
+        ".aws/sso/cache",
+        ".azure",
+        ".kube/config",
+        ".docker/config.json",
+        ".claude/.credentials.json",
+        ".claude.json",
+        ".codex/auth.json",
+    ],
+)
+def test_credential_files_are_hidden(context: ToolContext, path: str) -> None:
+    """Files of the user that contain keys and tokens."""
+    place = context.cwd.parent / "user" / path
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.touch()
+    assert f"user/{path}" in covers_of(context)
+    assert f"user/{path}" not in covers_of(context, [path])
+
+
+@pytest.mark.parametrize("source", ["agent", "process"])
+@pytest.mark.parametrize(
+    ("variable", "value", "path"),
+    [
+        ("XDG_CONFIG_HOME", "cfg", "cfg/gh"),
+        ("XDG_CONFIG_HOME", "cfg", "cfg/git/credentials"),
+        ("DOCKER_CONFIG", "docker", "docker/config.json"),
+        ("KUBECONFIG", "kube/one", "kube/one"),
+        ("GNUPGHOME", "keys", "keys"),
+        ("NPM_CONFIG_USERCONFIG", "rc", "rc"),
+        ("AWS_SHARED_CREDENTIALS_FILE", "aws", "aws"),
+    ],
+)
+def test_credentials_at_the_place_of_a_variable_are_hidden(
+    context: ToolContext, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, path: str, source: str
+) -> None:
+    """The agent or its process has the variable. A place that contains the agent's folder does not count."""
+    top = context.cwd.parent
+    (top / path).parent.mkdir(parents=True, exist_ok=True)
+    (top / path).touch()
+    monkeypatch.setenv(variable, str(top / value) if source == "process" else "")
+    env = {**context.env, variable: f"{top / value}:{top / 'other'}"} if source == "agent" else context.env
+    assert path in covers_of(replace(context, env=env))
+    above = replace(context, env={**context.env, "GNUPGHOME": str(top), "KUBECONFIG": str(context.cwd)})
+    assert "cwd" not in covers_of(above)
+
+
+@pytest.mark.parametrize("target", [".ssh", ".ssh/id_work"])
+def test_link_at_a_usable_path_makes_no_other_credentials_visible(context: ToolContext, target: str) -> None:
+    """A command can replace a usable file by a link, because the file is visible."""
+    home = context.cwd.parent / "user"
+    (home / ".netrc").symlink_to(home / target)
+    covers = covers_of(replace(context, policy=PolicyConfig(usable_credentials=("~/.netrc",))))
+    assert covers["user/.ssh"].writable == ()
+
+
+def test_usable_credentials_behind_a_link_stay_visible(context: ToolContext) -> None:
+    """A user can keep the files elsewhere, and name them by the link or by their real path."""
+    top = context.cwd.parent
+    (top / "user/.ssh").rename(top / "keys")
+    (top / "user/.ssh").symlink_to(top / "keys")
+    assert "keys" in covers_of(context)
+    for usable in ("~/.ssh", str(top / "keys")):
+        assert "keys" not in covers_of(replace(context, policy=PolicyConfig(usable_credentials=(usable,))))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +189,7 @@ def test_usable_credentials_stay_visible(
 def test_failed_command_lists_hidden_paths_on_one_line(context: ToolContext) -> None:
     """The note about hidden paths is one line even if a file name contains a line break."""
     (context.cwd / "a\nb.pem").write_text("x")
-    covered = PathCovers(replace(context, policy=PolicyConfig(denied_paths=("*.pem",)))).find(credentials=False)
+    covered = PathCovers(replace(context, policy=PolicyConfig(denied_paths=("*.pem",)))).find()
     assert "\n" not in covered.note
     for part in (".ssh", ".kube/config", "credentials=true", "denied: ", "b.pem"):
         assert part in covered.note
@@ -174,16 +265,20 @@ def test_control_sockets_stay_visible_in_orch_folders(context: ToolContext, tmp_
     assert covers["runtime"].readable == (str(beside),)
 
 
-async def test_too_many_denied_files_refuse_the_command_where_required(
-    context: ToolContext, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("required", [False, True])
+async def test_too_many_denied_files_refuse_the_command(
+    context: ToolContext, monkeypatch: pytest.MonkeyPatch, required: bool
 ) -> None:
-    """With `require_denied_paths`, a command is an error if more files are denied than can be hidden."""
+    """A command is an error if more files are denied than can be hidden, with and without `require_denied_paths`."""
     monkeypatch.setattr("orch_worker.policy.denied_files.MAX_MOUNTS", 1)
     for name in ("a.pem", "b.pem"):
         (context.cwd / name).write_text("x")
-    policy = PolicyConfig(denied_paths=("*.pem",), require_denied_paths=True)
+    policy = PolicyConfig(denied_paths=("*.pem",), require_denied_paths=required)
     hiding = replace(context, sandbox=SandboxSpec(covers_paths=True), policy=policy)
-    with pytest.raises(ToolError, match="2 denied files, of which 1 can be covered"):
+    with pytest.raises(
+        ToolError,
+        match=r"^Nothing was run: .* 2 paths are denied, of which at most 1 can be hidden",
+    ):
         await covered_starter(hiding, "bash")
 
 

@@ -33,6 +33,20 @@ def written(folder: Path) -> list[str]:
     return [file.read_text() for file in folder.rglob("*") if file.is_file()]
 
 
+@pytest.mark.parametrize("make", [list, tuple, set, frozenset])
+def test_summary_counts_all_items(make: Any) -> None:
+    """The number belongs to the value, not to a sample. Of very large values, the summary says what was counted."""
+    assert summarize_value(make(range(20_000))).lines[0] == "items: 20,000 int"
+    assert summarize_value(make(range(150_000))).lines[0] == "items: 150,000; the first 100,000: 100,000 int"
+    mixed = make([*range(1_500), *"ab"])
+    assert summarize_value(mixed).lines[0] in ("items: 1,500 int, 2 str", "items: 2 str, 1,500 int")
+
+
+def test_summary_of_other_sequences_counts_a_sample() -> None:
+    """Iterating over them can run code of the agent."""
+    assert summarize_value(range(20_000)).lines[0] == "items: 20,000; the first 1,000: 1,000 int"
+
+
 class Agent:
     """An agent with a session folder. A second object with the same folder is the same agent in a new process."""
 

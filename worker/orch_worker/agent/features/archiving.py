@@ -34,8 +34,8 @@ class ArchivingExtension(TurnExtension):
         self._prompt.live = await self._archiver.before_request()
 
     async def shorten_conversation(self, turn: TurnState, why: ShorteningReason) -> CompactionDone | None:  # noqa: ARG002
-        """Archive finished parts if a hook requested it."""
-        if why == "archive":
+        """Archive finished parts if a hook requested it, or if the provider refused the request as too long."""
+        if why in ("archive", "refused"):
             await self._archiver.shorten()
         return None
 

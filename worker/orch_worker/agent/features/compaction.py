@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from orch_protocol.agent.spec import CompactionSpec
 from orch_protocol.core.errors import StoreError
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from ...hooks.session_events import ArchivalHooks
 
 __all__ = ["CompactionExtension"]
+
+MAX_REFUSALS: Final = 6
+"""Number of refusals of one request after which compaction cannot make the request any shorter."""
+FREED_SHARE: Final = 0.9
+"""Share of the maximum size below which a refused request needs no summary."""
 
 
 class CompactionExtension(TurnExtension):
@@ -44,6 +49,18 @@ class CompactionExtension(TurnExtension):
         self._hooks = hooks
         self._on_compacted = on_compacted
         self._compactor: Compactor | None = None
+        self._refusals = 0
+        """How many times the provider refused the next request."""
+        self._refused_tokens = 0
+
+    async def before_request(self, turn: TurnState) -> None:  # noqa: ARG002
+        """Begin with a request that was not refused yet."""
+        self._refusals = 0
+
+    def request_refused(self) -> None:
+        """Count the refusals of a request."""
+        self._refusals += 1
+        self._refused_tokens = self._backend.context_tokens()
 
     async def shorten_conversation(self, turn: TurnState, why: ShorteningReason) -> CompactionDone | None:
         """Compact the conversation if needed. After an error, the conversation is unchanged.
@@ -54,7 +71,7 @@ class CompactionExtension(TurnExtension):
         if not self._is_due(reason):
             return None
         try:
-            return await self.compact(turn.id, reason)
+            return await self.compact(turn.id, reason, refusals=self._refusals if reason == "refused" else 0)
         except StoreError:
             raise
         except Exception:
@@ -66,18 +83,28 @@ class CompactionExtension(TurnExtension):
             return True
         if self._rules is None:
             return False
-        threshold = self._rules.compaction_threshold(self._backend.info().context_limit)
-        return reason == "refused" or 0 < threshold <= self._backend.context_tokens()
+        window, tokens = self._backend.info().context_limit, self._backend.context_tokens()
+        if reason == "refused":
+            from ...context.compaction_rules import max_request_tokens
 
-    async def compact(self, turn: str, reason: CompactionReason, instructions: str = "") -> CompactionDone | None:
+            # If archiving has freed enough, a summary is not necessary.
+            limit = max_request_tokens(self._rules, window, self._refused_tokens, refusals=self._refusals)
+            return self._refusals <= MAX_REFUSALS and tokens >= FREED_SHARE * limit
+        return 0 < self._rules.compaction_threshold(window) <= tokens
+
+    async def compact(
+        self, turn: str, reason: CompactionReason, instructions: str = "", refusals: int = 0
+    ) -> CompactionDone | None:
         """Compact the conversation. Return None if nothing can be compacted.
+
+        `refusals` is the number of times that the provider refused the request.
 
         Raise StoreError if the compaction cannot be written. Raise ConfigError if the user requested this compaction
         and the compaction is not possible.
         """
         if self._compactor is None:
             self._compactor = self._make_compactor()
-        compaction = await self._compactor.compact(turn, reason, self._hooks(), instructions)
+        compaction = await self._compactor.compact(turn, reason, self._hooks(), instructions, refusals)
         if compaction is not None:
             self._on_compacted()
         return compaction

@@ -27,18 +27,19 @@ from ...system.threads import describe_exception
 from ..base import OnText
 from ..custom_classes import class_path
 from ..custom_providers import is_object, registered_object
+from ..formats.normalize_messages import ProviderRequirements, join_surrogates, normalize_messages, parse_input
+from ..formats.reported_usage import CheckedUsage, ReportedUsage, checked
 from ..http.metered import CompleteResponse, MeteredConversation, model_in, storable
-from ..http.reported_usage import CheckedUsage, ReportedUsage, checked
 from ..http.retry import RequestFailure
 from ..model_families import ratios_of
 from ..models import Model
-from ..normalize_messages import ProviderRequirements, join_surrogates, normalize_messages, parse_input
 from .contract import BackendOptions, BackendRequest, CustomBackend, ResponseItem, Stop, info_of
 from .stream import End, ItemStream, check_respond
 
 __all__ = ["CustomConversation", "from_spec"]
 
 ANY_ID: Final = re.compile(r".+", re.DOTALL)
+NAMES: Final = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 MAX_CHARACTERS: Final = 32 << 20
 """Maximum number of characters of a response."""
 MAX_USD: Final = 1e6
@@ -178,7 +179,9 @@ class CustomConversation(MeteredConversation):
         system, messages, tail = self._request()
         sent = (*messages, user(tail)) if tail.strip() else tuple(messages)
         flags = self.model.flags
-        requirements = ProviderRequirements(self._provider, ANY_ID, images=flags.images, system=flags.system_messages)
+        requirements = ProviderRequirements(
+            self._provider, ANY_ID, NAMES, self._name, images=flags.images, system=flags.system_messages
+        )
         return BackendRequest(
             system,
             tuple(normalize_messages(sent, requirements)),

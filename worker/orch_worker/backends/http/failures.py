@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from typing import Final
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 
@@ -17,18 +18,24 @@ from orch_protocol.core.errors import (
     TruncatedReplyError,
 )
 
+from ..formats.provider_error import ProviderError
+from .overflow import NEAR, is_rate_limit, names_other_cause, reported_limit
 from .retry import RequestFailure
 
 __all__ = [
     "Endpoint",
-    "ProviderError",
+    "RequestSize",
     "classify_error",
+    "is_signature_refusal",
     "malformed_failure",
     "oversized_failure",
+    "proxy_failure",
     "redirect_failure",
+    "setting_failure",
     "timeout_failure",
     "truncated_failure",
     "unreachable_failure",
+    "web_page_failure",
 ]
 
 # Failures are classified by status code. An error within a stream (status 200) is classified by its error type.
@@ -43,12 +50,20 @@ OVERLOADED_STATUS: Final = 529
 NO_CREDIT: Final = re.compile(
     r"insufficient_quota|billing|credit balance|spend(ing)? limit|exceeded your current quota", re.I
 )
-OVERFLOW: Final = re.compile(
-    r"context_length_exceeded|prompt is too long|maximum context length|context window|exceeds? the context"
-    r"|exceed(s|ed)? context limit|input is too long|too many (input )?tokens|request_too_large"
-    r"|exceeded model token limit",
-    re.I,
+SIGNATURE: Final = re.compile(
+    r"signature.{0,40}thinking|thinking.{0,100}(signature|cannot be modified)|thought signature|encrypted.content"
+    r"|invalid .{0,3}data.{0,20}redacted_thinking"
+    r"|'reasoning'.{0,40}(provided without|required)|item (with id )?'rs_",
+    re.I | re.DOTALL,
 )
+"""Errors about reasoning that another model or another account created, or that was changed."""
+NEVER_TOO_LONG: Final = frozenset({401, 402, 403, 404, 408, 429})
+"""Statuses whose errors are about the context window only if their type says so."""
+TOO_LARGE: Final = 413
+BY_SIZE: Final = frozenset({400, TOO_LARGE, 422})
+"""Statuses of an error without a known wording that means a too long conversation if the conversation is long."""
+SERVER_OPTION: Final = re.compile(r"requires? (?:the )?(?P<option>--[a-z][\w-]*)", re.I)
+"""An error of a model server that was started without an option that it needs, such as llama.cpp's `--jinja`."""
 MAX_MESSAGE_CHARS: Final = 2000
 REFUSED_ATTEMPTS: Final = 2
 
@@ -63,30 +78,47 @@ class Endpoint(Struct, frozen=True):
     local: bool = False
     loopback: bool = False
     base_url_variable: str = ""
+    versioned: bool = False
+    """Whether the path of the address normally ends with /v1."""
 
     @property
     def setting(self) -> str:
         """The setting that defines the server's address, for error messages."""
+        if self.provider == self.base_url:
+            return "the address in the name of the model"
         file = f"base_url of provider {self.provider!r} in $ORCH_HOME/models.json"
         return f"{self.base_url_variable}, or {file}" if self.base_url_variable else file
 
+    @property
+    def misses_version(self) -> bool:
+        """Whether the address of an API in the style of OpenAI has no path such as /v1."""
+        return self.versioned and not urlsplit(self.base_url).path.strip("/")
 
-class ProviderError(Struct, frozen=True):
-    """An error reported by a provider.
 
-    `status` is 200 or 0 if the error was part of a stream. `kinds` are the provider's error types.
+class RequestSize(Struct, frozen=True):
+    """The estimated size of a request, and the context window of its model, in tokens. A window of 0 is unknown."""
+
+    tokens: int = 0
+    window: int = 0
+
+    @property
+    def is_near_window(self) -> bool:
+        """Whether the request fills most of the context window."""
+        return 0 < self.window * NEAR <= self.tokens
+
+
+UNKNOWN_SIZE: Final = RequestSize()
+
+
+def classify_error(
+    endpoint: Endpoint, provider_error: ProviderError, size: RequestSize = UNKNOWN_SIZE
+) -> RequestFailure:
+    """Return the failure for `provider_error`: the error to raise, and whether the failure is transient.
+
+    `size` is the size of the request.
     """
-
-    text: str
-    status: int = 0
-    kinds: tuple[str, ...] = ()
-    headers: Mapping[str, str] = {}
-
-
-def classify_error(endpoint: Endpoint, provider_error: ProviderError) -> RequestFailure:
-    """Return the failure for `provider_error`: the error to raise, and whether the failure is transient."""
     status, searched_text = provider_error.status, " ".join((*provider_error.kinds, provider_error.text))
-    text = f"{endpoint.provider} said{f' {status}' if status >= 300 else ''}: {provider_error.text[:MAX_MESSAGE_CHARS]}"
+    text = f"{endpoint.provider} said{f' {status}' if status >= 300 else ''}: {_shortened(provider_error.text)}"
     in_stream = status < 300
     if status in (401, 403) or (in_stream and {"authentication_error", "permission_error"} & set(provider_error.kinds)):
         remedy = (
@@ -99,27 +131,56 @@ def classify_error(endpoint: Endpoint, provider_error: ProviderError) -> Request
         return RequestFailure(
             BackendError(f"{text} (no credit is left: see your account at {endpoint.provider})"), transient=False
         )
-    if status == 413 or (status in (0, 200, 400, 422) and OVERFLOW.search(searched_text)):
-        return RequestFailure(
-            ContextOverflowError(f"{text} (the conversation is too long for {endpoint.model})"), transient=False
-        )
+    if (option := SERVER_OPTION.search(searched_text)) is not None:
+        remedy = f"start the server at {endpoint.base_url} with {option['option']}"
+        return RequestFailure(BackendError(f"{text} ({remedy})"), transient=False)
+    if (too_long := _too_long(endpoint, provider_error, text, size)) is not None:
+        return too_long
     if status == 404:
-        return RequestFailure(
-            BackendError(f"{text} (is {endpoint.model!r} the right name, {endpoint.base_url} the right address?)"),
-            transient=False,
-        )
+        remedy = f"is {endpoint.model!r} the right name, {endpoint.base_url} the right address?"
+        if endpoint.misses_version:
+            remedy += f" Most servers expect {endpoint.base_url.rstrip('/')}/v1: change {endpoint.setting}"
+        return RequestFailure(BackendError(f"{text} ({remedy})"), transient=False)
     wait = _retry_after(provider_error.headers)
     retry_header = provider_error.headers.get("x-should-retry", "").lower()
     seems_transient = (
         status in BUSY or status >= 500 or (in_stream and not any(map(PERMANENT_KINDS.match, provider_error.kinds)))
     )
     transient = {"true": True, "false": False}.get(retry_header, seems_transient)
+    if status == TOO_LARGE and is_rate_limit(searched_text):
+        # The request alone exceeds the limit, so a retry cannot succeed.
+        return RequestFailure(RateLimitError(text), transient=False)
     if status == 429 or RATE & set(provider_error.kinds):
         return RequestFailure(RateLimitError(text), transient=transient, wait=wait, rate_limited=True)
     if status in (408, 504) or "timeout_error" in provider_error.kinds:
         return RequestFailure(BackendTimeoutError(text), transient=transient, wait=wait)
     is_overloaded = status == OVERLOADED_STATUS or bool(OVERLOADED & set(provider_error.kinds))
     return RequestFailure(BackendError(text), transient=transient, wait=wait, rate_limited=is_overloaded)
+
+
+def is_signature_refusal(provider_error: ProviderError) -> bool:
+    """Return whether the provider refused signed or encrypted reasoning that the request contains."""
+    text = " ".join((*provider_error.kinds, provider_error.text))
+    return provider_error.status in (0, 200, 400, 422) and bool(SIGNATURE.search(text))
+
+
+def _too_long(endpoint: Endpoint, provider_error: ProviderError, text: str, size: RequestSize) -> RequestFailure | None:
+    """Return the failure if the request, or the answer that it asks for, does not fit in the context window."""
+    status = provider_error.status
+    searched_text = " ".join((*provider_error.kinds, provider_error.text))
+    kinds = provider_error.kinds
+    limit = reported_limit("" if status in NEVER_TOO_LONG else searched_text, kinds, provider_error.fields)
+    if limit is not None and limit.answer:
+        remedy = f"the limit of answers is too high for {endpoint.model}: set `context` or `output` of this model"
+        return RequestFailure(
+            BackendError(f"{text} ({remedy} in $ORCH_HOME/models.json)"), transient=False, limit=limit
+        )
+    unexplained = status in BY_SIZE and not names_other_cause(searched_text)
+    if limit is None and not (unexplained and (status == TOO_LARGE or size.is_near_window)):
+        return None
+    window = f", which has a context window of {limit.window:,} tokens" if limit is not None and limit.window else ""
+    error = ContextOverflowError(f"{text} (the conversation is too long for {endpoint.model}{window})")
+    return RequestFailure(error, transient=False, limit=limit)
 
 
 def truncated_failure(endpoint: Endpoint) -> RequestFailure:
@@ -155,6 +216,18 @@ def redirect_failure(endpoint: Endpoint, error: Exception) -> RequestFailure:
     return RequestFailure(BackendError(message), transient=False)
 
 
+def web_page_failure(endpoint: Endpoint, page: str) -> RequestFailure:
+    """Return the failure for a web page instead of a response: the address is not that of a model server."""
+    message = f"{endpoint.provider}: {endpoint.base_url} sent a web page: {_shortened(page)} (check {endpoint.setting})"
+    return RequestFailure(BackendError(message), transient=False)
+
+
+def setting_failure(endpoint: Endpoint, error: BaseException) -> RequestFailure:
+    """Return the failure for a request that cannot be sent, because its address or a header is not valid."""
+    message = f"{endpoint.provider}: cannot send a request to {endpoint.base_url}: {error}: check {endpoint.setting}"
+    return RequestFailure(BackendError(message), transient=False)
+
+
 def timeout_failure(endpoint: Endpoint, content_seconds: float | None = None) -> RequestFailure:
     """Return the failure for a timeout.
 
@@ -169,17 +242,28 @@ def timeout_failure(endpoint: Endpoint, content_seconds: float | None = None) ->
     return RequestFailure(BackendTimeoutError(message), transient=True)
 
 
-def unreachable_failure(endpoint: Endpoint, error: BaseException, *, refused: bool) -> RequestFailure:
-    """Return the failure for a connection that was refused (`refused`) or lost.
+def proxy_failure(endpoint: Endpoint, error: BaseException, proxy: str) -> RequestFailure:
+    """Return the failure for a connection that `proxy` refused because of its credentials."""
+    message = f"{endpoint.provider}: {proxy} refused the connection to {endpoint.base_url}: {error}"
+    return RequestFailure(BackendError(message), transient=False)
+
+
+def unreachable_failure(endpoint: Endpoint, reason: str, *, refused: bool, proxy: str = "") -> RequestFailure:
+    """Return the failure for a connection that was refused (`refused`) or lost. `proxy` describes the proxy, if any.
 
     If a local server refuses the connection, the server is probably not running, so the request is retried only once.
     """
-    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    message = f"{endpoint.provider}: the connection to {endpoint.base_url} failed ({what})"
+    through = f" through {proxy}" if proxy else ""
+    message = f"{endpoint.provider}: the connection to {endpoint.base_url}{through} failed ({reason})"
     if refused and (endpoint.local or endpoint.loopback):
         message += f": is it running? Start the server, or check {endpoint.setting}"
         return RequestFailure(BackendError(message), transient=True, attempts=REFUSED_ATTEMPTS)
     return RequestFailure(BackendError(message), transient=True)
+
+
+def _shortened(text: str) -> str:
+    text = text.strip()
+    return text if len(text) <= MAX_MESSAGE_CHARS else f"{text[:MAX_MESSAGE_CHARS]}..."
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

@@ -1,38 +1,47 @@
-"""A conversation with a remote model. Each request is encoded for the API of the provider."""
+"""A conversation with a remote model. A format encodes the requests and reads the responses; a client sends them."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
-from collections.abc import AsyncIterator, Mapping
-from typing import Any, Final, Protocol
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
 
-from orch_protocol.agent.spec import BackendSpec, ToolSpec
+from orch_protocol.agent.spec import BackendSpec
 from orch_protocol.core.errors import BackendError, ConfigError
-from orch_protocol.core.messages import Block, Message, StopReason
+from orch_protocol.core.messages import INVALID_INPUT, Block, StopReason, ToolUse
 from orch_protocol.core.text import scrub
 
-from ...system.secrets import mask_secrets
-from ..base import OnText, PromptPrefix
-from ..models import Model, filled
-from ..normalize_messages import join_surrogates
-from ..registry import is_loopback
+from ...system.secrets import mask_key_shapes, mask_passwords, mask_secrets
+from ..base import OnText
+from ..formats.error_body import is_web_page, parsed, read_error_body
+from ..formats.format import ApiFormat, ModelRequest, ResponseReader
+from ..formats.normalize_messages import join_surrogates, signatures_in, without_signatures
+from ..formats.provider_error import ProviderError, ReportedError
+from ..formats.reported_usage import checked
+from ..models import filled, is_loopback, names_address
+from .client import SdkClient, Server
 from .failures import (
     Endpoint,
-    ProviderError,
+    RequestSize,
     classify_error,
+    is_signature_refusal,
     malformed_failure,
     oversized_failure,
+    proxy_failure,
     redirect_failure,
+    setting_failure,
     timeout_failure,
     truncated_failure,
     unreachable_failure,
+    web_page_failure,
 )
 from .metered import MALFORMED_BLOCK, CompleteResponse, MeteredConversation, model_in, storable
-from .reported_usage import ReportedUsage, checked
+from .proxies import proxy_of
 from .retry import RequestFailure
 from .transport import (
     CrossOriginRedirectError,
@@ -42,103 +51,23 @@ from .transport import (
     ResponseWatch,
     cause,
     connection_failure,
+    refusal_of_proxy,
+    unsendable_request,
 )
 
-__all__ = [
-    "ModelRequest",
-    "ProviderApi",
-    "RemoteBackend",
-    "ResponseReader",
-    "ResponseStream",
-    "StreamError",
-    "encoded",
-]
+__all__ = ["RemoteBackend", "encoded", "headers_in"]
 
 NO_KEY: Final = "none"
-PASSWORD: Final = re.compile(r"//[^/@]*@")
+HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 SENDABLE: Final = re.compile(r"[\t -~]*")
 """The characters that are allowed in a header value."""
+EVENT_LINE: Final = re.compile(r"^(data|event|id|retry)?:", re.M)
+"""A line of a stream of server-sent events."""
 CLOSE_SECONDS: Final = 2.0
-
-
-class ModelRequest(Struct, frozen=True):
-    """One request to a model. `tail` is text at its end that is not part of the conversation.
-
-    `prefix` describes the parts that later requests will repeat. `max_output_tokens` is the limit of the answer; 0
-    means the provider's default.
-    """
-
-    provider: str
-    name: str
-    model: Model
-    system: str
-    tools: tuple[ToolSpec, ...]
-    messages: tuple[Message, ...]
-    tail: str
-    prefix: PromptPrefix
-    max_output_tokens: int
-
-
-class StreamError(Exception):
-    """The provider reported an error within a stream."""
-
-    def __init__(self, provider_error: ProviderError) -> None:
-        super().__init__(provider_error.text)
-        self.provider_error = provider_error
-
-
-class ResponseReader(Protocol):
-    """Reads one response from its events, which are JSON data.
-
-    `stop` is None until the stop reason is known; `done` is False until the response is complete. `progress` increases
-    with each event that adds content, unlike keep-alive messages. The methods raise LookupError, TypeError,
-    AttributeError or ValueError for malformed events.
-    """
-
-    usage: ReportedUsage
-    stop: StopReason | None
-    done: bool
-    progress: int
-
-    def feed(self, event: dict[str, Any]) -> str:
-        """Process the next event, and return the text that the event adds.
-
-        Raise StreamError if the event reports an error.
-        """
-
-    def blocks(self) -> list[Block]:
-        """Return the blocks of the response."""
-
-
-class ResponseStream(Protocol):
-    """The events of an SDK's stream, and the HTTP response that contains them."""
-
-    response: Any
-
-    def __aiter__(self) -> AsyncIterator[Any]:
-        """Iterate over the events."""
-
-    async def close(self) -> None:
-        """Close the response."""
-
-
-class ProviderApi(Protocol):
-    """One API of one SDK."""
-
-    def request(self, request: ModelRequest) -> dict[str, Any]:
-        """Return the request body as JSON data."""
-
-    def client(self, key: str, base_url: str, headers: Mapping[str, str], deadlines: Deadlines) -> Any:
-        """Return a client without retries."""
-
-    async def open(self, client: Any, body: bytes) -> ResponseStream:
-        """Send the encoded request and return the stream of its response."""
-
-    def new_reader(self, provider: str) -> ResponseReader:
-        """Return a reader for one response."""
-
-    def provider_error(self, error: Exception) -> ProviderError | None:
-        """Return the provider's error in `error`, or None if `error` contains no such error."""
+DRAIN_SECONDS: Final = 0.1
+"""How long the rest of a response may take after the end mark of its stream."""
+ERROR_FIELDS: Final = frozenset({"error", "errors", "detail", "message", "msg"})
+"""Fields that only an error has, if it is sent instead of a stream."""
 
 
 class RemoteBackend(MeteredConversation):
@@ -148,7 +77,9 @@ class RemoteBackend(MeteredConversation):
     the process and event loop that use it. Raise ConfigError if the options are invalid or no key is set.
     """
 
-    def __init__(self, spec: BackendSpec, keys: Mapping[str, str], api: ProviderApi) -> None:
+    def __init__(
+        self, spec: BackendSpec, keys: Mapping[str, str], format: ApiFormat, new_client: Callable[[Server], SdkClient]
+    ) -> None:
         super().__init__(spec, model_in(spec))
         self.limits = ResponseLimits()
         content = self.model.first_content_seconds
@@ -159,27 +90,37 @@ class RemoteBackend(MeteredConversation):
         if key is None and self.model.keys:
             raise ConfigError(f"{spec.provider}:{spec.model} needs a key: set {' or '.join(self.model.keys)}")
         self._key = NO_KEY if key is None else key
-        self._headers = _headers(keys.get(self.model.headers_variable, ""))
+        self._headers = headers_in(keys.get(self.model.headers_variable, ""), self.model.headers_variable)
         self._headers |= filled(self.model.headers, keys, self._key)
+        if invalid_names := [name for name in self._headers if not HEADER_NAME.fullmatch(name)]:
+            raise ConfigError(
+                f"cannot send the header {invalid_names[0]!r:.40} of {spec.provider}:{spec.model}: this name is not "
+                "valid. Change `headers` in $ORCH_HOME/models.json"
+            )
         header_values = {"key": self._key} | {f"header {name!r}": value for name, value in self._headers.items()}
         if invalid := [what for what, value in header_values.items() if not SENDABLE.fullmatch(value)]:
             raise ConfigError(
                 f"cannot send the {invalid[0]} of {spec.provider}:{spec.model}: the value must be one line of ASCII. "
                 "Change the environment variable or models.json"
             )
-        address = PASSWORD.sub("//", self.model.base_url)
+        address = mask_passwords(self.model.base_url)
         self._server_address = f" at {address}"
         self._endpoint = Endpoint(
-            spec.provider,
-            spec.model,
+            address if names_address(spec) else spec.provider,
+            self._name,
             address,
             self.model.keys,
             self.model.flags.local,
             is_loopback(address),
             self.model.base_url_variable,
+            self.model.api in ("chat", "responses"),
         )
-        self._api = api
-        self._client: Any = None
+        self._format = format
+        self._new_client = new_client
+        self._client: SdkClient | None = None
+        self._refused_signatures: frozenset[str] = frozenset()
+        """Signatures of reasoning blocks that the provider refused. Requests do not contain these blocks."""
+        self._warned_of_stop = False
 
     async def close(self) -> None:
         """Close the connections."""
@@ -196,8 +137,10 @@ class RemoteBackend(MeteredConversation):
             raise BackendError("there is nothing to answer: the conversation is empty")
         model, max_output_tokens = self._affordable_limit()
         system, messages, tail = self._request()
+        if self._refused_signatures:
+            messages = without_signatures(messages, self._refused_signatures)
         return ModelRequest(
-            provider=self._endpoint.provider,
+            provider=self._provider,
             name=self._endpoint.model,
             model=model,
             system=system,
@@ -210,8 +153,9 @@ class RemoteBackend(MeteredConversation):
 
     async def _attempt(self, on_text: OnText | None) -> CompleteResponse:
         """Return one complete response. Raise RequestFailure if the request fails."""
-        body = encoded(self._api.request(self._make_request()))
-        reader, watch = self._api.new_reader(self._endpoint.provider), ResponseWatch(self.deadlines, self.limits)
+        body = encoded(self._format.request(self._make_request()))
+        reader = self._format.new_reader(self._provider)
+        watch = ResponseWatch(self.deadlines, self.limits, self.is_watched)
         try:
             await self._read(body, reader, on_text, watch)
         except asyncio.CancelledError:
@@ -222,34 +166,95 @@ class RemoteBackend(MeteredConversation):
                 self._count_failed_usage(reader)
                 if (failure := self._failure(error, watch)) is None:
                     raise
+                if self._refuses_signatures(error):
+                    failure = RequestFailure(failure.error, transient=True, wait=0.0)
+                elif failure.limit is not None:
+                    self._learn_limit(failure, failure.limit)
                 # A chained traceback would show the server's message, which may contain the key.
                 raise failure from None
             # The response is complete, so an error that follows does not matter.
-        if reader.stop is None:
-            self._count_failed_usage(reader)
-            raise truncated_failure(self._endpoint)
         try:
             content = _content(reader)
         except ValueError as error:
             self._count_failed_usage(reader)
+            if reader.stop is None:
+                raise self._unfinished(watch) from None
             raise malformed_failure(self._endpoint, error) from None
-        return CompleteResponse(content, reader.stop, checked(reader.usage, self.model.context))
+        stop = self._stop_with_calls(reader, content)
+        if stop is None:
+            self._count_failed_usage(reader)
+            raise self._unfinished(watch)
+        return CompleteResponse(content, stop, checked(reader.usage, self.model.context))
+
+    def _unfinished(self, watch: ResponseWatch) -> RequestFailure:
+        """Return the failure for a response without a stop reason."""
+        failure = self._failure_without_events(watch.head) or truncated_failure(self._endpoint)
+        if failure.limit is not None:
+            self._learn_limit(failure, failure.limit)
+        return failure
+
+    def _stop_with_calls(self, reader: ResponseReader, content: Sequence[Block]) -> StopReason | None:
+        """Return the stop reason. It is "tool_use" after an unknown reason if the response has a complete call.
+
+        The arguments of a complete call are a JSON object. A response without a reason must have only complete calls,
+        because otherwise the response was probably cut off.
+        """
+        complete = [block.input.keys() != {INVALID_INPUT} for block in content if isinstance(block, ToolUse)]
+        if reader.unknown_stop and reader.stop == "error":
+            usable = any(complete)
+        else:
+            usable = reader.stop is None and reader.done and all(complete)
+        if not complete or not usable:
+            return reader.stop
+        if not self._warned_of_stop:
+            self._warned_of_stop = True
+            how = f"with the unknown reason {reader.unknown_stop!r:.80}" if reader.unknown_stop else "without a reason"
+            print(
+                f"{self._full_name}{self._server_address} ended a response {how}: calls whose arguments are complete "
+                "run (shown once)",
+                flush=True,
+            )
+        return "tool_use"
+
+    def _refuses_signatures(self, error: Exception) -> bool:
+        """Return whether the provider refused reasoning in the request, which is left out from now on.
+
+        A provider refuses the reasoning of another model, for example in an imported conversation.
+        """
+        if not isinstance(error, ReportedError) or not is_signature_refusal(error.provider_error):
+            return False
+        signatures = signatures_in(self._request()[1], self._provider, self._name) - self._refused_signatures
+        if not signatures:
+            return False
+        self._refused_signatures |= signatures
+        print(
+            f"{self._full_name}{self._server_address} refused signed reasoning in the conversation: requests no longer "
+            f"contain these {len(signatures)} reasoning blocks",
+            flush=True,
+        )
+        return True
 
     async def _read(self, body: bytes, reader: ResponseReader, on_text: OnText | None, watch: ResponseWatch) -> None:
         if self._client is None:
-            self._client = self._api.client(self._key, self.model.base_url, self._headers, self.deadlines)
+            self._client = self._new_client(Server(self.model.base_url, self._key, self._headers, self.deadlines))
         async with watch.listening():
-            stream = await self._api.open(self._client, body)
+            stream = await self._client.open(body)
             try:
-                async for event in stream:
-                    progress_before = reader.progress
-                    text = _feed_event(reader, event)
-                    if reader.progress > progress_before:
-                        watch.content_arrived()
-                    if text and on_text is not None:
-                        on_text(join_surrogates(text))
+                pieces = stream.pieces()
+                async for piece in pieces:
+                    progress_before, texts = reader.progress, list[str]()
+                    try:
+                        texts += map(reader.feed, stream.decoder.feed(piece))
+                    finally:
+                        # The text before an invalid event counts, too.
+                        if reader.progress > progress_before:
+                            watch.content_arrived()
+                        if on_text is not None and (text := "".join(texts)):
+                            on_text(join_surrogates(text))
                     if reader.done:
                         watch.response_complete()
+                    if reader.ended:
+                        await _drain(pieces)
             finally:
                 await stream.close()
 
@@ -258,22 +263,49 @@ class RemoteBackend(MeteredConversation):
             return oversized_failure(self._endpoint, size_error)
         if (redirect := cause(error, CrossOriginRedirectError)) is not None:
             return redirect_failure(self._endpoint, redirect)
-        provider_error = error.provider_error if isinstance(error, StreamError) else self._api.provider_error(error)
-        if provider_error is not None:
-            # A server may repeat the API key in its message. The message is shown and logged.
-            text = mask_secrets(provider_error.text, (self._key, *self._headers.values()))
-            return classify_error(self._endpoint, msgspec.structs.replace(provider_error, text=text))
+        if isinstance(error, ReportedError):
+            return self._reported_failure(error.provider_error)
+        if (invalid := unsendable_request(error)) is not None:
+            return setting_failure(self._endpoint, invalid)
         if isinstance(error, TimeoutError):
             return timeout_failure(self._endpoint, self.deadlines.content if watch.content_missing else None)
         if (found := connection_failure(error)) is not None:
-            failure_kind, problem = found
+            proxy = str(proxy_of(self.model.base_url, os.environ))
+            if (refusal := refusal_of_proxy(error)) is not None:
+                return proxy_failure(self._endpoint, refusal, proxy)
             return (
                 timeout_failure(self._endpoint)
-                if failure_kind == "silent"
-                else unreachable_failure(self._endpoint, problem, refused=failure_kind == "refused")
+                if found.kind == "silent"
+                else unreachable_failure(self._endpoint, found.reason, refused=found.kind == "refused", proxy=proxy)
             )
         # After the response began, an exception that does not come from the client was caused by invalid data.
         return malformed_failure(self._endpoint, error) if watch.begun or isinstance(error, ValueError) else None
+
+    def _reported_failure(self, provider_error: ProviderError) -> RequestFailure:
+        size = RequestSize(self.context_tokens(), self.window)
+        masked = msgspec.structs.replace(provider_error, text=self._masked(provider_error.text))
+        return classify_error(self._endpoint, masked, size)
+
+    def _failure_without_events(self, head: bytes) -> RequestFailure | None:
+        """Return the failure for a response that is not a stream. `head` is its beginning.
+
+        Return None if `head` contains no error.
+        """
+        text = head.decode(errors="replace").lstrip("\ufeff \t\r\n")
+        if is_web_page(text):
+            return web_page_failure(self._endpoint, self._masked(read_error_body(text).text))
+        body = parsed(text) if text[:1] in ("{", "[") else None
+        if isinstance(body, dict) and not ERROR_FIELDS & body.keys():
+            return None
+        if body is not None:
+            return self._reported_failure(ProviderError.read(body))
+        if not text or "\ufffd" in text or EVENT_LINE.search(text):
+            return None
+        return malformed_failure(self._endpoint, ValueError(f"instead of events, {self._masked(text)!r:.500}"))
+
+    def _masked(self, text: str) -> str:
+        # A server may repeat keys in its message. The message is shown and logged.
+        return mask_passwords(mask_key_shapes(mask_secrets(text, (self._key, *self._headers.values()))))
 
     def _count_failed_usage(self, reader: ResponseReader, *, sent: bool = False) -> None:
         """Count the usage of a failed attempt."""
@@ -284,15 +316,12 @@ class RemoteBackend(MeteredConversation):
         self._count_failed_attempt(checked(reader.usage, self.model.context).usage, received, sent=sent)
 
 
-def _feed_event(reader: ResponseReader, event: Any) -> str:
-    """Pass `event` to `reader`, and return the added text. Raise StreamError, or ValueError for a malformed event."""
-    if not isinstance(event, dict):
-        raise ValueError(f"an event is {event!r:.80} instead of a JSON object")
-    try:
-        return reader.feed(event)
-    except (LookupError, TypeError, AttributeError) as error:
-        kind = event.get("type", event.get("object", ""))
-        raise ValueError(f"an event of type {kind!r:.80} has an unexpected shape: {event!r:.200}") from error
+async def _drain(pieces: AsyncIterator[bytes]) -> None:
+    """Read the rest of a response after the end mark of its stream, so that the connection can be reused."""
+    with suppress(Exception):  # The response is complete.
+        async with asyncio.timeout(DRAIN_SECONDS):
+            async for _ in pieces:
+                pass
 
 
 def _content(reader: ResponseReader) -> tuple[Block, ...]:
@@ -315,10 +344,22 @@ def encoded(body: dict[str, Any]) -> bytes:
         return msgspec.json.encode(scrub(body))
 
 
-def _headers(text: str) -> dict[str, str]:
-    """Return the headers in `text`, which is the value of a variable.
+def headers_in(text: str, variable: str) -> dict[str, str]:
+    """Return the headers in `text`, which is the value of `variable`.
 
-    Each line of `text` has the form `name: value`.
+    Each line of `text` has the form `name: value`. Raise ConfigError for any other line. The error does not show the
+    value of a header.
     """
-    pairs = (line.partition(":") for line in text.splitlines())
-    return {name.strip(): value.strip() for name, colon, value in pairs if colon and name.strip()}
+    headers: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        name, colon, value = (part.strip() for part in line.partition(":"))
+        if not line.strip():
+            continue
+        if not colon or not HEADER_NAME.fullmatch(name):
+            problem = f"{name[:40]!r} is not the name of a header" if colon else "it has no colon"
+            raise ConfigError(
+                f"{variable} is invalid in line {number}: {problem}. Write one header per line, as `Name: value`, "
+                "without quotes or braces"
+            )
+        headers[name] = value
+    return headers

@@ -17,6 +17,7 @@ from msgspec import Struct
 from orch_protocol.core.errors import BackendError, RateLimitError
 
 from ..base import OnRetry, Retry
+from .overflow import ReportedLimit
 
 __all__ = ["RequestFailure", "RetryPolicy", "Sleep", "send_with_retries"]
 
@@ -53,7 +54,8 @@ class RequestFailure(Exception):
 
     If `transient` is True, a retry may succeed. `wait` is the time in seconds that the provider requested before a
     retry. `rate_limited` means that the provider receives too many requests. `attempts` is the maximum number of
-    attempts for this kind of failure; None means the maximum of the policy.
+    attempts for this kind of failure; None means the maximum of the policy. `limit` is the limit that the provider
+    reported if the request or its answer does not fit in the context window.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class RequestFailure(Exception):
         wait: float | None = None,
         rate_limited: bool = False,
         attempts: int | None = None,
+        limit: ReportedLimit | None = None,
     ) -> None:
         super().__init__(str(error))
         self.error = error
@@ -71,6 +74,7 @@ class RequestFailure(Exception):
         self.wait = wait
         self.rate_limited = rate_limited
         self.attempts = attempts
+        self.limit = limit
 
 
 async def send_with_retries(

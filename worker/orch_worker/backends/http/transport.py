@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import ssl
 import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from functools import cache
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
+import aiohttp
 import httpx2
 from msgspec import Struct
 
+from orch_protocol.core.errors import ConfigError
+
 from ..models import CONTENT_SECONDS
-from ..registry import is_loopback
+from .aiohttp_client import ConnectionFailure, FailureKind, aiohttp_failure, named_error, with_observer
+from .pace import ReadingPace
+from .proxies import proxy_of
 
 __all__ = [
     "CrossOriginRedirectError",
@@ -24,18 +32,36 @@ __all__ = [
     "ResponseTooLargeError",
     "ResponseWatch",
     "cause",
-    "client_options",
     "connection_failure",
+    "http_client",
+    "refusal_of_proxy",
     "ssl_context",
+    "ssl_context_for",
     "timeout",
+    "unsendable_request",
 ]
 
 T = TypeVar("T", bound=BaseException)
 
+CERTIFICATES: Final = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
+"""Variables that name certificates of servers. The first one that is set applies."""
+FOLDER: Final = "SSL_CERT_DIR"
+BUNDLE: Final = "REQUESTS_CA_BUNDLE"
+LIMITS: Final = httpx2.Limits(max_connections=1000, max_keepalive_connections=100)
+"""The limits of the SDKs."""
+KEEP_ALIVE: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, getattr(socket, "TCP_KEEPIDLE", 0x10), 60),  # TCP_KEEPALIVE in macOS
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 60),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 5),
+)
+"""The options with which a connection notices that the server is gone, as in one of the SDKs."""
 SEND_SECONDS: Final = 60.0
 LAST_SECONDS: Final = 2.0
 DECODE_BYTES: Final = 1 << 16
 """Compressed bodies are decoded in chunks of at most this number of bytes."""
+PROXY_AUTHENTICATION: Final = "407"
+HEAD_BYTES: Final = 1 << 14
 EVENT_ENDS: Final = (b"\n\n", b"\n\r\n", b"\r\r")
 ENCODINGS: Final = frozenset({"gzip", "x-gzip", "deflate"})
 
@@ -75,8 +101,46 @@ class CrossOriginRedirectError(Exception):
 
 @cache
 def ssl_context() -> ssl.SSLContext:
-    """Return the shared TLS context, which has the same settings as the TLS contexts of the SDKs."""
-    return httpx2.create_ssl_context()
+    """Return the shared TLS context, which has the same settings as the TLS contexts of the SDKs.
+
+    SSL_CERT_FILE or SSL_CERT_DIR replace the certificates of the system, and REQUESTS_CA_BUNDLE adds to them. Raise
+    ConfigError if one of these variables names a file or folder that cannot be used.
+    """
+    variable = next(filter(os.environ.get, CERTIFICATES), "")
+    if not variable:
+        return httpx2.create_ssl_context()
+    path = os.environ[variable]
+    try:
+        if variable == BUNDLE:
+            context = httpx2.create_ssl_context()
+            context.load_verify_locations(**{"capath" if os.path.isdir(path) else "cafile": path})
+            return context
+        if variable == FOLDER:
+            os.listdir(path)  # OpenSSL ignores a folder that does not exist.
+        return httpx2.create_ssl_context()
+    except (OSError, ValueError) as error:  # An SSLError is an OSError.
+        raise ConfigError(
+            f"cannot read the certificates in {variable}={path}: {_reason(error)}. Correct or unset {variable}"
+        ) from None
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        return "it contains no certificate in the PEM format"
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+@cache
+def _no_certificates() -> ssl.SSLContext:
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def ssl_context_for(url: str) -> ssl.SSLContext:
+    """Return the TLS context for requests to `url`. Raise ConfigError like `ssl_context`.
+
+    For plain HTTP, the context trusts no server and needs no certificates.
+    """
+    return _no_certificates() if urlsplit(url).scheme == "http" else ssl_context()
 
 
 def timeout(deadlines: Deadlines) -> httpx2.Timeout:
@@ -97,29 +161,55 @@ def cause(error: BaseException | None, kind: type[T]) -> T | None:
     return error
 
 
-def connection_failure(
-    error: BaseException | None,
-) -> tuple[Literal["silent", "refused", "lost"], BaseException] | None:
-    """Return the kind of connection failure and its exception. Return None if `error` is not a connection failure."""
-    while error is not None:
-        if isinstance(error, httpx2.TimeoutException):
-            return "silent", error
-        if isinstance(error, httpx2.ConnectError):
-            return "refused", error
-        if isinstance(error, httpx2.TransportError):
-            return "lost", error
-        error = error.__cause__
-    return None
+def connection_failure(error: BaseException) -> ConnectionFailure | None:
+    """Return how the connection failed. Return None if `error` is not a connection failure."""
+    causes = [error]
+    while (next_cause := causes[-1].__cause__) is not None:
+        causes.append(next_cause)
+    # The errors of aiohttp are more exact than the errors of httpx and of the SDKs, which they cause.
+    return next(filter(None, (*map(aiohttp_failure, causes), *map(_httpx_failure, causes))), None)
+
+
+def _httpx_failure(error: BaseException) -> ConnectionFailure | None:
+    kinds: tuple[tuple[type[Exception], FailureKind], ...] = (
+        (httpx2.TimeoutException, "silent"),
+        (httpx2.ConnectError, "refused"),
+        (httpx2.TransportError, "lost"),
+    )
+    kind = next((kind for exception, kind in kinds if isinstance(error, exception)), None)
+    return None if kind is None else ConnectionFailure(kind, named_error(error))
+
+
+def refusal_of_proxy(error: BaseException) -> BaseException | None:
+    """Return the exception among `error` and its causes that means that a proxy requires other credentials."""
+    found = cause(error, httpx2.ProxyError)
+    return found if found is not None and str(found).startswith(PROXY_AUTHENTICATION) else None
+
+
+def unsendable_request(error: BaseException | None) -> BaseException | None:
+    """Return the exception among `error` and its causes that means that the request itself is not valid.
+
+    Its address or one of its headers cannot be sent, so no server was asked.
+    """
+    kinds = (httpx2.InvalidURL, httpx2.UnsupportedProtocol, httpx2.LocalProtocolError)
+    return next((found for kind in kinds if (found := cause(error, kind)) is not None), None)
 
 
 class ResponseWatch:
     """Watches the timeouts, the size and the redirects of one response.
 
     `sent` is True as soon as part of the request may have been sent. `begun` is True once a response with status 200
-    has started. `content_missing` is True if the timeout for content expired although bytes arrived.
+    has started. `content_missing` is True if the timeout for content expired although bytes arrived. `head` is the
+    beginning of the decoded response.
     """
 
-    def __init__(self, deadlines: Deadlines, limits: ResponseLimits = ResponseLimits()) -> None:  # noqa: B008 - immutable
+    def __init__(
+        self,
+        deadlines: Deadlines,
+        limits: ResponseLimits = ResponseLimits(),  # noqa: B008 - immutable
+        is_watched: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.pace = ReadingPace(is_watched)
         self.sent = False
         self.begun = False
         self._connected: Any = None
@@ -129,6 +219,7 @@ class ResponseWatch:
         self._watch = asyncio.timeout(deadlines.first)
         self._content_deadline = float("inf")
         self._bytes_deadline = float("inf")
+        self.head = b""
         self._received = 0
         self._event = 0
         self._tail = b""
@@ -172,12 +263,15 @@ class ResponseWatch:
 
     def content_arrived(self) -> None:
         """Record that the answer grew."""
+        self.pace.content_arrived()
         self._seconds = self._deadlines.idle
         self._content_deadline = self._now() + self._deadlines.content
         self.bytes_arrived()
 
     def count_bytes(self, decoded: bytes) -> None:
         """Count decoded bytes. Raise ResponseTooLargeError if there are too many."""
+        if len(self.head) < HEAD_BYTES:
+            self.head += decoded[: HEAD_BYTES - len(self.head)]
         self._received += len(decoded)
         if self._received > self._limits.response:
             raise ResponseTooLargeError(f"a response of more than {self._limits.response:,} bytes")
@@ -193,15 +287,20 @@ class ResponseWatch:
 
         The stream gets a short time to end, so that the connection can be reused.
         """
+        self.pace.stop()
         self._seconds = min(self._seconds, LAST_SECONDS)
         self.bytes_arrived()
+
+    def request_sent(self) -> None:
+        """Record that the headers of the request are being sent."""
+        self.sent = True
 
     async def on_trace_event(self, step: str, info: dict[str, Any]) -> None:
         """Record that the client reached `step` of the request."""
         if step == "connection.connect_tcp.complete":
             self._connected = info["return_value"]
         elif step.endswith(".send_request_headers.started"):
-            self.sent = True
+            self.request_sent()
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -221,23 +320,39 @@ _listening: ContextVar[ResponseWatch] = ContextVar("listening")
 async def _prepare_request(request: httpx2.Request) -> None:
     request.extensions = {**request.extensions, "trace": _listening.get().on_trace_event}
     request.headers["accept-encoding"] = "gzip"  # `_BoundedBody` decodes only this encoding.
+    if request.url.userinfo:
+        # The client has written a user and a password in the address to a header. aiohttp refuses both together.
+        request.url = request.url.copy_with(userinfo=b"")
 
 
 async def _watch_response(response: httpx2.Response) -> None:
     _listening.get().on(response)
 
 
-def client_options(base_url: str) -> dict[str, Any]:
-    """Return the options of the HTTP client for `base_url`. A `ResponseWatch` observes its requests.
+def http_client(kind: Callable[..., httpx2.AsyncClient], base_url: str) -> httpx2.AsyncClient:
+    """Return the HTTP client for `base_url`, whose requests a `ResponseWatch` observes.
 
-    Proxies from the environment are not used for local servers, so that local data stays on this machine.
+    `kind` is the aiohttp client of an SDK. Raise ConfigError if the proxy or the certificates that the environment sets
+    cannot be used.
     """
-    direct = dict.fromkeys(("all://", "http://", "https://")) if is_loopback(base_url) else {}
-    return {
-        "verify": ssl_context(),
+    url = proxy_of(base_url, os.environ).url
+    context = ssl_context() if url.startswith("https:") else ssl_context_for(base_url)
+    proxy = httpx2.Proxy(url, ssl_context=context if url.startswith("https:") else None) if url else None
+    options: dict[str, Any] = {
+        "trust_env": False,
         "event_hooks": {"request": [_prepare_request], "response": [_watch_response]},
-        "mounts": direct,
     }
+    if url.startswith("socks"):  # aiohttp has no SOCKS proxies.
+        transport = httpx2.AsyncHTTPTransport(
+            verify=context, trust_env=False, limits=LIMITS, proxy=proxy, socket_options=KEEP_ALIVE
+        )
+        return kind(transport=transport, **options)
+    if proxy is not None and proxy.auth is not None:
+        credentials = {"Proxy-Authorization": aiohttp.encode_basic_auth(*proxy.auth)}
+        if urlsplit(base_url).scheme == "http":
+            options["headers"] = credentials  # The proxy gets the request itself, not a CONNECT request.
+        proxy = httpx2.Proxy(proxy.url, ssl_context=proxy.ssl_context, headers=credentials)
+    return with_observer(kind(verify=context, limits=LIMITS, proxy=proxy, **options), _listening.get, KEEP_ALIVE)
 
 
 class _BoundedBody(httpx2.AsyncByteStream):
@@ -260,6 +375,7 @@ class _BoundedBody(httpx2.AsyncByteStream):
             for piece in self._decode(chunk):
                 self._response_watch.count_bytes(piece)
                 yield piece
+            await self._response_watch.pace.after_reading(len(chunk))
 
     def _decode(self, chunk: bytes) -> Iterator[bytes]:
         if self._decoder is None:

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from .passages import DEFINITION, LineBlock, blocks, is_prose, is_secondary
 
-__all__ = ["Passage", "SearchTerm", "SourceText", "count", "paths_of", "rank", "terms_of"]
+__all__ = ["Passage", "SearchTerm", "SourceText", "count", "is_stop_word", "paths_of", "rank", "terms_of"]
 
 
 # --- Terms of a question ---
@@ -89,6 +89,11 @@ def terms_of(text: str) -> tuple[SearchTerm, ...]:
         if term.text not in found or found[term.text].weight < term.weight:
             found[term.text] = term
     return tuple(sorted(found.values(), key=lambda term: -term.weight)[:MAX_TERMS])
+
+
+def is_stop_word(word: str) -> bool:
+    """Return whether `word` is too common in sentences to distinguish texts."""
+    return word.lower() in _STOP
 
 
 def paths_of(text: str) -> tuple[str, ...]:

@@ -59,9 +59,11 @@ _NUMBERED: Final = re.compile(r" *(\d+)\t(.*)")
 _ARCHIVED_ENTRY: Final = re.compile(r"\[entry (\d+)\]\n")  # Archived entries have their own numbers.
 _MORE: Final = re.compile(r"\[([\d,]+) more files")
 _ENTRY: Final = re.compile(r"([a-f][0-9a-f]{11}) entry (\d+)")
-_ENTRY_HEAD: Final = re.compile(r"\A\[entry \d+\]\n## \w+\n")
+_ENTRY_HEAD: Final = re.compile(r"\A\[entry \d+\] ([\w ]+)\n")
+_RESULT_HEAD: Final = re.compile(r"^\[result \d+\]$", re.MULTILINE)
+_CALL: Final = re.compile(r"> \w+(?: \w+=| \$ |\Z)")
+_LEFT_OUT: Final = re.compile(r"\[.*read_archive\(.*\)( shows more)?\]")
 _STOPPED: Final = "[stopped at "
-_RESULT: Final = re.compile(r"\]?\n\[tool_result: |\A\[tool_result: |\]\Z")
 _README: Final = re.compile(r"readme(\.\w+)?", re.IGNORECASE)
 _FILE_WORD: Final = re.compile(r"\b(?:readme|license|changelog|contributing|makefile|dockerfile)\b", re.IGNORECASE)
 
@@ -95,7 +97,7 @@ class ToolResults(Struct):
                 self._add_listed(text, whole="glob" not in call.input)
             case "search_archive":
                 for place, passage in hits_in(text):
-                    known = self.archived.get(place, "")
+                    known, passage = self.archived.get(place, ""), _without_calls(passage)
                     self.archived[place] = known if passage in known else f"{known}\n\n{passage}".strip()
             case "read_archive":
                 self.archived[f"{call.input['id']} entry {call.input['first']}"] = _entry_text(text)
@@ -148,7 +150,7 @@ class ExtractiveBackend(Conversation):
 
     async def assistant_turn(self, on_text: OnText | None = None) -> AssistantTurn:
         """Return the next search calls, or the answer."""
-        messages = self._request()[1]
+        messages = self._messages_to_send()
         turn = _turn_context(messages)
         calls = self._calls(turn)
         if calls:
@@ -248,10 +250,11 @@ def _turn_context(messages: Sequence[Message]) -> TurnContext:
 
 def _entry_text(shown: str) -> str:
     """Return the text of an archived entry without its heading and without its calls."""
-    text = _ENTRY_HEAD.sub("", shown)
-    if text.startswith("[tool_result: "):
-        text = _RESULT.sub("\n\n", text)
-    return "\n".join(line for line in text.split("\n") if not line.startswith(("[tool_use: ", "[more lines follow")))
+    return _RESULT_HEAD.sub("", _without_calls(_ENTRY_HEAD.sub("", shown)))
+
+
+def _without_calls(text: str) -> str:
+    return "\n".join(line for line in text.split("\n") if not (_CALL.match(line) or _LEFT_OUT.fullmatch(line)))
 
 
 def _is_evidence(text: str, question: str) -> bool:

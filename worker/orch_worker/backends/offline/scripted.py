@@ -107,8 +107,8 @@ class ScriptedBackend(Conversation):
     async def assistant_turn(self, on_text: OnText | None = None) -> AssistantTurn:
         """Return the next item as a response."""
         if self.on_request is not None:
-            system, messages, tail = self._request()
-            self.on_request(RecordedRequest(system, self.tools, tuple(messages), tail))
+            system, _, tail = self._request()
+            self.on_request(RecordedRequest(system, self.tools, tuple(self._messages_to_send()), tail))
         item = self._at(self._next)
         if item is None:
             raise BackendError(
@@ -164,7 +164,7 @@ class ScriptedBackend(Conversation):
         return Message("assistant", tuple(content))
 
     def _last_user_text(self) -> str:
-        texts = (text_of(message) for message in reversed(self._request()[1]) if message.role == "user")
+        texts = (text_of(message) for message in reversed(self._messages_to_send()) if message.role == "user")
         return split_first_prompt(next(filter(None, texts), ""))[1]
 
     def _at(self, position: int) -> _ScriptedResponse | None:

@@ -1,24 +1,26 @@
-"""Adds up the usage of models and tools per day, over all agents of a user. `orch costs` shows the sums.
+"""Warns agents when all agents of a user together have cost more than `warn_usd` on a day.
 
-When the cost of a day exceeds `warn_usd`, each agent gets one warning per turn. The hook stops nothing. Use a budget to
-stop agents.
+Each agent gets one warning per turn. The hook stops nothing. Use a budget to stop agents. `orch costs` shows the costs
+of each day.
 """
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from orch_protocol.hooks.events import Event, Failed, ProviderResponse, ToolCall, ToolReturn, TurnEnd
+from orch_protocol.hooks.events import Event, ProviderResponse
 from orch_protocol.hooks.options import HookOptions
 
+from ...system.atomic_json import file_lock, read, write
 from ..hook import Hook, make_hook
-from .usage_log import DailyUsage, ModelUsage, ToolUsage, UsageLog, add_usage, day_of
 
-__all__ = ["FILE", "make"]
+__all__ = ["FILE", "add_spending", "make"]
 
 NAME: Final = "cost_tracker"
-FILE: Final = "costs.json"
+FILE: Final = "spending.json"
+"""The cost of the current day, in dollars. The agents of a user cannot read each other's sessions."""
 WARNING: Final = (
     "All agents together have cost ${spent:.2f} today, more than the limit of ${limit:.2f}. Finish now: state what you "
     "have and what is left to do."
@@ -27,38 +29,31 @@ WARNING: Final = (
 
 def make(options: HookOptions) -> tuple[Hook, ...]:
     """Return the hook, configured by `options`."""
-    limit = options.cost_tracker.warn_usd
-    usage_log = UsageLog(Path(options.evidence) / FILE)
-    sums: dict[str, DailyUsage] = {}
-    start_times: dict[str, float] = {}
+    limit, file = options.cost_tracker.warn_usd, Path(options.evidence) / FILE
 
-    def count(event: Event, ctx: Any) -> None:
-        day = day_of(event.at)
-        if isinstance(event, ToolCall):
-            start_times[event.id] = event.at
-        elif isinstance(event, ToolReturn):
-            if event.ran:
-                seconds = event.at - start_times.pop(event.id, event.at)
-                add_to_day(day, DailyUsage(tools={event.name: ToolUsage(1, int(event.is_error), round(seconds, 3))}))
-        elif isinstance(event, ProviderResponse):
-            add_to_day(day, DailyUsage(models={f"{event.provider}:{event.model}": ModelUsage(1, event.usage)}))
-            # Write immediately, because the returned sum includes the costs of other agents.
-            spent = write_sums().cost_usd
-            if limit is not None and spent >= limit and not ctx.turn_state.get(NAME):
-                ctx.turn_state[NAME] = True
-                ctx.steer(WARNING.format(spent=spent, limit=limit))
-        elif isinstance(event, (TurnEnd, Failed)):
-            write_sums()
+    def warn(event: Event, ctx: Any) -> None:
+        if limit is None or not isinstance(event, ProviderResponse):
+            return
+        spent = add_spending(file, day_of(event.at), event.usage.cost_usd)
+        if spent >= limit and not ctx.turn_state.get(NAME):
+            ctx.turn_state[NAME] = True
+            ctx.steer(WARNING.format(spent=spent, limit=limit))
 
-    def add_to_day(day: str, usage: DailyUsage) -> None:
-        sums[day] = add_usage(sums.get(day, DailyUsage()), usage)
+    return (make_hook(warn, "after_provider_response", name=NAME, priority=200, kind="observe"),)
 
-    def write_sums() -> DailyUsage:
-        total = DailyUsage()
-        for day in sorted(sums):
-            total = usage_log.add(day, sums[day])
-            del sums[day]
-        return total
 
-    stages = ("after_provider_response", "tool_call", "tool_result", "turn_end", "error")
-    return (make_hook(count, *stages, name=NAME, priority=200, kind="observe"),)
+def day_of(at: float) -> str:
+    """Return the UTC date of the Unix time `at` in the form 2026-01-31."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d")
+
+
+def add_spending(file: Path, day: str, usd: float) -> float:
+    """Add `usd` to the cost of `day` in `file`, and return the new cost. The cost of another day is dropped.
+
+    Raise ConfigError, StoreError or OSError if the file cannot be read or written.
+    """
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with file_lock(file.with_name(f"{file.name}.lock")):
+        spent = read(file, dict[str, float], {}, "counting starts again").get(day, 0.0) + usd
+        write(file, {day: spent}, durable=False)
+    return spent

@@ -1,12 +1,13 @@
 """Rewrites a log file atomically: a new file is written and then renamed over the old file.
 
-Rewriting is needed only for deletion. If the process is killed, the old file stays unchanged.
+Rewriting is needed only for deletion and for replacing entries by their sum. If the process is killed, the old file
+stays unchanged.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -15,7 +16,7 @@ from ...system.atomic_write import SUFFIX, atomic_write
 from ...system.files import io_error
 from .record_format import UncheckedLine, seal_lines, unseal_line
 
-__all__ = ["LogRewrite", "discard_unfinished", "rewriting"]
+__all__ = ["LogRewrite", "discard_unfinished", "replace_log", "rewriting"]
 
 BUFFER: Final = 1 << 20
 
@@ -99,6 +100,20 @@ def rewriting(path: Path) -> Iterator[LogRewrite]:
             new = LogRewrite(path.with_name(f"{path.name}{SUFFIX}"), file.fileno())
             yield new
             new.flush()
+    except OSError as error:
+        raise io_error("rewrite", path, error) from error
+
+
+def replace_log(path: Path, objects: Iterable[bytes]) -> None:
+    """Replace the file at `path` by one that contains the encoded JSON `objects`, the header first.
+
+    After an error, the old file stays. The caller must hold the folder's lock, and open the file again. Raise
+    StoreError if the new file cannot be written or renamed.
+    """
+    data, _, _ = seal_lines(list(objects), 0, 0)
+    try:
+        with atomic_write(path, locked=True) as file:
+            file.write(data)
     except OSError as error:
         raise io_error("rewrite", path, error) from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from functools import cache
@@ -12,7 +13,7 @@ from orch_protocol.core.errors import LockedError, StoreError
 
 from ...system.files import io_error, open_regular
 
-__all__ = ["FolderLock", "file_system", "private_folder"]
+__all__ = ["FolderLock", "file_system", "owner_of", "private_folder"]
 
 MOUNTS: Final = "/proc/self/mountinfo"
 REMOTE: Final = frozenset({"nfs", "nfs4", "cifs", "smb3"})
@@ -55,9 +56,10 @@ class FolderLock:
         except BlockingIOError as error:
             owner = os.pread(descriptor, 20, 0).strip().decode(errors="replace") or "unknown"
             os.close(descriptor)
-            raise LockedError(
-                f"{folder} is in use by process {owner}: end this process, or choose another folder"
-            ) from error
+            remedy = "end this process"
+            if owner == str(os.getpid()):
+                remedy = "this program has opened the folder before; close that first, for example its Archiver"
+            raise LockedError(f"{folder} is in use by process {owner}: {remedy}, or choose another folder") from error
         except OSError as error:
             os.close(descriptor)
             raise io_error("lock", folder, error) from error
@@ -80,11 +82,28 @@ class FolderLock:
 
     def release(self) -> None:
         """Release the lock. Calling this method twice is allowed."""
-        # Keep the lock file, because removing it could interfere with the next owner, who may be opening it.
+        # Keep the lock file, because removing it could interfere with the next owner, who may be opening it. An empty
+        # file shows that the owner has released the lock, although its process may still be running.
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, 0)
+        self.close()
+
+    def close(self) -> None:
+        """Close this process's copy of the lock. The file still names the owner."""
         _held.discard(self)
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)
+
+
+def owner_of(folder: Path) -> str:
+    """Return the number of the process that locked `folder` last, or "unknown"."""
+    descriptor = open_regular(folder / "lock", os.O_RDONLY)
+    try:
+        return os.pread(descriptor, 20, 0).strip().decode(errors="replace") or "unknown"
+    finally:
+        os.close(descriptor)
 
 
 _held: set[FolderLock] = set()
@@ -97,7 +116,7 @@ def _register_fork_handler() -> None:
 
 def _release_all() -> None:
     for lock in list(_held):
-        lock.release()
+        lock.close()
 
 
 def private_folder(folder: Path) -> None:

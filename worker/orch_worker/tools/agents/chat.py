@@ -10,6 +10,7 @@ from orch_protocol.agent.models import Price
 from orch_protocol.core.messages import COMPLETE_STOPS, text_of, user
 from orch_protocol.services.models.models import FIND_MODEL, LIST_MODELS, FindModel, ListModels, ModelRow
 
+from ...backends.base import ONE_REQUEST
 from ...backends.registry import make_backend
 from ..api.base import ToolContext, ToolError, ToolOutput, tool
 from ..dispatch.budget_client import BudgetClient
@@ -34,6 +35,7 @@ async def chat(context: ToolContext, prompt: str, model: str | None = None, syst
     spec = await context.call_root(FIND_MODEL, FindModel(model), context.seconds)
     backend = make_backend(spec, context.keys, context.agent_object(RateLimitClient))
     backend.append_system(system or "", ())
+    backend.prefix = ONE_REQUEST
     backend.append_user(user(prompt).content)
     budget = context.agent_object(BudgetClient)
     try:

@@ -34,6 +34,7 @@ __all__ = [
 COLLECT_SECONDS: Final = 60.0
 MARGIN_SECONDS: Final = 2.0
 MAX_TASK_SHOWN: Final = 80
+MAX_HOLDERS_SHOWN: Final = 4
 EMPTY_REPLY: Final = "(It said nothing.)"
 
 
@@ -65,16 +66,19 @@ async def spawn_subagent(
         task: What the subagent is for. It sees nothing of this conversation, so include all it needs.
         preset: A named set of tools. minimal: list, search and read files. investigate: also git, web and large values,
             read-only. work: also change files, run commands and Python.
-        tools: Names of tools, instead of a preset. You can grant only tools that you have.
+        tools: Names of tools: instead of the default preset, or in addition to the preset that you name. You can grant
+            only tools that you have.
         query: A first question. The call waits for the answer and returns it.
         max_cost: Maximum cost in US dollars, including its own subagents.
         max_tokens: Maximum number of tokens, including its own subagents.
         skills: Names of your skills that it gets. Default: all of them.
         archives: Ids of archived turns that you can read. The subagent can search, read and query them too.
         name: A name for the subagent, which the other tools accept instead of its id.
-        model: Its model, as provider:name. Default: your model. Other models must be allowed by the configuration.
+        model: Its model, as provider:name. Default: your model, or the model of the agent type. Other models must be
+            allowed by the configuration; a smaller model is cheaper for simple tasks.
         isolation: "worktree" lets it work in a git worktree on a branch of its own, separate from your files.
-        agent: An agent type with its own prompt, tools and model. A preset or tools limit its tools.
+        agent: An agent type: a role with its own prompt, tools and model. If you name a preset or tools too, they limit
+            its tools.
     """
     budget = Budget(max_cost_usd=max_cost, max_tokens=max_tokens)
     request = Spawn(
@@ -84,18 +88,17 @@ async def spawn_subagent(
         model=model,
         name=name,
         budget=budget,
-        marks=context.taint_labels,
         skills=skills,
         archives=archives,
         agent=agent,
         isolation=isolation,
     )
-    spawned = await _call_root(context, SPAWN, request)
+    spawned = await _call_when_free(context, SPAWN, request)
     note = {"note": spawned.note} if spawned.note else {}
     created = _json({"id": spawned.id, "seq": spawned.seq, "name": spawned.name} | note)
     if query is None:
         return ToolOutput(created)
-    answer = await _answer_output(context, QueryAgent(spawned.id, query, marks=context.taint_labels))
+    answer = await _answer_output(context, QueryAgent(spawned.id, query))
     return replace(answer, text=f"{created}\n{answer.text}")
 
 
@@ -120,8 +123,8 @@ async def query_subagent(
             complete value under a handle of your own.
     """
     if wait and wake is None:
-        return await _answer_output(context, QueryAgent(str(id), prompt, marks=context.taint_labels), return_name)
-    submitted = await _call_root(context, SUBMIT, QueryAgent(str(id), prompt, wake=wake, marks=context.taint_labels))
+        return await _answer_output(context, QueryAgent(str(id), prompt), return_name)
+    submitted = await _call_when_free(context, SUBMIT, QueryAgent(str(id), prompt, wake=wake))
     return ToolOutput(f"Subagent {submitted.id} is at work: take its answer with collect_subagent.")
 
 
@@ -167,13 +170,15 @@ async def wait_subagents(
 
 @tool
 async def list_subagents(context: ToolContext) -> str:
-    """List the agents that you can query: id, name, relation, status, task.
+    """List the agents that you can query: id, name, relation, status, task. Archived turns are counted in one line.
 
     The relation is own (you started it), below (one of your subagents started it) or peer (the user named it).
     """
-    rows = await _call_root(context, LIST_AGENTS, ListAgents())
+    found = await _call_root(context, LIST_AGENTS, ListAgents(all=True))
+    rows = [row for row in found if row.kind != "holder" and row.status != "killed"]
+    holders = [row for row in found if row.kind == "holder" and row.parent_id == context.agent_id and not row.deleted]
     parents = {row.id: row.parent_id for row in rows}
-    return "\n".join(
+    lines = [
         _json(
             {
                 "id": row.id,
@@ -184,18 +189,32 @@ async def list_subagents(context: ToolContext) -> str:
             }
         )
         for row in rows
-    ) or ("There are no subagents.")
+    ]
+    if holders:
+        latest = ", ".join(row.id for row in holders[-MAX_HOLDERS_SHOWN:])
+        count = f"{len(holders)} holder{'s' if len(holders) > 1 else ''}"
+        lines.append(f"{count} of archived turns (latest: {latest}): query_subagent asks one by its id")
+    return "\n".join(lines) or "There are no subagents."
 
 
 @tool
 async def kill_subagent(context: ToolContext, id: str | int) -> str:
     """End a subagent and all agents below it. Its files are kept, but it cannot answer any more.
 
+    For a holder of an archived turn, this ends a running process. The archive stays, and the next query is answered.
+
     Args:
         id: The subagent's id, number or name.
     """
     killed = await _call_root(context, KILL, Kill((str(id),)))
-    return f"Killed: {', '.join(killed.ids) or 'none'}."
+    agents = [each for each in killed.ids if each not in killed.holders]
+    lines = [f"Killed: {', '.join(agents) or 'none'}."] if agents or not killed.holders else []
+    lines += [
+        f"{holder} holds an archive, which stays: search_archive and read_archive find it, and query_subagent asks it. "
+        f"{'Its process was ended.' if holder in killed.ids else 'It had no process.'}"
+        for holder in killed.holders
+    ]
+    return "\n".join(lines)
 
 
 def _relation(id: str, parents: Mapping[str, str | None], caller: str) -> Literal["own", "below", "peer"]:
@@ -241,6 +260,17 @@ async def _answer_output(
 
         text = f"{text}\n\n{await adopt_value(context, reply.id, return_name, local=reply.local)}"
     return ToolOutput(text, local=reply.local, marks=inherited_labels(reply.marks, reply.id))
+
+
+async def _call_when_free(context: ToolContext, service: Service[P, R], params: P) -> R:
+    """Call a service that waits for a place if too many agents are at work."""
+    try:
+        return await _call_root(context, service, params)
+    except QueryTimeoutError as error:
+        raise ToolError(
+            f"No process was free for the subagent within {context.seconds:g} s, because other agents are at work. "
+            "Wait for your subagents with wait_subagents, or do the work yourself."
+        ) from error
 
 
 async def _call_root(context: ToolContext, service: Service[P, R], params: P) -> R:

@@ -129,7 +129,10 @@ class ToolContext(Struct, frozen=True):
     - `task_list`, `conversation_labels`: None if the tool runs in the root. `memory`, `skills`, `workspace`: None if
       the tool runs in the root or the agent does not have the feature.
     - `sandbox`: the sandbox of commands. `policy`: the rules, including the paths that commands cannot read.
-    - `approved`: a person approved this individual call, which can therefore read credentials.
+    - `credentials`: the credential paths (resolved) that the command of this call can read, because an approval of
+      this individual call named them.
+    - `judged_path`: the real path of the file or folder that the policy judged for this call of a built-in tool. The
+      tool opens no other path. None if the policy judged none.
     - `orch_folders`: the absolute paths of orch's own folders (homes, run, sessions, sockets); empty for a tool that
       runs in the root.
     - `in_process`: the agent runs in the root's process, where no shim adopts the processes of commands.
@@ -150,7 +153,8 @@ class ToolContext(Struct, frozen=True):
     conversation_labels: TaintLabels | None = None
     sandbox: SandboxSpec = SandboxSpec()
     policy: PolicyConfig = PolicyConfig()
-    approved: bool = False
+    credentials: tuple[str, ...] = ()
+    judged_path: str | None = None
     call_id: str = ""
     memory: MemoryNotes | None = None
     skills: SkillsInUse | None = None
@@ -236,6 +240,10 @@ class Tool(Struct, frozen=True):
     def spec(self) -> ToolSpec:
         """Return the specification of the tool that the model receives."""
         return ToolSpec(self.name, self.description, self.input_schema, self.exclusive, self.locks, self.bits)
+
+    def spec_in(self, context: ToolContext) -> ToolSpec:
+        """Return the specification for the agent of `context`: hidden if the agent cannot use the tool."""
+        return msgspec.structs.replace(self.spec(), hidden=bool(self.missing(context)))
 
     def without(self, parameter: str) -> Tool:
         """Return the tool with `parameter` hidden from the model. The parameter must have a default."""
@@ -348,7 +356,12 @@ def root_tool(spec: ToolSpec) -> Tool:
         exclusive=spec.exclusive,
         locks=spec.locks,
         bits=spec.bits,
+        available=_never if spec.hidden else None,
     )
+
+
+def _never(_: ToolContext) -> bool:
+    return False
 
 
 def _make(function: Callable[..., Any], explicit_name: str | None, description: str | None, category: str) -> Tool:

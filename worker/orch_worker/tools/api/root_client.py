@@ -36,6 +36,9 @@ class RootClient(Protocol):
     def emit(self, query_id: str, kind: str, text: str, name: str, step: int, is_error: bool) -> None:
         """Report an event of a turn to the clients that watch the turn."""
 
+    def is_watched(self) -> bool:
+        """Return whether a client watches the current turn."""
+
     def called(self, query_id: str, called: CallReport) -> None:
         """Report the result of a tool call in a turn that clients observe."""
 

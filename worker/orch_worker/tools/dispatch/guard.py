@@ -4,6 +4,7 @@ call run.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, TypeAlias
@@ -22,7 +23,7 @@ from orch_protocol.wire.tool_events import CallOutcome
 
 from ...policy.evaluate import evaluate
 from ...policy.file_filter import FileFilter
-from ...policy.path_rules import paths_in_call, resolve_rules, shell_context
+from ...policy.path_rules import opened_path, paths_in_call, resolve_rules, shell_context
 from ...policy.policy_callback import PolicyCallback, load_policy_function
 from ...policy.rules import (
     RECURSIVE,
@@ -30,6 +31,7 @@ from ...policy.rules import (
     NamedPath,
     ResolvedRules,
     operation_of,
+    path_matches,
     rules_below,
     skipped_rules,
     strictest,
@@ -57,14 +59,14 @@ Judge: TypeAlias = Callable[[PolicyCall], Awaitable[Verdict]]
 class GuardDecision(Struct, frozen=True):
     """The decision on a call. The call starts only if `outcome` is "start"; otherwise the model sees `text_for_model`.
 
-    `approved` is True if a person or a program approved this individual call.
+    `credentials` are the paths that the command of the call can read, because the approval question named them.
     """
 
     outcome: CallOutcome
     verdict: Verdict
     text_for_model: str = ""
     reason: str = ""
-    approved: bool = False
+    credentials: tuple[str, ...] = ()
 
 
 class Guard:
@@ -92,6 +94,10 @@ class Guard:
         self._taint = spec.rules.taint
         self._call_taints: dict[str, tuple[CallTaint, bool]] = {}
         """The taint of each judged call, and whether the taint requires an approval. Keys are call ids."""
+        self._opened: dict[str, NamedPath | None] = {}
+        """The path that each judged call opens. Keys are call ids."""
+        self._credentials: dict[str, tuple[str, ...]] = {}
+        """The credentials that an approval of a judged call makes readable. Keys are call ids."""
         self.declared_bits: Mapping[str, tuple[Bit, ...] | None] = {}
         """The declared taint bits of tools. Keys are names of tools."""
         self.executor_tools: frozenset[str] = frozenset()
@@ -102,6 +108,8 @@ class Guard:
         """Reset the state of the last turn."""
         self._personal = False
         self._call_taints.clear()
+        self._opened.clear()
+        self._credentials.clear()
         self._start_times.clear()
         if self._context.skills is not None:
             self._context.skills.turn_began()
@@ -111,21 +119,25 @@ class Guard:
 
         The class of the accessed data affects later calls, even if the call is denied.
         """
+        opened = self._opened[call.id] = opened_path(call.name, call.input, self._shell)
         evaluation = evaluate(
             call.name,
             call.input,
             self._named_paths(call),
             self._resolved_rules(),
-            self._shell,
             personal=self._personal,
             planning=self._planning,
             labels=self._labels,
             declared_bits=self.declared_bits.get(call.name),
             in_executor=call.name in self.executor_tools,
             sandbox=self._context.sandbox,
+            opened=opened,
         )
         self._call_taints[call.id] = evaluation.call_taint, evaluation.tainted
+        self._credentials[call.id] = evaluation.credentials
         verdict = evaluation.verdict
+        if opened is not None and self._is_hidden(opened.real, call.name):
+            verdict = strictest((verdict, Verdict("deny", "any", f"{opened.written} belongs to orch")), verdict.data)
         if self._context.skills is not None and (why := self._context.skills.disallowed_reason(call.name)):
             verdict = strictest((verdict, Verdict("ask", "any", why)), verdict.data)
         self._personal |= verdict.data == "personal"
@@ -148,6 +160,7 @@ class Guard:
         content. In this case, the labels of the call are recorded. Raise StoreError if recording fails.
         """
         verdict = await self.apply_policy_functions(call, self.judge(call))
+        self._opened.pop(call.id)
         call_taint, _ = self._call_taints.pop(call.id)
         allowed = verdict.approval == "allow" and verdict.model == "any" and "untrusted" not in call_taint.bits
         if allowed and self._context.conversation_labels is not None:
@@ -176,28 +189,35 @@ class Guard:
         """Return the decision on `call`, which has the verdict `verdict`. If necessary, the root asks a person.
 
         Exactly the approved call runs: if its arguments or the targets of its paths have changed, the call is refused.
-        `approved` is True if hooks have approved the call. Then no further approval is necessary. Plans, local data and
-        taint are exceptions: these need the approval of a person.
+        `approved` is True if hooks have approved the call. Then no further approval is necessary. Plans, local data,
+        credentials and taint are exceptions: these need the approval of a person. If the path that the call opens has
+        changed since the call was judged, the new path is judged too.
         """
+        if opened_path(call.name, call.input, self._shell) != self._opened.get(call.id):
+            verdict = strictest((verdict, new_verdict := self.judge(call)), new_verdict.data)
         verdict, stays_local = await self.adapt_to_model(await self.apply_policy_functions(call, verdict))
         if self._dry_run:
             return GuardDecision("dry_run", verdict, dry_run_result(call.name, verdict), verdict.reason)
-        outcome, why, by_user = await self._request_approval(call, verdict, approved=approved)
+        outcome, why, credentials = await self._request_approval(call, verdict, approved=approved)
         if outcome == "start" and stays_local and (failure := await self._local_only_guard.restrict()):
             outcome, why = "deny", f"only a local model may read the result: {failure}"
         started = outcome == "start"
         return GuardDecision(
-            outcome, verdict, "" if started else self._denial_text(call, why), why, approved=started and by_user
+            outcome, verdict, "" if started else self._denial_text(call, why), why, credentials if started else ()
         )
 
     def record_start(self, call: ToolUse) -> None:
         """Record the start of `call`, which was already judged. A call that acts adds a label.
 
+        Code can send what it reads to other agents while it runs, so the labels of its result are recorded now.
+
         Raise StoreError if recording fails.
         """
         if self._context.conversation_labels is not None and call.id in self._call_taints:
+            call_taint = self._call_taints[call.id][0]
+            states = (False, True) if call.name in CODE_TOOLS else (False,)
             self._context.conversation_labels.record(
-                labels_of_call(call.name, self._call_taints[call.id][0], has_run=False)
+                label for has_run in states for label in labels_of_call(call.name, call_taint, has_run=has_run)
             )
         call_taint = self._call_taints.get(call.id, (CallTaint(), False))[0]
         # A single call that runs code can both read tainted content and write the content to a file.
@@ -240,9 +260,14 @@ class Guard:
         except ConfigError as error:
             raise StoreError(str(error)) from error
 
+    def judged_path(self, call: ToolUse) -> str | None:
+        """Return the real path that `call` may open. Return None if the tool of the call opens no path."""
+        opened = self._opened.get(call.id)
+        return None if opened is None else opened.real
+
     def digest(self, call: ToolUse) -> str:
-        """Return a digest of the call and of the current targets of its paths."""
-        return digest_of(call.name, call.input, self._real_paths(call))
+        """Return a digest of the call, of the current targets of its paths, and of the credentials that it can read."""
+        return digest_of(call.name, call.input, (*self._real_paths(call), *self._credentials.get(call.id, ())))
 
     async def keep_local(self) -> str:
         """Restrict the conversation to models on this machine. If this fails, return the reason, otherwise ""."""
@@ -250,18 +275,17 @@ class Guard:
 
     async def _request_approval(
         self, call: ToolUse, verdict: Verdict, *, approved: bool
-    ) -> tuple[CallOutcome, str, bool]:
-        """Return three values: the outcome, the reason why the call may not run, and whether this individual call was
-        approved.
-        """
+    ) -> tuple[CallOutcome, str, tuple[str, ...]]:
+        """Return the outcome, the reason why the call may not run, and the credentials that the call can read."""
         # Hooks cannot approve a plan, because a plan affects later calls and the root's record. Hooks cannot approve
         # tainted calls either, because a hook cannot distinguish them from other calls.
         tainted = self._call_taints.get(call.id, (None, False))[1]
-        approved = approved and call.name != EXIT_PLAN and not tainted
+        credentials = self._credentials.get(call.id, ())
+        approved = approved and call.name != EXIT_PLAN and not tainted and not credentials
         if verdict.approval == "allow" or (approved and verdict.approval == "ask" and verdict.model == "any"):
-            return "start", "", False
+            return "start", "", ()
         if verdict.approval == "deny":
-            return "deny", verdict.reason, False
+            return "deny", verdict.reason, ()
         request = ApproveCall(
             call.name,
             call.input,
@@ -270,16 +294,17 @@ class Guard:
             verdict.model == "local",
             self._seconds,
             tainted=tainted,
+            credentials=credentials,
         )
         try:
             answer = await self._call_root(REQUEST_APPROVAL, request, self._seconds + PATIENCE_SECONDS)
         except (OrchError, ToolError) as error:
-            return "declined", f"{verdict.reason}; it needs approval, which could not be asked for: {error}", False
+            return "declined", f"{verdict.reason}; it needs approval, which could not be asked for: {error}", ()
         if not answer.allowed:
-            return "declined", f"{verdict.reason}; {answer.reason}", False
+            return "declined", f"{verdict.reason}; {answer.reason}", ()
         if answer.digest != self.digest(call):
-            return "deny", "its arguments or the targets of its paths changed after the approval", False
-        return "start", "", not answer.by_pattern
+            return "deny", "its arguments or the targets of its paths changed after the approval", ()
+        return "start", "", credentials
 
     def _resolved_rules(self) -> ResolvedRules:
         resolved_rules = resolve_rules(self._spec, self._shell)
@@ -290,11 +315,30 @@ class Guard:
             resolved_rules = with_remembered_taint(resolved_rules, self._record)
         return resolved_rules
 
+    @property
+    def _hidden(self) -> tuple[str, ...]:
+        """Orch's folders below the working folder. Tools open no file there, because commands cannot open it either."""
+        inside = os.path.join(os.path.realpath(self._context.cwd), "")
+        folders = map(os.path.realpath, self._context.orch_folders)
+        return tuple(folder for folder in folders if folder.startswith(inside))
+
+    def _is_hidden(self, path: str, tool: str) -> bool:
+        if not any(path_matches(path, folder) for folder in self._hidden):
+            return False
+        from ..api.archive_texts import archive_texts
+        from ..shell.path_covers import SCRATCH  # Most agents have no folder of orch below their own folder.
+
+        context = self._context
+        shown = [os.path.expanduser(each) for each in (*context.sandbox.read, *context.sandbox.write)]
+        shown += [] if context.folder is None else [os.path.join(context.folder, SCRATCH)]
+        shown += archive_texts(context) if operation_of(tool) == "read" else ()
+        return not any(path_matches(path, os.path.realpath(os.path.join(context.cwd, each))) for each in shown)
+
     def _file_filter(self, tool: str, start: str) -> FileFilter | None:
         resolved_rules = self._resolved_rules()
         start_path = NamedPath(start, start)
         call = JudgedCall(tool, (start_path,), start=start_path if tool in RECURSIVE else None)
-        skip_rules = skipped_rules(resolved_rules, call, start)
+        skip_rules = (*skipped_rules(resolved_rules, call, start), *rules_below(self._hidden, start))
         taint_rules = {
             bit: reachable
             for bit, rules in tainting_files(resolved_rules).items()
@@ -338,7 +382,9 @@ class Guard:
         )
 
     def _real_paths(self, call: ToolUse) -> tuple[str, ...]:
-        return tuple(sorted({path.real for path in self._named_paths(call) or ()}))
+        opened = self._opened.get(call.id)  # Only this path can be opened, even if the name now leads elsewhere.
+        paths = (*(self._named_paths(call) or ()), *((opened,) if opened is not None else ()))
+        return tuple(sorted({path.real for path in paths}))
 
     def _named_paths(self, call: ToolUse) -> tuple[NamedPath, ...] | None:
         return paths_in_call(call.name, call.input, self._shell)

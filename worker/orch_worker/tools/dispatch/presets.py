@@ -30,6 +30,7 @@ __all__ = [
     "granted_tools",
     "load",
     "make_toolbox",
+    "preset_tools",
 ]
 
 
@@ -47,6 +48,11 @@ PRESETS: Final[dict[str, tuple[str, ...]]] = {
 }
 DEFAULT_PRESET: Final = "investigate"
 
+SPAWN_PRESETS: Final = ("minimal", "investigate", "work")
+"""The choices of the tool spawn_subagent."""
+DELEGATING: Final = frozenset({"investigate", "work"})
+"""Presets with which an agent that talks with a person can also use subagents."""
+
 _CORE: Final = ("file", "code", "git", "memory")
 CATEGORIES: Final[dict[str, tuple[str, ...]]] = {
     **{
@@ -60,6 +66,15 @@ CATEGORIES: Final[dict[str, tuple[str, ...]]] = {
 NOTES: Final = CATEGORIES["notes"]
 RECALL: Final = CATEGORIES["archive"]
 WORKSPACE_TOOLS: Final = CATEGORIES["workspace"]
+
+
+def preset_tools(preset: str, *, top_level: bool) -> tuple[str, ...]:
+    """Return the tools of a preset. A `top_level` agent, which talks with a person, can also use subagents.
+
+    The preset `minimal` has no tools for subagents. Raises ConfigError for an unknown preset.
+    """
+    tools = granted_tools(preset)
+    return (*tools, *CATEGORIES["agents"]) if top_level and preset in DELEGATING else tools
 
 
 def granted_tools(preset: str | None = None, tools: Iterable[str] | None = None) -> tuple[str, ...]:
@@ -84,6 +99,8 @@ def granted_tools(preset: str | None = None, tools: Iterable[str] | None = None)
             names[name] = None
         else:
             known = f"{', '.join(BUILTIN_TOOLS)}; or all of a category: {', '.join(CATEGORIES)}"
+            if name in PRESETS:
+                raise ToolNotGrantedError(f"{name!r} is a preset, not a tool: pass it as the preset. Tools: {known}")
             similar = _suggestion(str(name), (*BUILTIN_TOOLS, *CATEGORIES))
             raise ToolNotGrantedError(f"Unknown tool {name!r}. Known: {known}{similar}")
     return tuple(names)
@@ -112,20 +129,24 @@ def make_toolbox(
     """Return the toolbox of an agent with exactly the built-in tools `tools`, the root tools `root_tools`,
     `extra_tools`, and the tools of `executors`.
     """
+    tools = tuple(tools)
     builtin_tools = load(tools)
     builtin_tools = tuple(
-        _limit_parameters(each, context) if each.name == "spawn_subagent" else each for each in builtin_tools
+        _limit_parameters(each, context, frozenset(tools)) if each.name == "spawn_subagent" else each
+        for each in builtin_tools
     )
     return Toolbox((*builtin_tools, *map(root_tool, root_tools), *extra_tools), context, guard, executors)
 
 
-def _limit_parameters(spawn: Tool, context: ToolContext) -> Tool:
-    """Return the tool `spawn` without the parameters that the agent cannot use.
+def _limit_parameters(spawn: Tool, context: ToolContext, tools: frozenset[str]) -> Tool:
+    """Return the tool `spawn` without the parameters that the agent with the tools `tools` cannot use.
 
     The choices of agent types are the types that the agent may spawn. The description of `model` lists the models that
-    the agent may choose.
+    the agent may choose, and the description of `preset` those presets of which the agent has all tools.
     """
+    grantable = [name for name in SPAWN_PRESETS if tools.issuperset(PRESETS[name])]
     is_usable = {
+        "preset": bool(grantable),
         "skills": context.skills is not None,
         "archives": context.archives,
         "agent": bool(context.agent_types),
@@ -133,6 +154,8 @@ def _limit_parameters(spawn: Tool, context: ToolContext) -> Tool:
     }
     for name in (name for name, usable in is_usable.items() if not usable):
         spawn = spawn.without(name)
+    if grantable and len(grantable) < len(SPAWN_PRESETS):
+        spawn = spawn.with_note("preset", f"With your tools you can grant: {', '.join(grantable)}.")
     if context.subagent_models:
         spawn = spawn.with_note("model", f"Allowed models: {', '.join(context.subagent_models)}.")
     return spawn.choosing("agent", context.agent_types) if context.agent_types else spawn

@@ -25,14 +25,17 @@ MAX_SHOWN_A_STEP: Final = 100_000
 """Maximum total size of all results of a step that the model sees, in characters."""
 
 
-def chars_to_show(texts: Sequence[str], bounds: Sequence[int], labels: Sequence[Sequence[TaintLabel]]) -> list[int]:
+def chars_to_show(
+    texts: Sequence[str], bounds: Sequence[int], labels: Sequence[Sequence[TaintLabel]], step_chars: int | None = None
+) -> list[int]:
     """Return how many characters of each text to show. `texts` are the results of one step.
 
-    `bounds` contains the limit of each text. If the total exceeds MAX_SHOWN_A_STEP, the longest texts are cut first. In
-    a text with an "untrusted" label in `labels`, space is reserved for the label.
+    `bounds` contains the limit of each text. If the total exceeds MAX_SHOWN_A_STEP, or `step_chars`, the longest texts
+    are cut first. In a text with an "untrusted" label in `labels`, space is reserved for the label.
     """
     sizes = [min(len(text), bound) for text, bound in zip(texts, bounds, strict=True)]
-    limit = shared_limit(sizes, MAX_SHOWN_A_STEP, MAX_SHOWN)
+    total = MAX_SHOWN_A_STEP if step_chars is None else min(step_chars, MAX_SHOWN_A_STEP)
+    limit = shared_limit(sizes, total, min(total, MAX_SHOWN))
     return [
         max(min(limit, bound) - MAX_LABEL_CHARS, MIN_SHOWN) if "untrusted" in bits_in(each) else min(limit, bound)
         for bound, each in zip(bounds, labels, strict=True)

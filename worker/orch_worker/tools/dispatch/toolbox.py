@@ -23,9 +23,11 @@ from orch_protocol.policy.approval import digest_of
 from orch_protocol.policy.policy import Verdict
 
 from ...conversation.tokens import clip
+from ...policy.path_rules import absolute_rules, credential_rules, shell_context
 from ...policy.rules import operation_of
 from ...policy.taint import label_untrusted
 from ...session.interruption_notes import denied_result, withheld_result
+from ...system.file_names import actual_path
 from ...system.secrets import mask_secrets, secrets_of
 from ...system.threads import describe_exception, is_interrupt
 from ..api.base import Tool, ToolContext, ToolError, ToolOutput
@@ -93,8 +95,13 @@ class Dispatcher(Protocol):
         `filter_outcome` returns the visible part of the outcome. Hooks can hide the rest.
         """
 
-    def limit_results(self, calls: Sequence[ToolUse], outcomes: Sequence[CallOutcome]) -> list[CallOutcome]:
-        """Return the outcomes of one step, cut to the size limits of the model."""
+    def limit_results(
+        self, calls: Sequence[ToolUse], outcomes: Sequence[CallOutcome], step_chars: int | None = None
+    ) -> list[CallOutcome]:
+        """Return the outcomes of one step, cut to the size limits of the model.
+
+        `step_chars` limits all results together. None means the usual limit.
+        """
 
     def store_text(self, text: str) -> str:
         """Store `text` and return its handle. Return "" if storing is not possible."""
@@ -259,11 +266,13 @@ class Toolbox:
             start_time = asyncio.get_running_loop().time()
             try:
                 answer = self.answer(call) if self.answer is not None else None
-                approved = decision.approved or self._guard is None
                 if answer is not None:
                     output = answer
                 else:
-                    output = await self._within_deadline(tool, call, reservation.seconds, approved=approved)
+                    judged_path = self._guard.judged_path(call) if self._guard is not None else None
+                    credentials = decision.credentials if self._guard is not None else self._credentials()
+                    context = replace(self._context, credentials=credentials, call_id=new_id(), judged_path=judged_path)
+                    output = await self._within_deadline(tool, call, reservation.seconds, context)
             except BaseException:
                 reservation.settle(
                     call_usage(0.0 if waits_for_agents else asyncio.get_running_loop().time() - start_time)
@@ -325,20 +334,28 @@ class Toolbox:
             return _error_text(error)
         return ""
 
+    def _credentials(self) -> tuple[str, ...]:
+        """Return the credentials that commands of the user can read: all that exist."""
+        shell = shell_context(self._context.cwd, self._context.env)
+        return tuple(map(os.path.realpath, absolute_rules(credential_rules(shell), shell)))
+
     def _digest(self, call: ToolUse) -> str:
         return self._guard.digest(call) if self._guard is not None else digest_of(call.name, call.input, ())
 
-    def limit_results(self, calls: Sequence[ToolUse], outcomes: Sequence[CallOutcome]) -> list[CallOutcome]:
+    def limit_results(
+        self, calls: Sequence[ToolUse], outcomes: Sequence[CallOutcome], step_chars: int | None = None
+    ) -> list[CallOutcome]:
         """Return the outcomes of one step, cut to the limits. The longest results are cut first.
 
-        The complete text of a cut result is stored if the agent can read stored results. Untrusted text is labeled.
+        `step_chars` limits all results together; None means the usual limit. The complete text of a cut result is
+        stored if the agent can read stored results. Untrusted text is labeled.
         """
         texts = [text_in(outcome.result) for outcome in outcomes]
         limits = [
             outcome.max_chars if outcome.max_chars is not None and self._can_read(call) else MAX_SHOWN
             for call, outcome in zip(calls, outcomes, strict=True)
         ]
-        char_limits = chars_to_show(texts, limits, [outcome.taint_labels for outcome in outcomes])
+        char_limits = chars_to_show(texts, limits, [outcome.taint_labels for outcome in outcomes], step_chars)
         shown_texts = []
         for call, outcome, text, char_limit in zip(calls, outcomes, texts, char_limits, strict=True):
             shortened = text if len(text) <= char_limit else self._shorten(text, char_limit, call, outcome.taint_labels)
@@ -418,9 +435,8 @@ class Toolbox:
             yield
 
     async def _within_deadline(
-        self, tool: GrantedTool, call: ToolUse, maximum: float | None, *, approved: bool = False
+        self, tool: GrantedTool, call: ToolUse, maximum: float | None, context: ToolContext
     ) -> ToolOutput:
-        context = replace(self._context, approved=approved, call_id=new_id())
         # The tool runs in a separate task, which is abandoned after the timeout, because a tool may ignore its
         # cancellation.
         task = asyncio.create_task(_catch_errors(tool.source.call(call.name, call.input, context)))
@@ -472,7 +488,7 @@ def _result(call: ToolUse, output: ToolOutput) -> ToolResult:
 
 def _resolve_path(cwd: Path, path: str) -> str:
     try:
-        return os.path.realpath(cwd / path)
+        return os.path.realpath(cwd / actual_path(str(cwd), path))
     except (OSError, ValueError):
         return path  # The path is invalid, and the tool will report this.
 

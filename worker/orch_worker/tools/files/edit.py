@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from orch_protocol.core.text import scrub
+from orch_protocol.core.text import UTF8_MARK, scrub
 
 from ..api.base import ToolContext, ToolError, ToolOutput, tool
 from .write import open_target
@@ -36,6 +36,8 @@ def write_file(context: ToolContext, path: str, content: str, append: bool = Fal
                 f"{path!r} was changed by others after you read it: nothing was written. Read the file again first."
             )
         before = target.read(MAX_EDITED) if append else None
+        if not append and target.has_mark() and not data.startswith(UTF8_MARK):
+            data = UTF8_MARK + data  # read_file does not show the mark, so the model cannot know of it.
         target.write((before or b"") + data)
     verb = "Added" if before is not None else "Wrote"
     return ToolOutput(f"{verb} {len(data):,} bytes to {target.path!r}.", files_changed=(target.path,))
@@ -69,7 +71,7 @@ def replace_in_file(
             raise ToolError(f"{path!r} is not UTF-8 text (byte {error.start:,}): not changed.") from None
         old, new = scrub(old_text), scrub(new_text)
         # read_file does not show line endings, so the model cannot know that the line endings are CRLF.
-        if old not in text and "\r\n" in text:
+        if "\r\n" in text and (old not in text or text.count("\r\n") == text.count("\n")):
             old, new = (part.replace("\r\n", "\n").replace("\n", "\r\n") for part in (old, new))
         lines = _occurrence_lines(text, old)
         if len(lines) != expected_count:

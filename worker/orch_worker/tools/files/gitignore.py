@@ -10,6 +10,8 @@ from itertools import repeat
 from pathlib import Path
 from typing import Final
 
+from orch_protocol.core.text import decode_text
+
 from ...system.files import open_regular_file
 from ...system.safe_descent import FOLDER, open_below
 from ..api.base import ToolError
@@ -229,7 +231,7 @@ def _read_gitignore(root: Path, prefix: str, limit: int, on_read: OnRead) -> lis
     on_read(root / prefix / ".gitignore")
     try:
         with open_regular_file(root / prefix / ".gitignore", root) as file:
-            text = file.read(MAX_GITIGNORE).decode(errors="replace")
+            text = decode_text(file.read(MAX_GITIGNORE), lossy=True)
     except OSError:
         return []
     rules: list[Rule] = []

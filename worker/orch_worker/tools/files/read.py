@@ -10,14 +10,19 @@ from contextlib import contextmanager
 from itertools import islice, repeat, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO, Final
+from unicodedata import normalize
 
 from msgspec import Meta
+from msgspec.structs import replace
 
 from orch_protocol.core.images import media_type_of
 from orch_protocol.core.messages import MAX_ENCODED, Image
+from orch_protocol.core.text import TextEncodingError, decode_text, without_mark
 
+from ...system.file_names import actual_path, shown_name
 from ...system.files import NotRegularError, open_regular_file
 from ...system.safe_descent import FOLDER, open_below
+from ..api.archive_texts import archive_texts
 from ..api.base import ToolContext, ToolError, ToolOutput, tool
 from .gitignore import expand_braces, glob_regex, walk
 from .read_stamps import ReadStamps, state_of
@@ -50,10 +55,15 @@ def read_file(context: ToolContext, path: str, offset: Line = 1, limit: Line = 2
         offset: The first line to read.
         limit: Maximum number of lines.
     """
+    context, path = _in_archive_texts(context, path)
     with open_inside(context, path) as file:
         head, size = file.read(SNIFF_BYTES), os.fstat(file.fileno()).st_size
         if media_type_of(head):
             return _image(file, path, size)
+        try:
+            without_mark(head)
+        except TextEncodingError as error:
+            raise ToolError(f"{path!r} cannot be read as text: {error}, such as with iconv.") from None
         if b"\0" in head:
             raise ToolError(f"{path!r} is a binary file of {size:,} bytes; it has no lines.")
         file.seek(0)
@@ -86,7 +96,7 @@ def list_files(
     for shown_path, _ in _find_files(context, path, glob, stop_at, file_filter):
         count += 1
         if count <= max_results:
-            found.append(shown_path)
+            found.append(shown_name(shown_path))
     if time.monotonic() > stop_at:
         note = "\n[time was up before every folder was seen]"
     if count > max_results:
@@ -114,13 +124,14 @@ def grep_files(
         max_results: Maximum number of lines.
         max_per_file: Maximum number of lines from one file.
     """
+    context, path = _in_archive_texts(context, path)
     root = context.cwd.resolve()
     found: list[str] = []
     file_filter = context.file_filter("grep_files", path_inside(context, path))
     size, searched, too_large, stop_at, note = 0, 0, 0, _deadline(context), ""
     with PatternSearch(pattern, stop_at=stop_at, ignore_case=ignore_case) as search:
-        for shown_path, target in _find_files(context, path, glob, stop_at, file_filter):
-            text = _searchable_text(target, root)
+        for name, target in _find_files(context, path, glob, stop_at, file_filter):
+            shown_path, text = shown_name(name), _searchable_text(target, root)
             if text is None:
                 too_large += 1
                 continue
@@ -148,16 +159,29 @@ def grep_files(
 def path_inside(context: ToolContext, path: str) -> Path:
     """Return the real path of `path`, which is relative to the context's folder.
 
-    Raise ToolError if the path is outside this folder.
+    Raise ToolError if the path is outside this folder, or if it is another path than the policy judged, because a link
+    was changed in the meantime.
     """
     root = context.cwd.resolve()
     try:
-        target = (root / path).resolve()
+        target = (root / actual_path(str(root), path)).resolve()
     except (OSError, ValueError, RuntimeError) as error:
         raise ToolError(f"{path!r} is not a path: {error}.") from error
     if not target.is_relative_to(root):
         raise ToolError(f"{path!r} is outside the working folder. Only files below the working folder can be read.")
+    if context.judged_path is not None and str(target) != context.judged_path:
+        raise ToolError(f"{path!r} was changed while the call was checked, and leads to another file now. Call again.")
     return target
+
+
+def _in_archive_texts(context: ToolContext, path: str) -> tuple[ToolContext, str]:
+    """Return `context` and `path`. For a path in the texts of the agent's own archives, this folder is the root."""
+    try:
+        target = (context.cwd / path).resolve()
+    except (OSError, ValueError, RuntimeError):
+        return context, path  # the tool reports the error
+    inside = [folder for folder in map(Path, archive_texts(context)) if target.is_relative_to(folder)]
+    return (replace(context, cwd=inside[0]), str(target)) if inside else (context, path)
 
 
 @contextmanager
@@ -212,7 +236,8 @@ def _suggestion(target: Path, root: Path) -> str:
     except (OSError, ValueError):  # The folder does not exist, or it is the working folder itself.
         return ""
     similar_names = difflib.get_close_matches(target.name.lower(), names, n=3)
-    return f" Did you mean {' or '.join(repr(names[name]) for name in similar_names)}?" if similar_names else ""
+    shown = " or ".join(f"'{shown_name(names[name])}'" for name in similar_names)
+    return f" Did you mean {shown}?" if similar_names else ""
 
 
 def _numbered_text(file: BinaryIO, path: str, offset: int, limit: int, stop_at: float) -> str:
@@ -262,21 +287,21 @@ def _find_files(
 ) -> Iterator[tuple[str, Path]]:
     """Yield the files below the folder `path`, or the file `path`, in order.
 
-    Each file comes with its shown name and its real path. The search ends at `stop_at`.
+    Each file comes with its path relative to the context's folder and its real path. The search ends at `stop_at`.
     """
     root, start = context.cwd.resolve(), path_inside(context, path)
     if not _is_folder(start, path, root):
         yield start.relative_to(root).as_posix(), start
         return
-    globs = [glob_regex(each) for each in expand_braces(glob)] if glob else None
+    globs = [glob_regex(normalize("NFC", each)) for each in expand_braces(glob)] if glob else None
     prefix = "" if start == root else f"{start.relative_to(root).as_posix()}/"
-    for shown_path, _ in walk(root, start, takewhile(lambda _: time.monotonic() < stop_at, repeat(None))):
-        if file_filter is not None and file_filter.skips(str(root / shown_path)):
+    for found_path, _ in walk(root, start, takewhile(lambda _: time.monotonic() < stop_at, repeat(None))):
+        if file_filter is not None and file_filter.skips(str(root / found_path)):
             continue  # Files are counted independently of the glob, because the count of matches would reveal names.
-        names = (shown_path.removeprefix(prefix), shown_path)
+        names = [normalize("NFC", name) for name in (found_path.removeprefix(prefix), found_path)]
         matches = globs is None or any(regex.fullmatch(name) for regex in globs for name in names)
-        if matches and (file_filter is None or file_filter.may_show(str(root / shown_path))):
-            yield shown_path, root / shown_path
+        if matches and (file_filter is None or file_filter.may_show(str(root / found_path))):
+            yield found_path, root / found_path
 
 
 def _searchable_text(target: Path, root: Path) -> str | None:
@@ -291,7 +316,7 @@ def _searchable_text(target: Path, root: Path) -> str | None:
             data = file.read(MAX_GREP_BYTES)
     except OSError:
         return ""
-    return "" if b"\0" in data[:SNIFF_BYTES] else data.decode(errors="replace").removeprefix("\ufeff")
+    return "" if b"\0" in data[:SNIFF_BYTES] else decode_text(data, lossy=True, keep_line_ends=True)
 
 
 def _matching_lines(search: PatternSearch, text: str) -> Iterator[tuple[int, str]]:

@@ -11,6 +11,8 @@ from pathlib import Path, PurePosixPath
 from time import sleep
 from typing import Final
 
+from orch_protocol.core.text import UTF8_MARK
+
 from ...system.atomic_write import atomic_write
 from ...system.files import error_text
 from ...system.safe_descent import FOLDER, open_below
@@ -41,16 +43,17 @@ class FileTarget:
 
         Raise ToolError if the file has more than `limit` bytes.
         """
-        if self._mode() is None:
-            return None
-        descriptor = os.open(
-            self._name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder
-        )
-        with open(descriptor, "rb") as file:
-            data = file.read(limit + 1)
-        if len(data) > limit:
+        data = self._read(limit + 1)
+        if data is not None and len(data) > limit:
             raise ToolError(f"{self.path!r} has more than {limit // 1_000_000} MB.")
         return data
+
+    def has_mark(self) -> bool:
+        """Return whether the file exists and begins with the byte order mark of UTF-8."""
+        try:
+            return self._read(len(UTF8_MARK)) == UTF8_MARK
+        except PermissionError:  # A file that cannot be read can be replaced.
+            return False
 
     @property
     def changed(self) -> bool:
@@ -64,6 +67,13 @@ class FileTarget:
             file.write(data)
         if was_unchanged and (state := self._state()) is not None:
             self._read_stamps.record(self._real_path, state)
+
+    def _read(self, limit: int) -> bytes | None:
+        if self._mode() is None:
+            return None
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(self._name, flags, dir_fd=self._folder), "rb") as file:
+            return file.read(limit)
 
     def _state(self) -> State | None:
         try:

@@ -12,13 +12,14 @@ from typing import Annotated, Final, NamedTuple
 
 from msgspec import Meta
 
+from ...system.programs import PROGRAM_PATH
 from ..api.base import ToolContext, ToolError, ToolOutput, tool
 from ..files.read import path_inside
 from .command import RunningCommand
-from .environment import tool_environment
+from .environment import git_environment
 from .git_repository import SAFE, GitRepository, repository, repository_root
 from .output_capture import OutputCapture, plain_output
-from .sandboxed_exec import process_starter
+from .sandboxed_exec import covered_starter
 
 __all__ = ["git_diff", "git_log", "git_status"]
 
@@ -41,7 +42,7 @@ def _in_repository(context: ToolContext) -> bool:
 
 @cache
 def _installed() -> bool:
-    return shutil.which("git") is not None
+    return shutil.which("git", path=PROGRAM_PATH) is not None
 
 
 @tool(available=_in_repository)
@@ -173,11 +174,12 @@ class _GitCall(NamedTuple):
     ) -> tuple[int | None, bool]:
         """Run git and pass its output to `sink`. Return the exit code, and whether git was killed for too much output.
 
-        Raise ToolError after a timeout.
+        Git runs as a command of the agent: it cannot read denied paths, credentials and orch's folders. Raise ToolError
+        after a timeout.
         """
         name, context = f"git_{self.tool}", self.context
-        env = {**tool_environment(context, name), **extra_env, "GIT_NO_LAZY_FETCH": "1"}
-        start = process_starter(context, name, self.found.folders if context.sandbox.of(name) >= "L2" else ())
+        env = {**git_environment(context, name), **extra_env, "GIT_NO_LAZY_FETCH": "1"}
+        start, _ = await covered_starter(context, name, read=self.found.folders)
         argv = ["git", *SAFE, *arguments]
         command = RunningCommand(argv, cwd=context.cwd, env=env, sink=sink, max_bytes=MAX_WRITTEN, start=start)
         try:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from orch_protocol.core.text import plain_line
 
 from ...policy.denied_files import DeniedFiles
-from ...policy.path_rules import absolute_rules, shell_context
-from ...policy.rules import CREDENTIALS, is_usable_credential
+from ...policy.path_rules import absolute_rules, credential_rules, shell_context
+from ...policy.rules import is_usable_credential
 from ...sandbox.bubblewrap import python_folders
 from ...sandbox.launcher import Cover
+from ..api.archive_texts import archive_texts
 from ..api.base import ToolContext
 
 __all__ = ["SCRATCH", "HiddenPaths", "PathCovers", "orch_folders"]
@@ -27,12 +28,12 @@ MAX_CHARACTERS: Final = 400
 
 
 class HiddenPaths(NamedTuple):
-    """The paths hidden from a command. `incomplete` is the reason why some denied paths are missing, or ""."""
+    """The paths hidden from a command. `problem` is the reason why denied paths cannot be hidden, or ""."""
 
     covers: tuple[Cover, ...] = ()
     credentials: tuple[str, ...] = ()
     denied: tuple[str, ...] = ()
-    incomplete: str = ""
+    problem: str = ""
 
     @property
     def note(self) -> str:
@@ -58,6 +59,8 @@ class PathCovers:
         self._denied = DeniedFiles(
             absolute_rules(self._policy.denied_paths, self._shell),
             (self._cwd, *_absolute_paths((*sandbox.read, *sandbox.write), self._cwd)),
+            skipped=(*self._orch_folders(), *python_folders()),
+            needed=(*self._shell.homes, *(() if context.folder is None else (os.fspath(context.folder),))),
         )
 
     @property
@@ -81,26 +84,33 @@ class PathCovers:
             for path in denied.paths
             if not any(path == each or _is_below(path, each) for each in (*own_paths, *shown_paths))
         ]
-        return HiddenPaths((*self._orch_covers(own_paths, shown_paths), *covers), (), denied.paths, denied.incomplete)
+        return HiddenPaths((*self._orch_covers(own_paths, shown_paths), *covers), (), denied.paths, denied.problem)
 
-    def find(self, *, credentials: bool) -> HiddenPaths:
-        """Return the existing paths to hide. Credentials are not hidden if `credentials` is True."""
+    def find(self, credentials: Container[str] = ()) -> HiddenPaths:
+        """Return the existing paths to hide, without the credentials `credentials` (resolved paths)."""
         denied = self._denied.find()
-        credential_covers = () if credentials else tuple(self._credential_covers())
+        credential_covers = tuple(cover for cover in self._credential_covers() if cover.path not in credentials)
         covers = (*self._orch_covers(), *credential_covers, *map(Cover, denied.paths))
-        return HiddenPaths(covers, tuple(cover.path for cover in credential_covers), denied.paths, denied.incomplete)
+        return HiddenPaths(covers, tuple(cover.path for cover in credential_covers), denied.paths, denied.problem)
+
+    def _orch_folders(self) -> set[str]:
+        """Return orch's folders without the working folder. The set is empty if the tool runs in the root."""
+        if not self._context.orch_folders:
+            return set()
+        return {os.path.realpath(path) for path in orch_folders(self._context) if path.is_dir()} - {self._cwd}
 
     def _orch_covers(self, own_paths: tuple[str, ...] = (), shown_paths: tuple[str, ...] = ()) -> Iterator[Cover]:
         """Yield orch's folders, except the agent's working folder, its scratch folder, skills and Python.
 
+        The texts of the agent's own archives stay readable.
+
         The paths `own_paths` (writable) and `shown_paths` (readable) also stay visible. The daemon's socket stays
         visible too: a connection from a command has the rights of the agent.
         """
-        if not self._context.orch_folders:
-            return  # The tool runs in the root.
         scratch = () if self._context.folder is None else (os.path.realpath(self._context.folder / SCRATCH),)
-        writable, readable = (self._cwd, *scratch, *self._writable, *own_paths), (*self._readable, *shown_paths)
-        folders = {os.path.realpath(path) for path in orch_folders(self._context) if path.is_dir()} - {self._cwd}
+        writable = (self._cwd, *scratch, *self._writable, *own_paths)
+        readable = (*self._readable, *archive_texts(self._context), *shown_paths)
+        folders = self._orch_folders()
         for folder in sorted(folders):
             if any(_is_below(folder, other) for other in folders - {folder}):
                 continue
@@ -108,11 +118,15 @@ class PathCovers:
             yield Cover(folder, _paths_below(folder, writable), _paths_below(folder, (*readable, *sockets)))
 
     def _credential_covers(self) -> Iterator[Cover]:
-        usable = {os.path.realpath(path) for path in absolute_rules(self._policy.usable_credentials, self._shell)}
-        found = {os.path.realpath(path) for path in absolute_rules(CREDENTIALS, self._shell) if os.path.exists(path)}
-        for path in sorted(found):
-            if not is_usable_credential(path, usable):
-                yield Cover(path, tuple(sorted(each for each in usable if _is_below(each, path))))
+        # A usable path that a command replaced by a link to other credentials does not make those usable.
+        usable = absolute_rules(self._policy.usable_credentials, self._shell, follow=False)
+        hidden = set()
+        for path in absolute_rules(credential_rules(self._shell), self._shell, follow=False):
+            real_path = os.path.realpath(path)
+            if os.path.exists(path) and not any(is_usable_credential(each, usable) for each in (path, real_path)):
+                hidden.add(real_path)
+        for path in sorted(hidden):
+            yield Cover(path, tuple(sorted(each for each in usable if _is_below(each, path))))
 
 
 def orch_folders(context: ToolContext) -> Iterator[Path]:

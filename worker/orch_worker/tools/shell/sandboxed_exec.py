@@ -8,6 +8,7 @@ helper process is necessary.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import subprocess
@@ -23,6 +24,7 @@ from orch_protocol.policy.sandbox import Level, ToolLimits
 from ...sandbox.launcher import AllowedFiles, Cover, confine
 from ...system.files import error_text
 from ...system.threads import DAEMON_THREADS
+from ..api.archive_texts import archive_texts
 from ..api.base import ToolContext, ToolError
 from .command import Start, StartedProcess, prefer_oom_kill, start_process
 from .path_covers import SCRATCH, HiddenPaths, PathCovers, orch_folders
@@ -36,13 +38,16 @@ if TYPE_CHECKING:
 __all__ = ["CommandSandbox", "covered_starter", "limit_command", "mounts_missing", "process_starter"]
 
 T = TypeVar("T")
-_Key: TypeAlias = tuple["Level", tuple[Cover, ...]]
+_Key: TypeAlias = tuple["Level", tuple[Cover, ...], tuple[str, ...]]
 _Identities: TypeAlias = tuple["tuple[int, int] | None", ...]
 
 MAX_LAUNCHERS: Final = 3
-"""Maximum number of launchers per agent: usually one launcher, and a second launcher for calls that may use
-credentials.
+"""Maximum number of launchers per agent: usually one launcher, another launcher for calls that may use credentials, and
+from L2 on one for git tools, which read the whole repository.
 """
+
+MAX_ATTEMPTS: Final = 3
+"""Maximum number of launchers for one command, because other programs may replace hidden files all the time."""
 
 UNITS: Final = {"cpu_seconds": ("-t", 1), "memory_mb": ("-d", 1024), "file_mb": ("-f", 2048), "open_files": ("-n", 1)}
 
@@ -50,20 +55,21 @@ UNITS: Final = {"cpu_seconds": ("-t", 1), "memory_mb": ("-d", 1024), "file_mb": 
 def process_starter(context: ToolContext, tool: str, read: Sequence[str] = ()) -> Start:
     """Return the function that starts processes for `tool`.
 
-    The processes may also read the paths in `read` and below.
+    From level L2 on, the processes may also read the paths in `read` and below.
     """
-    sandbox = context.sandbox
-    if sandbox.of(tool) == "L0" and sandbox.limits == ToolLimits():
+    sandbox, level = context.sandbox, context.sandbox.of(tool)
+    if level == "L0" and sandbox.limits == ToolLimits():
         return start_process
-    return partial(context.agent_object(CommandSandbox).start, sandbox.of(tool), tuple(read))
+    return partial(context.agent_object(CommandSandbox).start, level, tuple(read) if level >= "L2" else ())
 
 
-async def covered_starter(context: ToolContext, tool: str, *, credentials: bool = False) -> tuple[Start, HiddenPaths]:
+async def covered_starter(context: ToolContext, tool: str, *, read: Sequence[str] = ()) -> tuple[Start, HiddenPaths]:
     """Return the function that starts commands for `tool`, and the paths hidden from them.
 
-    Denied paths, credentials and orch's folders are hidden. If `credentials` is True, credentials are readable. Without
-    mount namespaces, nothing is hidden. Raise ToolError, without running anything, if the configuration does not allow
-    this. Also raise ToolError if promised namespaces cannot be created.
+    Denied paths, orch's folders, and credentials except `context.credentials` are hidden. From level L2 on, commands
+    may also read the paths in `read` and below, except hidden paths. Without mount namespaces, nothing is hidden. Raise
+    ToolError, without running anything, if the configuration does not allow this, if some denied paths cannot be
+    hidden, or if promised namespaces cannot be created.
     """
     policy, sandbox = context.policy, context.sandbox
     if why := mounts_missing(context):
@@ -74,24 +80,22 @@ async def covered_starter(context: ToolContext, tool: str, *, credentials: bool 
             )
         if policy.require_denied_paths and policy.denied_paths:
             raise ToolError(f"Nothing was run: policy.require_denied_paths is set, and there are {why}.")
-        return process_starter(context, tool), HiddenPaths()
+        return process_starter(context, tool, read), HiddenPaths()
     finder, command_sandbox = context.agent_object(PathCovers), context.agent_object(CommandSandbox)
     hidden_paths = (
-        finder.find(credentials=credentials)
+        finder.find(context.credentials)
         if finder.is_quick
-        else await _run_in_thread(partial(finder.find, credentials=credentials))
+        else await _run_in_thread(partial(finder.find, context.credentials))
     )
-    if hidden_paths.incomplete and policy.require_denied_paths:
-        raise ToolError(
-            f"Nothing was run: policy.require_denied_paths is set, and there are {hidden_paths.incomplete}."
-        )
+    if hidden_paths.problem:
+        raise ToolError(f"Nothing was run: denied paths cannot be hidden from commands: {hidden_paths.problem}.")
     if not hidden_paths.covers:
-        return process_starter(context, tool), hidden_paths
-    level = sandbox.of(tool)
+        return process_starter(context, tool, read), hidden_paths
+    key = _key(sandbox.of(tool), hidden_paths.covers, read)
     try:
-        start = command_sandbox.ready_start(level, hidden_paths.covers)
+        start = command_sandbox.ready_start(key)
         if start is None:
-            start = await _run_in_thread(partial(command_sandbox.covered_start, level, hidden_paths.covers))
+            start = await _run_in_thread(partial(command_sandbox.covered_start, key))
     except OSError as error:
         raise ToolError(
             f"Nothing was run: denied paths cannot be hidden from commands: {error_text(error)}."
@@ -120,10 +124,10 @@ class CommandSandbox:
 
     def __init__(self, context: ToolContext) -> None:
         self._sandbox, self._cwd = context.sandbox, context.cwd
-        self._hidden = tuple(orch_folders(context))
+        self._hidden, self._context = tuple(orch_folders(context)), context
         self._threads: dict[tuple[Level, tuple[str, ...]], ThreadPoolExecutor] = {}
         self._launchers: dict[_Key, tuple[_Identities, CommandLauncher]] = {}
-        self._lock, self._closed = threading.Lock(), False
+        self._lock, self._creation_lock, self._closed = threading.Lock(), threading.Lock(), False
         self._temporary_home: Path | None = None
         if context.folder is None:
             from tempfile import mkdtemp
@@ -165,26 +169,33 @@ class CommandSandbox:
             raise _unavailable_error(level, error_text(error)) from error
         return thread.submit(start_process, argv, cwd, env, output).result()
 
-    def ready_start(self, level: Level, covers: tuple[Cover, ...]) -> Start | None:
-        """Return the function that starts processes at `level` with `covers` hidden.
+    def ready_start(self, key: _Key) -> Start | None:
+        """Return the function that starts processes at the level of `key`, with the covers of `key` hidden.
 
         Return None if the function does not exist yet. In this case, call `covered_start`.
         """
+        level, covers, read = key
         if level == "L3":
-            return partial(self._in_namespaces, (), covers)
+            return partial(self._in_namespaces, read, covers)
         with self._lock:
-            entry = self._launchers.get(_key(level, covers))
+            entry = self._launchers.get(key)
             if entry is None or entry[0] != _identities(covers) or not entry[1].alive:
                 return None
-            self._launchers[_key(level, covers)] = self._launchers.pop(_key(level, covers))
-        return partial(self._launch, entry[1])
+            self._launchers[key] = self._launchers.pop(key)
+        return partial(self._launch, key, entry[1])
 
-    def covered_start(self, level: Level, covers: tuple[Cover, ...]) -> Start:
+    def covered_start(self, key: _Key) -> Start:
         """Create and return the function for `ready_start`. Raise OSError if creation fails."""
-        key, identities = _key(level, covers), _identities(covers)
+        # Calls that run at the same time share one launcher, because a new launcher ends the commands of the old one.
+        with self._creation_lock:
+            return self.ready_start(key) or partial(self._launch, key, self._new_launcher(key))
+
+    def _new_launcher(self, key: _Key) -> CommandLauncher:
+        level, covers, read = key
+        identities = _identities(covers)
         from ...sandbox.launcher_client import CommandLauncher
 
-        launcher = CommandLauncher(covers, self._home, level, self._allowed_files(()) if level >= "L2" else None)
+        launcher = CommandLauncher(covers, self._home, level, self._allowed_files(read) if level >= "L2" else None)
         with self._lock:
             old = [self._launchers.pop(key)] if key in self._launchers else []
             if self._closed:
@@ -195,12 +206,26 @@ class CommandSandbox:
                 old.append(self._launchers.pop(next(iter(self._launchers))))
         for _, each in old:
             each.close()
-        return partial(self._launch, launcher)
+        return launcher
 
     def _launch(
-        self, launcher: CommandLauncher, argv: Sequence[str], cwd: Path, env: Mapping[str, str], output: int
+        self,
+        key: _Key,
+        launcher: CommandLauncher,
+        argv: Sequence[str],
+        cwd: Path,
+        env: Mapping[str, str],
+        output: int,
+        *,
+        attempts: int = MAX_ATTEMPTS,
     ) -> StartedProcess:
-        process = launcher.start(limit_command(argv, self._sandbox.limits), cwd, env, output)
+        """Start `argv` with `launcher`. If a hidden path was replaced since the start of the launcher, replace it."""
+        try:
+            process = launcher.start(limit_command(argv, self._sandbox.limits), cwd, env, output)
+        except OSError as error:
+            if error.errno != errno.ESTALE or attempts == 1:
+                raise
+            return self._launch(key, self._new_launcher(key), argv, cwd, env, output, attempts=attempts - 1)
         prefer_oom_kill(process.pid)
         return process
 
@@ -265,23 +290,23 @@ class CommandSandbox:
         from ...sandbox.bubblewrap import sandbox_paths
 
         sandbox = self._sandbox
-        readable = (*sandbox.read, *read)
+        readable = (*sandbox.read, *read, *archive_texts(self._context))
         return sandbox_paths(
             self._cwd, self._home, read=readable, write=sandbox.write, network=sandbox.network, hidden=self._hidden
         )
 
 
-def _key(level: Level, covers: tuple[Cover, ...]) -> _Key:
-    return level, covers
+def _key(level: Level, covers: tuple[Cover, ...], read: Sequence[str]) -> _Key:
+    return level, covers, tuple(read) if level >= "L2" else ()
 
 
 def _identities(covers: Iterable[Cover]) -> _Identities:
-    """Return the device and inode numbers of the covered paths.
+    """Return the device and inode numbers of the paths that stay visible, because these paths may be replaced.
 
-    These numbers are compared because a mount does not hide a file that replaced the covered file.
+    The launcher itself checks the hidden paths.
     """
     found: list[tuple[int, int] | None] = []
-    for path in (path for cover in covers for path in (cover.path, *cover.writable, *cover.readable)):
+    for path in (path for cover in covers for path in (*cover.writable, *cover.readable)):
         try:
             status = os.stat(path)
             found.append((status.st_dev, status.st_ino))

@@ -33,7 +33,7 @@ async def bash(
     command: str,
     timeout: Seconds | None = None,
     background: bool = False,
-    credentials: bool = False,
+    credentials: bool = False,  # noqa: ARG001 - the guard asks for an approval, which sets context.credentials
 ) -> ToolOutput:
     """Run a shell command in the working folder, without input or terminal. Returns its output and exit status.
 
@@ -47,9 +47,9 @@ async def bash(
     """
     argv = [shutil.which("bash") or "/bin/sh", "-c", command]
     if not background:
-        return await run(context, "bash", argv, timeout, credentials=credentials)
+        return await run(context, "bash", argv, timeout)
     env = tool_environment(context, "bash")
-    start, _ = await covered_starter(context, "bash", credentials=credentials or context.approved)
+    start, _ = await covered_starter(context, "bash")
     jobs = context.agent_object(Jobs)
     job = jobs.start(command, lambda log: RunningCommand(argv, cwd=context.cwd, env=env, sink=log, start=start))
     return ToolOutput(
@@ -112,19 +112,17 @@ async def bg_kill(context: ToolContext, id: str) -> str:
     return f"{job.state}."
 
 
-async def run(
-    context: ToolContext, tool: str, argv: list[str], seconds: float | None = None, *, credentials: bool = False
-) -> ToolOutput:
+async def run(context: ToolContext, tool: str, argv: list[str], seconds: float | None = None) -> ToolOutput:
     """Run `argv` for `tool`. Return the output and exit status of the command. Any status except 0 is an error.
 
-    The command cannot read denied paths and orch's folders. The command can read credentials only if the call requested
-    credentials or was approved.
+    The command cannot read denied paths and orch's folders. The command can read only those credentials that an
+    approval of the call named.
     """
     capture = OutputCapture()
     # This is before the timeout of the call, so that partial output is returned.
     seconds = min(context.seconds * 0.95, seconds or context.seconds)
     env = tool_environment(context, tool)
-    start, hidden_paths = await covered_starter(context, tool, credentials=credentials or context.approved)
+    start, hidden_paths = await covered_starter(context, tool)
     command = RunningCommand(argv, cwd=context.cwd, env=env, sink=capture, max_bytes=MAX_WRITTEN, start=start)
     start_time = time.monotonic()
     try:
@@ -151,7 +149,5 @@ async def run(
             notes.append(SANDBOX_NOTE.format(level, "" if context.sandbox.network else "the network, "))
         if command.code and hidden_paths.note:
             notes.append(hidden_paths.note)
-    if hidden_paths.incomplete:
-        notes.append(f"[denied paths: by name only where there are {hidden_paths.incomplete}]")
     text = capture.text()
     return ToolOutput("\n".join([*([text.rstrip("\n")] if text else []), *notes]), is_error=command.code != 0)

@@ -315,6 +315,8 @@ def _is_library_type(value: Any, libraries: tuple[str, ...], name: str) -> bool:
 
 LARGE_REPR: Final = 4_000
 LARGE_COUNT: Final = 1_000
+COUNTED: Final = 100_000
+"""Maximum number of items of a list, tuple or set whose types are counted."""
 LARGE_ROWS: Final = 60
 LARGE_CELLS: Final = 1_000
 SAMPLED: Final = 500
@@ -411,11 +413,15 @@ def value_schema(value: Any) -> list[str]:
             ]
             return keys + _omitted_note(len(value), SHOWN_KEYS, "keys")
         if isinstance(value, (Sequence, Set)) and not isinstance(value, (str, bytes, bytearray)):
+            # Iterating over other containers can run slow code of the agent.
+            limit = COUNTED if type(value) in CONTAINERS else LARGE_COUNT
             kinds: dict[str, int] = {}
-            for each in islice(value, LARGE_COUNT):
+            for each in islice(value, limit):
                 kinds[type_name(each)] = kinds.get(type_name(each), 0) + 1
             counts = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
-            return [f"items: {counts}{'; of the first 1,000' if len(value) > LARGE_COUNT else ''}"]
+            return [
+                f"items: {len(value):,}; the first {limit:,}: {counts}" if len(value) > limit else f"items: {counts}"
+            ]
     except Exception as error:
         return [f"[the structure cannot be determined: {type(error).__name__}]"]
     return []

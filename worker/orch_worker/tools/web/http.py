@@ -156,11 +156,11 @@ async def _send_request(
     """
     import httpx2
 
-    from ...backends.http.transport import ssl_context
+    from ...backends.http.transport import ssl_context_for
 
     # Only the connection has a timeout here. The caller's timeout covers the rest.
     timeout = httpx2.Timeout(None, connect=CONNECT_SECONDS)
-    async with httpx2.AsyncClient(verify=tls or ssl_context(), trust_env=False, timeout=timeout) as client:
+    async with httpx2.AsyncClient(verify=tls or ssl_context_for(url), trust_env=False, timeout=timeout) as client:
         extensions = {"sni_hostname": host} if host else None
         request = client.build_request(method, url, headers=headers, content=content, extensions=extensions)
         response = await client.send(request, stream=True)

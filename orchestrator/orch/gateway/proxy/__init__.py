@@ -1,0 +1,1 @@
+"""`orch proxy`: the gateway as an HTTP server between clients and model APIs."""

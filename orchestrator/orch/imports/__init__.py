@@ -1,0 +1,1 @@
+"""Sessions of other programs, copied to archives that `orch archive search` finds."""

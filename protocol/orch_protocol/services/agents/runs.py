@@ -1,0 +1,35 @@
+"""The service that lists the runs of a home: the daemon's and those of programs."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from ..service import USERS_ONLY, Empty, Service
+
+__all__ = ["LIST_RUNS", "RunRow"]
+
+
+class RunRow(Struct, frozen=True):
+    """A run: the agents of one root. Times are ISO 8601 UTC.
+
+    `folder` contains the journal, and `cwd` is the working folder of the latest top-level agent. `pid` is the process
+    of the root of a running run. `agents` counts agents without holders, including killed ones; `busy` counts those
+    that work. `cost_usd` is the cost of all queries that the journal contains. `error` is the reason why the journal
+    cannot be read, otherwise "".
+    """
+
+    name: str
+    folder: str
+    state: Literal["running", "ended"]
+    pid: int | None
+    agents: int = 0
+    busy: int = 0
+    cost_usd: float = 0.0
+    last_activity: str = ""
+    cwd: str = ""
+    error: str = ""
+
+
+LIST_RUNS: Final = Service("runs", Empty, list[RunRow], USERS_ONLY, "List the runs of the daemon and of programs.")

@@ -1,0 +1,83 @@
+"""`orch runs`, and the option `--run`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from orch.cli import run
+from orch.cli.agents import runs
+from orch_protocol.services.agents.runs import RunRow
+from orchestrator.daemon_double import ROW, Desk, opened
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
+    made = opened(monkeypatch, tmp_path)
+    monkeypatch.setattr(runs, "Connection", made)
+    made.answers["runs"] = msgspec.to_builtins(
+        [
+            RunRow("report", "/h/runs/report", "running", 77, 3, 1, 0.25, "2026-01-01T00:00:00Z", "/project"),
+            RunRow("old", "/h/runs/old", "ended", None, 30, last_activity="2025-01-01T00:00:00Z", cwd="/\x1b[2J"),
+            RunRow("lost", "/h/runs/lost", "ended", None, error="cannot read it"),
+        ]
+    )
+    return made
+
+
+@pytest.mark.usefixtures("desk")
+def test_runs_are_a_table_with_folders_and_costs(capsys: Captured) -> None:
+    """Control characters of folders are escaped. A run that cannot be read has its error in place of the folder."""
+    assert run(["runs"]) == 0
+    head, *lines = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert head == ["RUN", "STATE", "AGENTS", "BUSY", "COST", "ACTIVE", "FOLDER"]
+    assert [*lines[0][:6], lines[0][-1]] == ["report", "process", "77", "3", "1", "$0.2500", "/project"]
+    assert [*lines[1][:3], lines[1][-1]] == ["old", "ended", "30", "/\\x1b[2J"]
+    assert lines[2] == ["lost", "ended", "0", "cannot", "read", "it"]
+    assert run(["runs", "--running", "--json"]) == 0
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == ["report"]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        "list",
+        "list --json --all",
+        "show reader",
+        "query reader hi",
+        "collect reader",
+        "cancel reader",
+        "steer reader hi",
+        "kill reader",
+        "session list",
+        "session show reader",
+        "session tree reader",
+        "session title reader pumps",
+        "session meta get reader",
+        "archive list reader",
+        "archive search pump",
+        "archive read b0d9f3",
+    ],
+)
+def test_run_option_selects_the_run(desk: Desk, argv: str) -> None:
+    """The connection is about that run. Without the option it is about the daemon's own."""
+    assert run(argv.split()) == 0
+    assert set(desk.runs) == {None}
+    desk.runs.clear()
+    assert run([*argv.split(), "--run", "report"]) == 0
+    assert set(desk.runs) == {"report"}
+    assert all(not params.get("runs") for _, params in desk.asked[len(desk.asked) // 2 :])
+
+
+def test_forget_finds_the_session_in_the_run(desk: Desk, capsys: Captured) -> None:
+    """The agent is looked up in the run. The daemon deletes the session by its id."""
+    desk.answers["forget_session"] = {"sessions": [], "archives": 0, "bytes": 0}
+    assert run(["forget", "n", "--run", "report", "--yes", "--json"]) == 0
+    assert desk.asked == [("state", {"ref": "n"}), ("forget_session", {"ref": ROW["id"]})]
+    assert desk.runs == [None, "report"]
+    assert json.loads(capsys.readouterr().out)["bytes"] == 0

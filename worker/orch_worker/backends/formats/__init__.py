@@ -1,0 +1,1 @@
+"""The formats of model APIs: request bodies, readers of events, and reported errors. Without I/O and without SDKs."""

@@ -1,1 +1,0 @@
-"""Provider APIs, one per module."""
