@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 from integration.command_shell import SECONDS
 from wire.model_server import ModelServer
 
 __all__ = ["Served"]
+
+PAUSE = 0.05
 
 
 class Served:
@@ -20,6 +23,13 @@ class Served:
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         asyncio.run_coroutine_threadsafe(self.server.__aenter__(), self._loop).result(SECONDS)
+
+    def until_asked(self, requests: int) -> None:
+        """Return when the server has received `requests` requests in all."""
+        deadline = time.monotonic() + SECONDS
+        while len(self.server.requests) < requests:
+            assert time.monotonic() < deadline, f"{len(self.server.requests)} requests of {requests} arrived"
+            time.sleep(PAUSE)
 
     def open(self, gate: asyncio.Event) -> None:
         """Set the event `gate`, so that the waiting answer is sent."""

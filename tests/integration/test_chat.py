@@ -70,6 +70,7 @@ def test_typing_during_a_turn_steers_and_ctrl_c_cancels(
     assert "Then right" not in str(served.server.requests[1].body)
     pane.type("And now?\n")
     until(pane, "works [0-9]")
+    served.until_asked(4)  # a turn that is cancelled before its request leaves the answer to the next turn
     pane.resize(60, 20)
     pane.press("C-c")
     until(pane, "ended early: cancelled")
