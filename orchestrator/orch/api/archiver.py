@@ -255,6 +255,7 @@ class Archiver:
             other_tokens=self._beside,
             summaries=self._summaries,
         )
+        self._archive.sync()  # once, because a first fold may create thousands of archives
         self.folded = tuple(folded)
         pieces = self._filer.with_late_summaries(pieces, original, self.prices)
         self._archive.messages_shown, self._shown = self._pieces.messages(pieces), pieces

@@ -22,7 +22,7 @@ __all__ = ["ArchiveFiler"]
 
 
 class ArchiveFiler:
-    """Writes to one archive folder. `stored` is called with each record as soon as the record is on disk."""
+    """Writes to one archive folder. `on_stored` is called with each record as soon as the archive can be read."""
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class ArchiveFiler:
     ) -> ArchiveRecord:
         """Store the messages `items` as the archive `record`, and return the complete record.
 
-        After the call, the caller may remove `items` from the conversation. If `summarize` is True, request a summary
-        of `messages`.
+        After `ArchiveStore.sync`, the caller may remove `items` from the conversation. If `summarize` is True, request
+        a summary of `messages`.
         """
         raws = [item.data if isinstance(item.data, Message) else to_json_data(item.data) for item in items]
         stored = self._archive.add(record, [StoredMessage(*encode_message(self._reader.format, raw)) for raw in raws])

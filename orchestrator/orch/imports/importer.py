@@ -293,7 +293,6 @@ class _Session:
                 store.add(
                     self._turn_record(turn),
                     [StoredMessage(message) for message in turn.messages],
-                    sync=False,
                     repeat=True,
                 )
                 self.written_turns += 1

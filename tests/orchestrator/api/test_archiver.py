@@ -762,3 +762,16 @@ def test_closed_archiver_archives_nothing(shape: Shape, tmp_path: Path) -> None:
             attempt()
     with Archiver(tmp_path, shape.name, config=PROFILES["seed"]) as other:
         assert other.archives() == []
+
+
+def test_fold_of_many_turns_waits_for_the_disk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first fold of a long conversation creates many archives. All are on disk when it returns."""
+    with Archiver(tmp_path / "a", format="anthropic", config=TIGHT) as archiver:
+        synced: list[int] = []
+        write = AppendLog._fdatasync
+        monkeypatch.setattr(AppendLog, "_fdatasync", staticmethod(lambda file: (synced.append(file), write(file))))
+        archiver.fold([message for number in range(30) for message in work(SHAPES[0], number)])
+        assert len(archiver.archives(merged=True)) > 10
+        assert len(synced) == 1
+        assert archiver._archive._log is not None
+        assert archiver._archive._log.dirty == 0

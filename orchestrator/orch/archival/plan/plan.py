@@ -37,6 +37,7 @@ __all__ = [
     "combined_gain",
     "due_upgrades",
     "first_uncached_message",
+    "gains_of_suffixes",
     "is_finished",
     "is_over_bound",
     "list_tokens",
@@ -219,20 +220,20 @@ def _turns_that_pay(
     is_full = view.total_tokens > rules.high_tokens
     account = None
     for parts in (candidates, without_summaries(candidates)) if view.summaries else (candidates,):
-        allowed: list[tuple[Gain, Sequence[Candidate]]] = []
-        for index in range(len(parts)):
-            gain = combined_gain(view, rules, prices, parts[index:])
+        allowed: list[tuple[Gain, int]] = []
+        of_next_call = gains_of_suffixes(view, rules, prices, parts, calls=1)
+        for index, gain in enumerate(gains_of_suffixes(view, rules, prices, parts)):
             if gain.pays or is_full:
                 account = account or view.account(rules, prices)
-                if account.allows(combined_gain(view, rules, prices, parts[index:], calls=1)):
-                    allowed.append((gain, parts[index:]))
+                if account.allows(of_next_call[index]):
+                    allowed.append((gain, index))
         if is_full and allowed:
             reason = f"{view.total_tokens} tokens are live, the maximum is {rules.high_tokens}"
-            return [_archive_range("turn", each, reason, None) for each in allowed[0][1]]
+            return [_archive_range("turn", each, reason, None) for each in parts[allowed[0][1] :]]
         if allowed:
-            gain, chosen = max(allowed, key=lambda each: each[0].net)
+            gain, index = max(allowed, key=lambda each: each[0].net)
             reason = f"saves {gain.saved:.0f} for {gain.cost:.0f}"
-            return [_archive_range("turn", each, reason, gain) for each in chosen]
+            return [_archive_range("turn", each, reason, gain) for each in parts[index:]]
     return []
 
 
@@ -556,20 +557,44 @@ def combined_gain(
 
     The prompt cache becomes invalid from the first of these ranges on.
     """
-    removed, added = sum(each.removed for each in chosen), sum(each.added for each in chosen)
+    return gains_of_suffixes(view, rules, prices, chosen, calls=calls)[0]
+
+
+def gains_of_suffixes(
+    view: ConversationView,
+    rules: ArchivalRules,
+    prices: Prices,
+    parts: Sequence[Candidate],
+    *,
+    calls: int | None = None,
+) -> list[Gain]:
+    """Return, for each position in `parts`, the combined gain of the parts from there on, in linear time."""
     first_uncached = first_uncached_message(view.messages)
-    uncached = sum(sum(view.tokens[max(each.body, first_uncached) : each.stop]) for each in chosen)
-    # The list of archives follows the last record, so it leaves its place when there are later records.
-    first_changed = min(chosen[0].changed, view.last_record + 1) if view.archive_count else chosen[0].changed
-    invalidated = sum(view.tokens[first_changed:first_uncached]) - (removed - uncached)
-    listed = list_tokens(rules, view.archive_count), list_tokens(rules, view.archive_count + len(chosen))
-    change = Change(removed + listed[0], added + listed[1], max(invalidated, 0), uncached)
+    until = [0, *accumulate(view.tokens)]
     context = view.other_tokens + view.total_tokens
-    gain = estimate_gain(change, expected_calls(view.calls) if calls is None else calls, prices)
-    summaries = sum(
-        summary_cost(each.removed, context - uncached, each.summary, prices, unsent=uncached) for each in chosen
-    )
-    return Gain(gain.saved, gain.cost + summaries)
+    calls = expected_calls(view.calls) if calls is None else calls
+    listed = list_tokens(rules, view.archive_count)
+    # The list of archives follows the last record, so it leaves its place when there are later records.
+    listed_at = view.last_record + 1 if view.archive_count else len(view.messages)
+    removed = added = uncached = 0
+    summaries = 0.0
+    gains: list[Gain] = []
+    for count, part in enumerate(reversed(parts), 1):
+        removed, added = removed + part.removed, added + part.added
+        unsent = max(until[part.stop] - until[max(part.body, first_uncached)], 0)
+        uncached += unsent
+        # All summaries are requested in the same state, so a new unsent part changes the cost of those after it.
+        priced = parts[-count:] if unsent else [part]
+        summaries = (0.0 if unsent else summaries) + sum(
+            summary_cost(each.removed, context - uncached, each.summary, prices, unsent=uncached) for each in priced
+        )
+        first_changed = min(part.changed, listed_at)
+        invalidated = max(until[first_uncached] - until[first_changed], 0) - (removed - uncached)
+        listed_after = list_tokens(rules, view.archive_count + count)
+        change = Change(removed + listed, added + listed_after, max(invalidated, 0), uncached)
+        gain = estimate_gain(change, calls, prices)
+        gains.append(Gain(gain.saved, gain.cost + summaries))
+    return gains[::-1]
 
 
 def list_tokens(rules: ArchivalRules, archives: int) -> int:

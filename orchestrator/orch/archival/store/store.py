@@ -108,14 +108,13 @@ class ArchiveStore(SearchableCatalog):
             if self._lock is not None:
                 self._lock.release()
 
-    def add(
-        self, record: ArchiveRecord, messages: Sequence[StoredMessage], *, sync: bool = True, repeat: bool = False
-    ) -> ArchiveRecord:
+    def add(self, record: ArchiveRecord, messages: Sequence[StoredMessage], *, repeat: bool = False) -> ArchiveRecord:
         """Store `messages` and the metadata in `record` in one write. Return the complete record.
 
-        When this method returns, the archive is on disk. If `sync` is False, the archive is on disk after `close`. If
-        the same messages were archived before, return the existing archive, unless `repeat` is True. The time of the
-        archive is `record.timestamp`, or the current time. Raises StoreError; in this case nothing was stored.
+        When this method returns, the archive survives the death of the process, and after `sync` or `close` also a
+        power loss. If the same messages were archived before, return the existing archive, unless `repeat` is True. The
+        time of the archive is `record.timestamp`, or the current time. Raises StoreError; in this case nothing was
+        stored.
         """
         self.check_open()
         differences = tuple(message.difference for message in messages)
@@ -145,9 +144,14 @@ class ArchiveStore(SearchableCatalog):
             )
             parent_id = entry_id
         lines.append(self._custom_line(RECORD, complete, log.seq + len(lines) + 1, parent_id))
-        log.append(*lines, sync=sync)
+        log.append(*lines)
         self._add_record(complete)
         return complete
+
+    def sync(self) -> None:
+        """Wait until all archives are on disk. Raises StoreError; the folder must then be opened again."""
+        if self._log is not None and self._log.dirty:
+            self._log.sync()
 
     def delete(self, ids: Collection[str]) -> list[ArchiveRecord]:
         """Delete the content of the archives `ids` and of their members. Return their records before the deletion.

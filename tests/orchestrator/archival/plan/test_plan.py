@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from message_shapes import SHAPES, Shape, work
 from orch.archival.adapters import format_named
 from orch.archival.plan.economics import Change, estimate_gain, expected_calls, summary_cost
-from orch.archival.plan.plan import ConversationView, next_era, next_phases, turns_to_archive
+from orch.archival.plan.plan import (
+    Candidate,
+    ConversationView,
+    combined_gain,
+    gains_of_suffixes,
+    next_era,
+    next_phases,
+    turns_to_archive,
+)
 from orch.archival.plan.rollup import FAN_OUT, RecordMerge, RecordSize, era_tokens, possible_merges
 from orch.archival.plan.triggers import TurnFacts, evaluate_trigger
 from orch.config.archival_profiles import archival_rules
@@ -220,6 +228,30 @@ def test_small_turns_are_archived_together_once_it_pays() -> None:
     alone = turns_to_archive(view(turn, small, calls=2), rules, TRIGGER, PRICES)
     later = turns_to_archive(view(turn * 3, small * 3, calls=300, saved=2_000), rules, TRIGGER, PRICES)
     assert (len(alone), len(later)) == (0, 3) or len(alone) == 1
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 3_000), st.integers(1, 400), st.booleans()), min_size=1, max_size=8),
+    st.integers(0, 3),
+    st.sampled_from([None, 1]),
+)
+def test_gain_of_the_last_turns_does_not_depend_on_the_turns_before(
+    turns: list[tuple[int, int, bool]], last: int, calls: int | None
+) -> None:
+    """All gains are computed in one pass. Each is the gain of these turns alone, also if the last was not sent yet."""
+    messages = [message for _ in turns for message in (user("q"), call("a"), result("a"), assistant("done"))]
+    seen = view(
+        [*messages, *[user("q")] * last], [size for work, _, _ in turns for size in (9, 5, work, 7)] + [8] * last
+    )
+    parts = [
+        Candidate(at, at + 1, at + 4, work + 12, added, 220 * summary, 30, at + 1)
+        for at, (work, added, summary) in zip(range(0, len(messages), 4), turns, strict=True)
+    ]
+    rules = archival_rules(ArchivalConfig())
+    gains = gains_of_suffixes(seen, rules, PRICES, parts, calls=calls)
+    for index, gain in enumerate(gains):
+        alone = combined_gain(seen, rules, PRICES, parts[index:], calls=calls)
+        assert (gain.saved, gain.cost) == pytest.approx((alone.saved, alone.cost))
 
 
 def test_pressure_archives_turns_that_would_not_pay() -> None:

@@ -64,23 +64,31 @@ def test_archives_survive_a_restart(tmp_path: Path) -> None:
 
 
 def test_archive_is_synced_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An archive needs one write and one sync. After a failed sync, the archive does not count."""
+    """Each archive needs one write, and several need one sync. After a failed sync, no later sync succeeds."""
     archive = ArchiveStore.open(tmp_path)
     archive.add(record(), turn("a"))
+    archive.sync()
     synced: list[int] = []
     written: list[int] = []
     monkeypatch.setattr(AppendLog, "_fdatasync", staticmethod(lambda fd: synced.append(fd)))
     monkeypatch.setattr(AppendLog, "_write", staticmethod(lambda fd, data: written.append(fd) or os.write(fd, data)))
     archive.add(record(), turn("b"))
-    assert (len(written), len(synced)) == (1, 1)
+    archive.add(record(), turn("c"))
+    archive.sync()
+    archive.sync()
+    assert (len(written), len(synced)) == (2, 1)
 
     def broken(_: int) -> None:
         raise OSError(5, "input/output error")
 
-    monkeypatch.setattr(AppendLog, "_fdatasync", staticmethod(broken))
-    with pytest.raises(StoreError, match="disk reports"):
-        archive.add(record(), turn("c"))
-    assert len(archive.records) == 2
+    archive.add(record(), turn("d"))
+    with monkeypatch.context() as failing:
+        failing.setattr(AppendLog, "_fdatasync", staticmethod(broken))
+        with pytest.raises(StoreError, match="disk reports"):
+            archive.sync()
+    archive.add(record(), turn("d"))
+    with pytest.raises(StoreError, match="its content is uncertain"):
+        archive.sync()
 
 
 def test_full_disk_archives_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,6 +257,7 @@ def test_store_that_is_no_longer_open_archives_no_repeated_turn(tmp_path: Path) 
     closed, removed = ArchiveStore.open(tmp_path / "a"), ArchiveStore.open(tmp_path / "b")
     closed.add(record(), turn("a"))
     removed.add(record(), turn("a"))
+    removed.sync()
     closed.close()
     shutil.rmtree(tmp_path / "b")
     with pytest.raises(StoreError, match="is closed"):
