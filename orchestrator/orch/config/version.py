@@ -8,6 +8,6 @@ from __future__ import annotations
 
 __all__ = ["DISTRIBUTION", "__version__"]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 DISTRIBUTION = "orch-agents"
 """The name of the project on a package index. The import package and the command are called `orch`."""
