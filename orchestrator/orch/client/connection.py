@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ENDED", "PROTOCOL", "Connection", "await_end", "daemon_status", "replace_invalid_utf8", "request"]
 
-PROTOCOL = 2
+PROTOCOL = 3
 """A copy of `orch_protocol.wire.frames.VERSION`, because importing that module would be slow."""
 LEAVING = "DaemonLeaving"
 NOT_RUNNING = "DaemonNotRunning"

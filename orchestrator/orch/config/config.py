@@ -30,7 +30,7 @@ from orch_worker.system.files import bytes_of
 from . import paths
 from .archival_profiles import archival_rules
 from .trust import project_file, trusted_code
-from .untrusted_config import RENAMED, USER_ONLY_SETTINGS, fields_of, is_restriction
+from .untrusted_config import USER_ONLY_SETTINGS, fields_of, is_restriction
 
 if TYPE_CHECKING:
     from orch_worker.backends.models import ModelCatalog
@@ -259,7 +259,7 @@ def _value(layer: Layer, key: str) -> Any:
 
 def flatten(config: Config) -> dict[str, Any]:
     """Return the values of `config` by dotted key."""
-    return {RENAMED.get(key, key): value for key, value in leaves(msgspec.to_builtins(config))}
+    return dict(leaves(msgspec.to_builtins(config)))
 
 
 def leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -380,14 +380,11 @@ def _merged(layers: list[Layer]) -> Layer:
     return merged
 
 
-_FORMER: Final = {new: old for old, new in RENAMED.items()}
-
-
 def unflatten(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return `values` (by dotted key) as nested tables, with the field names of `Config`."""
     tables: dict[str, Any] = {}
     for key, value in values.items():
-        *sections, name = _FORMER.get(key, key).split(".")
+        *sections, name = key.split(".")
         table = tables
         for section in sections:
             table = table.setdefault(section, {})
@@ -399,8 +396,6 @@ def _setting(key: str, value: Any, source: str, *, strict: bool = True) -> Setti
     """Return the setting `key` with a checked value. Without `strict`, the value is parsed from text."""
     if key in SECTIONS:
         raise ConfigError(f"{source}: {key} is a section, not a value: write [{key}] and its settings below")
-    if key in RENAMED:
-        raise ConfigError(f"{source}: {key} was renamed: use {RENAMED[key]}")
     expected = _type(key)
     if expected is None:
         raise ConfigError(f"{source}: {_unknown_setting_message(key)}")

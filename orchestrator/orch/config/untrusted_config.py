@@ -30,23 +30,13 @@ def is_restriction(key: str, new: Any, old: Any) -> bool:
     return STRICTNESS_CHECKS[key if key in STRICTNESS_CHECKS else key.rpartition(".")[0]](new, old)
 
 
-RENAMED: Final = {
-    "policy.without_local": "policy.no_local_model",
-    "hooks.assess.every": "hooks.assess.every_turns",
-    "hooks.reflect.every": "hooks.reflect.every_turns",
-    "hooks.reflect.tries": "hooks.reflect.max_continuations",
-}
-"""Former keys and their new names. Journals use the former names, so the structs encode fields with these names."""
-
-
 def fields_of(struct: type[Struct], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the dotted key and the type of each setting in `struct` and its sections."""
     for field in msgspec.structs.fields(struct):
         if isinstance(field.type, type) and issubclass(field.type, Struct):
             yield from fields_of(field.type, f"{prefix}{field.encode_name}.")
         else:
-            key = prefix + field.encode_name
-            yield RENAMED.get(key, key), field.type
+            yield prefix + field.encode_name, field.type
 
 
 def _never(new: Any, old: Any) -> bool:  # noqa: ARG001

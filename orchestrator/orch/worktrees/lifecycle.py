@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from orch_protocol.core.errors import ConfigError, OrchError, WorktreeError
@@ -60,7 +60,7 @@ class WorktreeRecord(Struct, frozen=True):
 
     spec: WorktreeSpec
     state: Literal["creating", "ready", "removing"] = "creating"
-    checked_unclean: bool = field(default=False, name="swept")
+    checked_unclean: bool = False
 
 
 def create(

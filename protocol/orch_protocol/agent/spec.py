@@ -138,7 +138,7 @@ class CompactionSpec(Struct, frozen=True):
     pct: int = 90
     tokens: int = 0
     keep_turns: int = 1
-    min_messages: int = field(default=6, name="least")
+    min_messages: int = 6
     seconds: float = 60.0
 
     def compaction_threshold(self, window: int) -> int:

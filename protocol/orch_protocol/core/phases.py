@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, TypeAlias
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct
 
 __all__ = ["Assess", "AssessRule", "By", "Phase", "PhaseKind", "Reflect", "ReflectRule", "When"]
 
@@ -63,7 +63,7 @@ class Assess(Struct, frozen=True, forbid_unknown_fields=True):
     kind: PhaseKind = "off"
     when: When = "always"
     """When to assess. `on_failure`: only after a turn that was cut short or ended without an answer."""
-    every_turns: Count = field(default=1, name="every")
+    every_turns: Count = 1
     """Assess the prompt of every n-th turn of a conversation."""
     rules: tuple[AssessRule, ...] = ()
     """Rules of an assessment of kind `rule`. The first rule that matches applies."""
@@ -86,7 +86,7 @@ class Reflect(Struct, frozen=True, forbid_unknown_fields=True):
 
     `on_failure`: only if the last call failed, the reply is empty, or the turn ended without an answer.
     """
-    every_turns: Count = field(default=1, name="every")
+    every_turns: Count = 1
     """Reflect on every n-th turn of a conversation."""
     rules: tuple[ReflectRule, ...] = ()
     """Rules of a reflection of kind `rule`. The first rule that matches applies.
@@ -95,7 +95,7 @@ class Reflect(Struct, frozen=True, forbid_unknown_fields=True):
     """
     model: str | None = None
     """The model that reflects: `provider:name` or `local`. None means the agent's own model."""
-    max_continuations: Annotated[int, Meta(ge=0, le=20)] = field(default=1, name="tries")
+    max_continuations: Annotated[int, Meta(ge=0, le=20)] = 1
     """Maximum number of times that one turn is continued after reflection."""
     max_tokens: Tokens = 12_000
     """Maximum tokens of one reflection, request and response together."""

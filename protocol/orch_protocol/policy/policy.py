@@ -100,7 +100,7 @@ class PolicyConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Time in seconds that a question waits for an answer. After this time, the call is denied."""
     dry_run: bool = False
     """Check and report each call, but run no call."""
-    no_local_model: Literal["deny", "ask"] = field(default="deny", name="without_local")
+    no_local_model: Literal["deny", "ask"] = "deny"
     """The decision about a call if no local model exists and the call's data may be sent to local models only."""
     function: str | None = None
     """`package.module:name` of a function that returns a Verdict for each call.

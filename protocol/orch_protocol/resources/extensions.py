@@ -14,7 +14,7 @@ __all__ = ["ExtensionPermissions", "ExtensionSpec", "Manifest", "WidgetSpec"]
 Name: TypeAlias = Annotated[str, Meta(pattern=r"\A[a-z][a-z0-9_-]{0,63}\Z")]
 
 
-class ExtensionPermissions(Struct, frozen=True):
+class ExtensionPermissions(Struct, frozen=True, forbid_unknown_fields=True):
     """What an extension may register. Other registrations raise ConfigError.
 
     - `stages`: the stages of its hooks; `*` means all stages.
@@ -22,9 +22,6 @@ class ExtensionPermissions(Struct, frozen=True):
     - `tiers`: tiers of the prompt that its hooks may change.
     - `skills`: names of skills in its folder `skills`. The system text lists these skills.
     - `prompts`: templates that its code registers. Templates in its folder `prompts` need no permission.
-
-    Decoding ignores unknown fields, so that specs in older journals can be decoded. See `read_manifest`, which rejects
-    unknown fields.
     """
 
     stages: tuple[str, ...] = ()

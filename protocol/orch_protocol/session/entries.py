@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from ..agent.plan import Task
 from ..core.archives import Collapse, RecordUpgrade
@@ -48,7 +48,7 @@ __all__ = [
     "UpgradeEntry",
 ]
 
-SESSION_VERSION = 3
+SESSION_VERSION = 4
 CompactionReason: TypeAlias = Literal["size", "refused", "asked", "hook"]
 """The cause of a compaction.
 
@@ -118,7 +118,7 @@ class MessageEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="message"):
     model: str = ""
     deleted: str = ""
     origin: Origin | None = None
-    steer_id: str = field(default="", name="said")
+    steer_id: str = ""
 
 
 class CompactionEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="compaction"):
@@ -252,7 +252,7 @@ class PhaseEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="phase"):
     by: By
     model: str = ""
     note: str = ""
-    actions: tuple[str, ...] = field(default=(), name="did")
+    actions: tuple[str, ...] = ()
     error: str = ""
     usage: Usage | None = None
     deleted: str = ""

@@ -31,7 +31,7 @@ from .worker_messages import BODIES
 
 __all__ = ["MAX_BODY", "MAX_SPILL", "VERSION", "FileRef", "Frame", "FrameChannel", "encode_body"]
 
-VERSION: Final = 2
+VERSION: Final = 3
 MAX_BODY: Final = 1 << 20
 MAX_SPILL: Final = 256 << 20
 RESEND_SECONDS: Final = 1.0

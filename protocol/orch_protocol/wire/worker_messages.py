@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final, Literal
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 
 from ..agent.spec import AgentSpec, QueueMode, ToolSpec
 from ..core.errors import ErrorInfo
@@ -76,7 +76,7 @@ class Init(Struct, frozen=True, gc=False):
     """
 
     spec: AgentSpec
-    rate_limited_models: tuple[str, ...] = field(default=(), name="crowded")
+    rate_limited_models: tuple[str, ...] = ()
     transcript: TranscriptPosition | None = None
     orch_folders: tuple[str, ...] = ()
 
@@ -271,7 +271,7 @@ class CancelCurrentTurn(Struct, frozen=True, gc=False):
     frame no longer waits for the reply to the RootCall with the same frame id.
     """
 
-    exceeded_budget: str = field(default="", name="short")
+    exceeded_budget: str = ""
 
 
 class RateLimited(Struct, frozen=True, gc=False):

@@ -12,7 +12,7 @@ import pytest
 from orch.config import config
 from orch.config.config import load
 from orch.config.trust import project_file, trust
-from orch.config.untrusted_config import RENAMED, STRICTNESS_CHECKS
+from orch.config.untrusted_config import STRICTNESS_CHECKS
 from orch.processes.environment import RUN_VARIABLE
 from orch_protocol.agent.config import Config, HooksConfig
 from orch_protocol.core.errors import ConfigError
@@ -480,17 +480,6 @@ def test_programmatic_configuration_is_validated_before_start(hooks: dict[str, A
     good = Config(hooks=HooksConfig(loop_detection={"repeats": 2}), session_dir=Path("/s"))  # type: ignore[arg-type]
     assert config.check_config(good).hooks.loop_detection == LoopDetection(2)
     assert config.check_config(good).session_dir == "/s"
-
-
-@pytest.mark.parametrize(("old", "new"), RENAMED.items())
-def test_renamed_key_names_the_new_key(tmp_path: Path, old: str, new: str) -> None:
-    """The former key in a variable or a file raises ConfigError."""
-    variable = f"ORCH_{old.upper().replace('.', '__')}"
-    with pytest.raises(ConfigError, match=f"variable {variable}: {old} was renamed: use {new}"):
-        load(None, {variable: "1"}, home=tmp_path)
-    (tmp_path / "config.toml").write_text(f"{old} = 1\n")
-    with pytest.raises(ConfigError, match=f"line 1: {old} was renamed: use {new}"):
-        load(None, {}, home=tmp_path)
 
 
 @pytest.mark.parametrize("rule", ["$HOME/hs", "${KEYS}", "/srv/$USER/key"])

@@ -16,7 +16,6 @@ from orch_worker.policy.rules import ResolvedRules
 from orch_worker.policy.taint import (
     changed_below,
     copy_file_taint,
-    labels_file,
     remember_file_taint,
     with_remembered_taint,
 )
@@ -124,13 +123,3 @@ def test_moved_folder_counts_as_changed(record: Path) -> None:
     (folder / "stays" / "more").write_text("x")
     found = changed_below(folder, since)
     assert sorted(Path(path).relative_to(folder).as_posix() for path in found) == ["new/in/file", "stays/more"]
-
-
-def test_record_at_its_former_location_is_moved(tmp_path: Path) -> None:
-    """A record at its former path is moved with its labels, and the old file is removed."""
-    (tmp_path / ".written.json").write_text('{"/a": ["untrusted"]}')
-    record = labels_file(tmp_path / "session")
-    assert record == tmp_path / ".written" / ".written.json"
-    assert record.read_text() == '{"/a": ["untrusted"]}'
-    assert not (tmp_path / ".written.json").exists()
-    assert labels_file(tmp_path / "other") == record

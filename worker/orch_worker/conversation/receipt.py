@@ -54,17 +54,11 @@ class Receipt(Struct, frozen=True, omit_defaults=True):
 
     `files` contains at most 1,000 changed files, `requests` at most 400 requests, and other lists at most 40 items.
     `more` is the number of items that were left out. `said` contains the agent's last sentences, if the range does not
-    end with an answer. `read`, `changed`, `errors`, `effects` and `tasks` are the lists of receipts that earlier
-    versions stored.
+    end with an answer.
     """
 
-    read: tuple[str, ...] = ()
-    changed: tuple[str, ...] = ()
     commands: tuple[CommandOutcome, ...] = ()
     tools: dict[str, int] = {}
-    errors: tuple[str, ...] = ()
-    effects: tuple[str, ...] = ()
-    tasks: tuple[str, ...] = ()
     more: int = 0
     asked: tuple[AskedAgent, ...] = ()
     files: tuple[ChangedFile, ...] = ()
@@ -157,7 +151,7 @@ def merge(receipts: Sequence[Receipt]) -> Receipt:
     more, said = 0, ""
     steps: list[tuple[Sequence[CommandOutcome], Sequence[Commit]]] = []
     resolved = _resolved_keys(receipts)
-    for number, receipt in enumerate(map(_current, receipts)):
+    for number, receipt in enumerate(receipts):
         more += receipt.more
         said = receipt.said
         for name, times in receipt.tools.items():
@@ -185,25 +179,6 @@ def with_places(receipt: Receipt, shift: int, holder: str = "") -> Receipt:
 
 _PLACED: Final = ("files", "commands", "failures", "commits", "words", "specifications", "deviations")
 _LISTS: Final = (*_PLACED, "constants", "seen", "lasting", "requests", "figures")
-
-
-def _current(receipt: Receipt) -> Receipt:
-    """Return `receipt` with the lists of earlier versions in the present form."""
-    if not (receipt.read or receipt.changed or receipt.errors or receipt.effects or receipt.tasks):
-        return receipt
-    return msgspec.structs.replace(
-        receipt,
-        read=(),
-        changed=(),
-        errors=(),
-        effects=(),
-        tasks=(),
-        seen=(*(SeenFile(path) for path in receipt.read), *receipt.seen),
-        files=(*(ChangedFile(path) for path in receipt.changed), *receipt.files),
-        failures=(*(Failure(error, "", error) for error in receipt.errors), *receipt.failures),
-        lasting=(*(Effect(effect, effect) for effect in receipt.effects), *receipt.lasting),
-        requests=(*(Request(task) for task in receipt.tasks if is_request(task)), *receipt.requests),
-    )
 
 
 def _own_words(message: Message) -> str:

@@ -20,7 +20,7 @@ from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.text import decode_text
 from orch_protocol.hooks.stages import EVERYTHING
 from orch_protocol.policy.builtin_tools import BUILTIN_TOOLS
-from orch_protocol.resources.extensions import ExtensionPermissions, ExtensionSpec, Manifest
+from orch_protocol.resources.extensions import ExtensionSpec, Manifest
 
 from ..hooks.hook import Handler, Hook, stage_of
 from ..system.files import bytes_of
@@ -38,11 +38,6 @@ __all__ = ["CODE_FILE", "MANIFEST_FILE", "FolderExtension", "LoadedExtensions", 
 
 CODE_FILE: Final = "extension.py"
 MANIFEST_FILE: Final = "extension.toml"
-FORMER_PERMISSIONS: Final = frozenset({"reads", "writes", "network", "programs"})
-"""Former permissions, accepted in manifests and ignored.
-
-These permissions restricted Python code through audit hooks, which C code bypasses.
-"""
 
 
 class LoadedExtensions(Struct, frozen=True):
@@ -118,17 +113,13 @@ def read_manifest(folder: Path) -> Manifest:
     """
     file = folder / MANIFEST_FILE
     try:
-        raw = msgspec.toml.decode(decode_text(bytes_of(file)))
-        manifest = msgspec.convert(raw, Manifest)
+        manifest = msgspec.toml.decode(decode_text(bytes_of(file)), type=Manifest)
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
     except (msgspec.MsgspecError, ValueError) as error:
         raise ConfigError(f"{file}: {error}") from error
     if manifest.name != folder.name:
         raise ConfigError(f"{file}: name is {manifest.name!r}, but the folder is {folder.name!r}: they must be equal")
-    for name in raw.get("permissions", {}):
-        if name not in ExtensionPermissions.__struct_fields__ and name not in FORMER_PERMISSIONS:
-            raise ConfigError(f"{file}: permissions: unknown field {name!r}")
     for name in manifest.permissions.stages:
         try:
             stage = name if name == EVERYTHING else stage_of(name)

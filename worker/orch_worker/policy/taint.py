@@ -288,17 +288,10 @@ LABELS_FILE: Final = ".written.json"
 def labels_file(session: Path) -> Path:
     """Return the path of the record of labeled files.
 
-    Agents whose session folders are siblings of `session` share this file.
-
-    The record has its own folder, so that the folder can be mounted. A record at the old location is moved to the
-    folder.
+    Agents whose session folders are siblings of `session` share this file. The record has its own folder, so that the
+    folder can be mounted.
     """
-    old_location = session.parent / LABELS_FILE
-    record = session.parent / LABELS_FOLDER / LABELS_FILE
-    if old_location.exists() and not record.exists():
-        record.parent.mkdir(mode=0o700, exist_ok=True)
-        os.replace(old_location, record)
-    return record
+    return session.parent / LABELS_FOLDER / LABELS_FILE
 
 
 def remember_file_taint(

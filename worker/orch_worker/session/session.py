@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any, Final, TypeAlias, cast, get_args
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 
 from orch_protocol.agent.plan import Task
 from orch_protocol.core.errors import StoreError
@@ -69,7 +69,7 @@ class MessageRow(Struct, frozen=True, gc=False, tag="message", tag_field="type",
     parent_id: str | None
     turn: str = ""
     usage: Usage | None = None
-    steer_id: str = field(default="", name="said")
+    steer_id: str = ""
 
 
 class HiddenEntry(Struct, frozen=True, gc=False):

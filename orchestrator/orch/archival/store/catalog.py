@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from orch_protocol.core.archives import ArchiveKind, Span
 from orch_protocol.core.errors import AgentNotFoundError, AmbiguousRefError, StoreError
@@ -53,7 +53,7 @@ class ArchiveRecord(Struct, frozen=True, omit_defaults=True):
     task: str
     count: int
     prompts: int
-    replaced_messages: int = field(name="stands")
+    replaced_messages: int
     calls: int
     turns: int
     tokens: int
@@ -65,11 +65,11 @@ class ArchiveRecord(Struct, frozen=True, omit_defaults=True):
     answer: str = ""
     receipt: Receipt = Receipt()
     members: tuple[str, ...] = ()
-    differences: tuple[Any, ...] = field(default=(), name="rest")
+    differences: tuple[Any, ...] = ()
     segment: int = 0
     offset: int = 0
     sha256: str = ""
-    summarized: bool = field(default=False, name="summarised")
+    summarized: bool = False
     spans: tuple[Span, ...] = ()
     own: tuple[Span, ...] = ()
     original_tokens: int = 0

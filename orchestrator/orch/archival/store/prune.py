@@ -59,7 +59,7 @@ ArchivesToDelete: TypeAlias = str | frozenset[str]
 """The archives that were created at a time (ISO 8601) or earlier, or the archives with certain ids."""
 
 (TASKS_PREFIX,) = line_prefixes(TasksEntry)
-CONTENT_FIELDS: Final = frozenset({"answer", "rest"})
+CONTENT_FIELDS: Final = frozenset({"answer", "differences"})
 """Fields of a record that contain content of messages, in addition to the text and the task of the record."""
 DELETED_DAMAGED_LINE: Final = b'{"type":"message",deleted}'
 """The replacement for a message on a damaged line.

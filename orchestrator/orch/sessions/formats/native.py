@@ -61,10 +61,8 @@ def read_orch_session(data: bytes, reading: Reading) -> ImportedSession:
         reading.handle_fault(
             lines[0][0], "should be the header, but is not a header", "the file is read without a header"
         )
-    elif header.version > SESSION_VERSION:
-        raise reading.foreign_error(
-            f"it has version {header.version}; the newest supported version is {SESSION_VERSION}"
-        )
+    elif header.version != SESSION_VERSION:
+        raise reading.foreign_error(f"it has version {header.version}; this orch reads only version {SESSION_VERSION}")
     places, _ = build_tree([EntryLink(number, entry.id, entry.parent_id) for number, entry, _ in found], reading)
     entries: list[ImportedEntry] = [
         msgspec.structs.replace(entry, id=id, parent_id=parent)

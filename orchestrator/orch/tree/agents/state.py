@@ -57,7 +57,6 @@ from ..journal.entries import (
     WorkerLaunched,
     WorkerReady,
     WorkerStopping,
-    decode_state,
 )
 from .agent_record import (
     AgentRecord,
@@ -104,8 +103,8 @@ class _RunState(msgspec.Struct):
     requests: dict[str, str]
     names: dict[str, str]
     past_names: dict[str, str]
-    unremoved_folders: dict[str, str] = msgspec.field(default_factory=dict, name="going")
-    unsearched: set[str] = msgspec.field(default_factory=set, name="unlooked")
+    unremoved_folders: dict[str, str] = msgspec.field(default_factory=dict)
+    unsearched: set[str] = msgspec.field(default_factory=set)
     rewriting: dict[str, TranscriptPosition] = {}
 
 
@@ -224,7 +223,7 @@ class TreeState:
                 self.has_budgets = True
                 return
             case RunSnapshot():
-                self._restore(decode_state(entry.state, _RunState))
+                self._restore(msgspec.json.decode(entry.state, type=_RunState))
                 return
             case AgentSpawned():
                 self._touched.append(self._apply_agent_spawned(entry))
@@ -371,7 +370,7 @@ class TreeState:
         return record
 
     def _apply_snapshot(self, entry: Snapshot) -> AgentRecord:
-        record = decode_state(entry.state, AgentRecord)
+        record = msgspec.json.decode(entry.state, type=AgentRecord)
         self.has_budgets = self.has_budgets or is_limited(record.spec.limits)
         self.by_id.add(record)
         self.holders |= dict.fromkeys(record.archives, entry.id)

@@ -7,10 +7,10 @@ dies before the transcript contains the prompt, the next root sends the query ag
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 
 from orch_protocol.agent.models import RecordModel
 from orch_protocol.agent.spec import AgentSpec, BackendSpec, QueueMode, ToolSpec
@@ -24,7 +24,6 @@ from orch_protocol.session.entries import TranscriptPosition
 from orch_protocol.wire.frames import DECODE_ERRORS
 
 __all__ = [
-    "OLD_TAGS",
     "AgentEntry",
     "AgentKilled",
     "AgentPlanApproved",
@@ -66,7 +65,6 @@ __all__ = [
     "WorkerReady",
     "WorkerStopping",
     "decode_entry",
-    "decode_state",
     "encode_entry",
     "encoder",
     "read_entry",
@@ -363,7 +361,7 @@ class BudgetReserved(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="budg
 
     query_id: str
     hold: str
-    minimum: BudgetAmounts = field(name="least")
+    minimum: BudgetAmounts
 
 
 class BudgetReleased(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="budget_released"):
@@ -450,46 +448,6 @@ AgentEntry: TypeAlias = (
 
 Entry: TypeAlias = RunStarted | AgentSpawned | RootBudgetChanged | Snapshot | RunSnapshot | AgentEntry
 
-T = TypeVar("T")
-
-OLD_TAGS: Final = {
-    "opened": "run_started",
-    "spawned": "agent_spawned",
-    "launched": "worker_launched",
-    "up": "worker_ready",
-    "asked": "query_started",
-    "answered": "query_finished",
-    "acknowledged": "transcript_rewritten",
-    "collected": "reply_collected",
-    "stopping": "worker_stopping",
-    "ended": "worker_exited",
-    "killed": "agent_killed",
-    "resumed": "agent_resumed",
-    "budgeted": "budget_changed",
-    "root_budgeted": "root_budget_changed",
-    "localised": "local_only_set",
-    "chosen": "model_changed",
-    "marked": "taint_added",
-    "narrowed": "tools_revoked",
-    "plan_begun": "plan_started",
-    "steered": "steering_queued",
-    "heard": "steering_delivered",
-    "titled": "title_changed",
-    "unsaid": "steering_retracted",
-    "hearing": "queue_modes_changed",
-    "archived": "turns_archived",
-    "spent": "usage_recorded",
-    "put_aside": "budget_reserved",
-    "let_go": "budget_released",
-    "moved": "source_moved",
-    "pruned": "content_deleted",
-    "kept": "snapshot",
-    "kept_run": "run_snapshot",
-    "woken": "agent_woken",
-}
-"""The current tag of each entry type, by the tag that earlier versions of orch wrote."""
-_TAG_START: Final = b'{"type":"'
-
 encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
 
@@ -503,17 +461,11 @@ def encode_entry(entry: Entry) -> bytes:
 
 
 def read_entry(line: bytes) -> Entry:
-    """Return the entry in `line`. Old tags are accepted.
+    """Return the entry in `line`.
 
     Raises one of DECODE_ERRORS if the line is damaged or the type of the entry is unknown.
     """
-    try:
-        return _decoder.decode(line)
-    except msgspec.ValidationError:
-        renamed = _with_current_tag(line)
-        if renamed is None:
-            raise
-        return _decoder.decode(renamed)
+    return _decoder.decode(line)
 
 
 def decode_entry(line: bytes) -> Entry | None:
@@ -522,32 +474,3 @@ def decode_entry(line: bytes) -> Entry | None:
         return read_entry(line)
     except DECODE_ERRORS:
         return None
-
-
-def decode_state(state: msgspec.Raw, type: type[T]) -> T:
-    """Return the state in a snapshot. The entries in the state may have old tags."""
-    try:
-        return msgspec.json.decode(state, type=type)
-    except msgspec.ValidationError:
-        decoded = msgspec.json.decode(state)
-        nested_entries = (
-            decoded.get("pending"),
-            *decoded.get("unheard", {}).values(),
-            *decoded.get("root_budgets", ()),
-        )
-        for entry in nested_entries:
-            if entry is not None:
-                entry["type"] = OLD_TAGS.get(entry["type"], entry["type"])
-        return msgspec.convert(decoded, type)
-
-
-def _with_current_tag(line: bytes) -> bytes | None:
-    """Return `line` with the current tag in place of the old tag.
-
-    Return None if the tag of `line` is not an old tag.
-    """
-    if not line.startswith(_TAG_START):
-        return None
-    old_tag, quote, rest = line[len(_TAG_START) :].partition(b'"')
-    new_tag = OLD_TAGS.get(old_tag.decode(errors="replace"))
-    return _TAG_START + new_tag.encode() + quote + rest if new_tag is not None else None

@@ -12,7 +12,7 @@ from orch_protocol.core.errors import StoreError
 from orch_protocol.wire.frames import DECODE_ERRORS
 from orch_worker.session.log.append_log import AppendLog
 from orch_worker.session.log.atomic_rewrite import LogRewrite, rewriting
-from orch_worker.session.log.log_reader import LogContents, scan_file
+from orch_worker.session.log.log_reader import LogContents, read_header, scan_file
 from orch_worker.session.log.record_format import UncheckedLine
 
 from .entries import (
@@ -40,7 +40,7 @@ __all__ = ["HEADER", "JOURNAL", "Journal", "JournalCopy", "read_entries"]
 JOURNAL = "journal.jsonl"
 """Name of the file in a run folder."""
 
-HEADER = b'{"type":"orch_journal","version":1}'
+HEADER = b'{"type":"orch_journal","version":2}'
 REWRITE_MIN_BYTES = 4 << 20
 """Minimum size of a journal that is rewritten when a root starts."""
 REWRITE_MAX_RATIO = 0.5
@@ -221,5 +221,6 @@ def read_entries(path: Path) -> list[Entry]:
 
     Another root may write to this file at the same time. Raises ForeignFileError, StoreError.
     """
+    read_header(path, HEADER)
     _, *objects = [line.object for line in scan_file(path) if line.object is not None] or [HEADER]
     return [entry for object in objects if (entry := decode_entry(object)) is not None]

@@ -43,7 +43,6 @@ from ..journal.entries import (
     TurnsArchived,
     WorkerExited,
     WorkerReady,
-    decode_state,
 )
 from .query_results import finish_queries
 
@@ -214,7 +213,7 @@ class _Redaction:
         return query if is_unchanged else msgspec.structs.replace(query, head=head, prompt=prompt, images=images)
 
     def _redact_snapshot(self, id: str, state: msgspec.Raw, entry: Snapshot) -> Snapshot:
-        agent = decode_state(state, AgentRecord)
+        agent = msgspec.json.decode(state, type=AgentRecord)
         if agent.pending is not None:
             agent.pending = self._redact_query(agent.pending)
         for deletion in self._deletions:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from ...agent.spec import BackendSpec
 from ...core.archives import Collapse
@@ -42,7 +42,7 @@ class PlanArchiving(Struct, frozen=True):
     context_tokens: int = 0
     factor: float = 1.0
     summaries: bool = False
-    with_conversation: bool = field(default=False, name="beside")
+    with_conversation: bool = False
     now: bool = False
     window: int = 0
 
@@ -54,14 +54,14 @@ class SummaryOrder(Struct, frozen=True):
     """
 
     holder: str
-    with_conversation: bool = field(default=False, name="beside")
+    with_conversation: bool = False
 
 
 class ArchivePlan(Struct, frozen=True):
     """The collapses to record in this order and with one write, and the archives to summarize."""
 
     collapses: tuple[Collapse, ...] = ()
-    summarize: tuple[SummaryOrder, ...] = field(default=(), name="summarise")
+    summarize: tuple[SummaryOrder, ...] = ()
 
 
 class CommitArchives(Struct, frozen=True):
@@ -92,7 +92,7 @@ class SummarizeArchive(Struct, frozen=True):
 
     holder: str
     answer: str | None = None
-    with_conversation: bool = field(default=False, name="beside")
+    with_conversation: bool = False
 
 
 class SummaryStep(Struct, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from ...core.archives import ArchiveKind
 from ...core.messages import Message
@@ -55,7 +55,7 @@ class ArchiveRow(Struct, frozen=True):
     tokens: int
     level: int
     reason: str
-    summarized: bool = field(name="summarised")
+    summarized: bool
     record: str
     members: tuple[str, ...] = ()
 

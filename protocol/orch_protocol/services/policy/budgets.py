@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from ...core.messages import Usage
 from ...policy.budget import Budget, BudgetAmounts, BudgetChange
@@ -36,7 +36,7 @@ class ReserveBudget(Struct, frozen=True, forbid_unknown_fields=True):
     minimum: BudgetAmounts
     expected: BudgetAmounts
     maximum: BudgetAmounts
-    outside_turn: bool = field(default=False, name="beside")
+    outside_turn: bool = False
 
 
 class BudgetReservationResult(Struct, frozen=True):
@@ -47,7 +47,7 @@ class BudgetReservationResult(Struct, frozen=True):
 
     id: str
     amounts: BudgetAmounts
-    limit_reason: str = field(default="", name="why")
+    limit_reason: str = ""
 
 
 class SettleBudget(Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,7 +60,7 @@ class SettleBudget(Struct, frozen=True, forbid_unknown_fields=True):
 class BudgetSettled(Struct, frozen=True):
     """The reservation is settled. `warning` describes the budgets that are nearly used up."""
 
-    warning: str = field(default="", name="low")
+    warning: str = ""
 
 
 class SideSpending(Struct, frozen=True, forbid_unknown_fields=True):

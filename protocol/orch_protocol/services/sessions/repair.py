@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from ..service import USERS_ONLY, Service
 
@@ -24,7 +24,7 @@ class FileFinding(Struct, frozen=True):
     kind: str
     what: str
     do: str
-    repaired: str = field(default="", name="mended")
+    repaired: str = ""
 
 
 class CheckSession(Struct, frozen=True, forbid_unknown_fields=True):

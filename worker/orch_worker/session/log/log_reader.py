@@ -138,8 +138,8 @@ def load(
 ) -> LogContents:
     """Return the contents of the file at `path`. The contents are empty if the file is missing or empty.
 
-    `header` is the expected header, encoded. The header of the file must have the same first key and value, and must
-    not have a later `version`.
+    `header` is the expected header, encoded. The header of the file must have the same first key and value, and the
+    same `version`.
 
     - `on_object` is called with each undamaged object of a complete append. In this case, the result contains no
       objects, so that files of any size can be read.
@@ -367,10 +367,10 @@ def _check_header(path: Path, line: bytes, header: bytes | None) -> None:
         known, found = _version.decode(header).version, _version.decode(sealed.object).version
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise ForeignFileError(f"{path} has a header without a version and was not changed: {error}") from error
-    if found > known:
+    if found != known:
         raise ForeignFileError(
-            f"{path} has version {found}, but this program supports only {known}; the file was not changed: "
-            "use the newer program that wrote it"
+            f"{path} has version {found}, but this orch reads only version {known}; the file was not changed: "
+            f"use the {'newer' if found > known else 'older'} orch that wrote it, or move the file away"
         )
 
 

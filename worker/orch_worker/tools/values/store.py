@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from orch_protocol.core.taint import Bit, TaintLabel, taint_label
@@ -64,9 +64,9 @@ class HandleMetadata(Struct, frozen=True, omit_defaults=True):
     size: int = 0
     lines: tuple[str, ...] = ()
     kind: str = ""
-    not_stored_reason: str = field(default="", name="why")
+    not_stored_reason: str = ""
     pinned: bool = False
-    deletion_reason: str = field(default="", name="gone")
+    deletion_reason: str = ""
     local: bool = False
 
 
