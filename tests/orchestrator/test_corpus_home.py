@@ -1,16 +1,14 @@
-"""A complete ORCH_HOME of an earlier version opens: agents, transcripts, archives, permissions, configuration.
-
-Real processes wrote `tests/corpus/whole_home`: a program's run and a daemon's run. Do not regenerate it.
-"""
+"""A stored ORCH_HOME (tests/corpus/README.md) opens: agents, transcripts, archives, permissions, configuration."""
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
-from orch import AsyncOrchestrator, SessionDeletedError
+from orch import AsyncOrchestrator, ForeignFileError, SessionDeletedError
 from orch.config.config import load
 from orch.policy.grants import GrantStore
 from orch.sessions.findings import check_home
@@ -117,3 +115,21 @@ async def test_daemon_run_opens_and_continues(home: Path) -> None:
         assert (await (await o.get("server")).query("third?")).text == "Three."
         assert (await o.budget.show()).budget.max_cost_usd == 20.0
         assert {row.name: row.status for row in await o.agents(all=True)}["spare"] == "killed"
+
+
+@virtual
+@pytest.mark.parametrize("version", [1, 3])
+async def test_journal_of_another_version_is_refused(home: Path, version: int) -> None:
+    """Opening and listing its run name the file, its version and a remedy. The file is not changed."""
+    path = home / "runs" / "program" / "journal.jsonl"
+    _, _, rest = path.read_bytes().partition(b"\n")
+    header, _, _ = seal_lines([b'{"type":"orch_journal","version":%d}' % version], 0, 0)
+    path.write_bytes(data := header + rest)
+    wrong = re.escape(f"{path} has version {version}, but this orch reads only version 2: use the ")
+    with pytest.raises(ForeignFileError, match=wrong):
+        async with AsyncOrchestrator(home=home, env={}, run="program", **fake_world()):
+            pass
+    with pytest.raises(ForeignFileError, match=wrong):
+        read_entries(path)
+    assert [found.path for found in check_home(home, home / "sessions") if found.kind == "foreign"] == [str(path)]
+    assert path.read_bytes() == data

@@ -1,8 +1,4 @@
-"""Runs that earlier versions of orch wrote: each can be read, and its agent continues.
-
-Each folder below `tests/corpus` has a journal, a transcript and `told.json` with their expected content. These files
-are never written again: a new file format gets a new folder.
-"""
+"""Stored runs (tests/corpus/README.md): each can be read, and its agent continues."""
 
 from __future__ import annotations
 
@@ -111,4 +107,5 @@ def test_corpus_covers_archives_branches_and_deletions() -> None:
     """The listed types of transcript and journal entries occur in the corpus."""
     kinds = {json.loads(line)["type"] for path in CORPUS.glob("*/*.jsonl") for line in path.read_bytes().splitlines()}
     assert kinds >= {"turn_start", "turn_end", "archive", "archive_summary", "checkout", "branch_summary", "label"}
-    assert kinds >= {"session_info", "custom_message", "opened", "answered", "killed", "resumed", "archived", "pruned"}
+    assert kinds >= {"session_info", "custom_message", "query_finished", "agent_killed", "agent_resumed"}
+    assert kinds >= {"turns_archived", "content_deleted"}

@@ -64,7 +64,7 @@ def test_torn_append_is_cut_off_by_repair_and_saved(home: Path, capsys: pytest.C
     before = contents(home)
     assert run(["fsck", "--json"]) == 1
     (found,) = json.loads(capsys.readouterr().out)
-    assert (found["kind"], found["mended"]) == ("torn", "")
+    assert (found["kind"], found["repaired"]) == ("torn", "")
     assert f"13 bytes of a write that did not finish, from byte {len(whole)} on" in found["what"]
     assert contents(home) == before
     assert run(["fsck", "--repair"]) == 0

@@ -32,9 +32,10 @@ from orch_protocol.core.messages import (
     user,
 )
 from orch_protocol.core.taint import TaintLabel
-from orch_protocol.session.entries import Custom, MessageEntry, SessionInfo, ThinkingLevelChange
+from orch_protocol.session.entries import SESSION_VERSION, Custom, MessageEntry, SessionInfo, ThinkingLevelChange
 from orch_worker.conversation.history import valid_conversation, without_lost
 from orch_worker.session.log.append_log import AppendLog
+from orch_worker.session.log.record_format import seal_lines
 from orch_worker.session.session import SessionState
 from orch_worker.session.session_reader import read_last_turn, read_session, read_usage
 from orch_worker.session.transcript import Transcript
@@ -89,7 +90,7 @@ def test_file_has_the_pi_format(transcript: Transcript) -> None:
     header, message, end = (json.loads(line) for line in transcript.path.read_text().splitlines())
     assert {key: header[key] for key in ("type", "version", "cwd", "agent")} == {
         "type": "session",
-        "version": 3,
+        "version": SESSION_VERSION,
         "cwd": "/somewhere",
         "agent": "agent",
     }
@@ -352,6 +353,23 @@ def test_foreign_session_file_is_refused(folder: Path, data: bytes) -> None:
         with pytest.raises(ForeignFileError):
             attempt()
     assert reply_to(folder, "q1") is None
+    assert path.read_bytes() == data
+    path.unlink()
+    opened(folder).close()
+
+
+@pytest.mark.parametrize(("change", "age"), [(-1, "older"), (1, "newer")])
+def test_transcript_of_another_version_is_refused(folder: Path, change: int, age: str) -> None:
+    """The error names both versions and a remedy. The file is not changed, and the lock is released."""
+    opened(folder).close()
+    path, version = folder / "session.jsonl", SESSION_VERSION + change
+    header = b'{"type":"session","id":"a","timestamp":"","cwd":"/","version":%d}' % version
+    path.write_bytes(seal_lines([header], 0, 0)[0])
+    data = path.read_bytes()
+    message = f"{path} has version {version}, but this orch reads only version {SESSION_VERSION}: use the {age} orch"
+    for attempt in (lambda: opened(folder), lambda: read_session(folder)):
+        with pytest.raises(ForeignFileError, match=re.escape(message)):
+            attempt()
     assert path.read_bytes() == data
     path.unlink()
     opened(folder).close()

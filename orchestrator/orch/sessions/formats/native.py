@@ -7,7 +7,7 @@ import msgspec
 from orch_protocol.core.archives import Span
 from orch_protocol.session.entries import SESSION_VERSION, MessageEntry, SessionHeader, SessionInfo
 from orch_worker.session.entry_codec import DECODE_ERRORS, ENTRY_PREFIXES, HEADER_PREFIX, read_entry
-from orch_worker.session.log.log_reader import scan_lines
+from orch_worker.session.log.log_reader import other_version, scan_lines
 from orch_worker.session.log.record_format import unseal_line
 
 from .conversation import ForeignEntry, ImportedEntry, ImportedSession, Reading, check_blocks
@@ -62,7 +62,7 @@ def read_orch_session(data: bytes, reading: Reading) -> ImportedSession:
             lines[0][0], "should be the header, but is not a header", "the file is read without a header"
         )
     elif header.version != SESSION_VERSION:
-        raise reading.foreign_error(f"it has version {header.version}; this orch reads only version {SESSION_VERSION}")
+        raise reading.foreign_error(f"it {other_version(header.version, SESSION_VERSION)}")
     places, _ = build_tree([EntryLink(number, entry.id, entry.parent_id) for number, entry, _ in found], reading)
     entries: list[ImportedEntry] = [
         msgspec.structs.replace(entry, id=id, parent_id=parent)

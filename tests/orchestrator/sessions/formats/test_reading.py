@@ -27,6 +27,7 @@ from orch_protocol.core.messages import (
     user,
 )
 from orch_protocol.session.entries import (
+    SESSION_VERSION,
     BranchSummary,
     CompactionEntry,
     Custom,
@@ -38,6 +39,7 @@ from orch_protocol.session.entries import (
     ThinkingLevelChange,
 )
 from orch_worker.session.entry_codec import UnknownEntry
+from orch_worker.session.log.record_format import seal_lines
 from orch_worker.session.session import SessionState
 from orch_worker.session.transcript import Transcript
 from recordings import chat, dump_lines, pi
@@ -179,6 +181,16 @@ class TestPi:
         lines[0]["version"] = 4
         with pytest.raises(ForeignFileError, match="version 4"):
             read(tmp_path, lines)
+
+    @pytest.mark.parametrize("version", [SESSION_VERSION - 1, SESSION_VERSION + 1])
+    def test_other_version_of_an_orch_session_is_refused(self, tmp_path: Path, version: int) -> None:
+        """The error names both versions and a remedy."""
+        header = b'{"type":"session","id":"a","timestamp":"","cwd":"/","version":%d}' % version
+        (tmp_path / "s.jsonl").write_bytes(seal_lines([header], 0, 0)[0])
+        with pytest.raises(
+            ForeignFileError, match=f"has version {version}, .* reads only version {SESSION_VERSION}: use"
+        ):
+            read_conversation(tmp_path / "s.jsonl")
 
     def test_unpaired_surrogate_is_replaced(self, tmp_path: Path) -> None:
         """JavaScript can write unpaired surrogates."""

@@ -35,6 +35,7 @@ __all__ = [
     "load",
     "newest_first",
     "newest_sealed",
+    "other_version",
     "read_header",
     "read_objects",
     "scan_file",
@@ -369,9 +370,15 @@ def _check_header(path: Path, line: bytes, header: bytes | None) -> None:
         raise ForeignFileError(f"{path} has a header without a version and was not changed: {error}") from error
     if found != known:
         raise ForeignFileError(
-            f"{path} has version {found}, but this orch reads only version {known}; the file was not changed: "
-            f"use the {'newer' if found > known else 'older'} orch that wrote it, or move the file away"
+            f"{path} {other_version(found, known)}, move the file away, or choose another folder. "
+            "The file was not changed"
         )
+
+
+def other_version(found: int, known: int) -> str:
+    """Return why a file of the version `found` cannot be read by this program, which reads `known`, and a remedy."""
+    age = "newer" if found > known else "older"
+    return f"has version {found}, but this orch reads only version {known}: use the {age} orch that wrote it"
 
 
 def newest_first(path: Path) -> Iterator[bytes]:
