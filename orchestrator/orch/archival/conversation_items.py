@@ -23,7 +23,7 @@ from orch_worker.conversation.turns import TurnSpan, is_prompt, turns_of
 
 from .adapters import UNCOPYABLE, Format, convert_message, decode_message, encode_message, to_json_data
 from .plan.plan import ConversationView, JudgedTurns
-from .store.catalog import ArchiveCatalog, ArchivedMessage, ArchiveRecord, original_tokens
+from .store.catalog import ArchiveCatalog, ArchivedMessage, ArchiveRecord
 from .store.unfold import unfold
 
 __all__ = ["ConversationItem", "ItemReader", "profile_estimator"]
@@ -282,7 +282,7 @@ class _Measured:
                 calls = sum(record.calls for record in held)
                 archives += len(held)
                 latest = max(*held, latest or held[0], key=lambda record: record.number)
-                archived = sum(map(original_tokens, held))
+                archived = sum(record.original_tokens for record in held)
                 if item.is_record:
                     self.levels[index] = held[-1].level
                     # The prompts that stay before the record are in the archive too.

@@ -27,7 +27,7 @@ from .plan import plan
 from .plan.economics import summary_cost
 from .plan.plan import ArchiveRange
 from .plan.rollup import RECORD_TOKENS, era_tokens, record_tokens
-from .store.catalog import ArchiveRecord, original_tokens
+from .store.catalog import ArchiveRecord
 
 __all__ = ["ArchivedRange", "RangeArchiver", "summarized_text"]
 
@@ -53,7 +53,7 @@ TITLE_CHARS: Final = 80
 
 def summarized_text(record: ArchiveRecord, summary: str) -> str:
     """Return the text of `record` with a model's `summary`, and with the facts that the summary leaves out."""
-    growth = record_tokens(original_tokens(record)) - RECORD_TOKENS
+    growth = record_tokens(record.original_tokens) - RECORD_TOKENS
     return with_summary(record.receipt, summary, KEPT_CHARS + growth * CHARS_PER_TOKEN)
 
 
@@ -326,7 +326,7 @@ class RangeArchiver:
             reason=archive_range.reason,
             receipt=receipt,
             members=members,
-            original_tokens=own_tokens + sum(map(original_tokens, records)),
+            original_tokens=own_tokens + sum(record.original_tokens for record in records),
             entries=entries,
         )
 

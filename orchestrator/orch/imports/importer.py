@@ -329,6 +329,7 @@ class _Session:
 
     def _turn_record(self, turn: _Turn) -> ArchiveRecord:
         estimator = TokenEstimator(self._found.ratios)
+        tokens = sum(map(estimator.message, turn.messages))
         return ArchiveRecord(
             id="",
             number=0,
@@ -339,13 +340,14 @@ class _Session:
             replaced_messages=max(turn.prompts, 1) + 1,
             calls=responses(turn.messages),
             turns=1,
-            tokens=sum(map(estimator.message, turn.messages)),
+            tokens=tokens,
             level=0,
             timestamp=turn.time,
             format=ORCH_FORMAT,
             record="",
             reason=REASON,
             receipt=receipt_of(turn.messages, range(1, len(turn.messages) + 1)),
+            original_tokens=tokens,
             entries=len(turn.messages),
         )
 

@@ -1,4 +1,4 @@
-"""Entries of a session file: one JSON object per line, in the format of pi v3 (`type`, `id`, `parentId`, `timestamp`).
+"""Entries of a session file: one JSON object per line, with the keys of pi v3 (`type`, `id`, `parentId`, `timestamp`).
 
 To each line, the store adds `s` (sequence number) and, at the end, `c` (checksum). `s` and `c` are not part of the
 entry. The first line of a file is the `SessionHeader`. The parent of an entry is the entry that it follows, so a file
@@ -49,6 +49,7 @@ __all__ = [
 ]
 
 SESSION_VERSION = 4
+"""Version of session files and of all files with a `SessionHeader`. Other versions are not read. pi uses 1 to 3."""
 CompactionReason: TypeAlias = Literal["size", "refused", "asked", "hook"]
 """The cause of a compaction.
 
@@ -106,7 +107,7 @@ class MessageEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="message"):
     """A message of the conversation. `turn` is the query id, or "" for history that was given at the start.
 
     - `usage`: for a response, the usage of its request. For tool results, the usage of models that the tools called.
-    - `model`: for a response, the model as `PROVIDER:NAME`; "" in files of earlier versions.
+    - `model`: for a response, the model as `PROVIDER:NAME`; "" if it is unknown.
     - `steer_id`: the id of the steering message that the entry contains, otherwise "".
     - `deleted`: the time at which its content was permanently deleted, otherwise "".
     - `origin`: more about an imported message.

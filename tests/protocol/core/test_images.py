@@ -171,8 +171,8 @@ class TestText:
         """The texts of images are at the places of the images."""
         assert text_of(user(["What is", A, "?"])) == "What is\n\n[image: a.png, 640x480]\n\n?"
 
-    def test_line_of_an_image_without_name_is_unchanged(self) -> None:
-        """An image without a name is encoded as in transcripts that were written before images had names."""
+    def test_image_without_a_name_is_encoded_without_the_key(self) -> None:
+        """The line of such an image in a transcript has no key `name`."""
         assert msgspec.json.encode(B) == b'{"type":"image","media_type":"image/gif","data":"%b"}' % B.data.encode()
 
 

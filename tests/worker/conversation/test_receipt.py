@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -403,28 +402,6 @@ def test_places_move_with_the_archive() -> None:
     kept = with_places(receipt, 0, "b0d9f3a81c55")
     assert str(kept.files[0].place) == "b0d9f3a8:2"
     assert with_places(kept, 10) == kept
-
-
-def test_receipts_of_earlier_versions_are_read() -> None:
-    """Their lists become part of merged receipts and of records."""
-    stored = {
-        "read": ["looked.py"],
-        "changed": ["src/a.py"],
-        "commands": [{"line": "pytest", "exit_code": 1}, {"line": "ls", "exit_code": 0}],
-        "tools": {"bash": 2},
-        "errors": ["ValueError: no port"],
-        "numbers": ["12 ms"],
-        "effects": ["job left running: serve &"],
-        "tasks": ["Fix it", "continue"],
-        "more": 3,
-    }
-    old = msgspec.convert(stored, Receipt)
-    text = render(old, 500, requests=True)
-    assert text == (
-        "Requests:\n- «Fix it»\nChanged: src/a.py\nLasting: job left running: serve &\nErrors: ValueError: no port\n"
-        "Ran: pytest (exit 1); ls\nRead: looked.py"
-    )
-    assert msgspec.convert(msgspec.to_builtins(merge([old])), Receipt) == merge([old])
 
 
 def test_summary_is_preceded_by_facts_that_it_omits() -> None:

@@ -82,7 +82,7 @@ def test_half_of_a_character_is_replaced() -> None:
 
 
 def test_reasoning_without_a_model_is_read() -> None:
-    """Lines of earlier versions name no model. A block without a model is written as in these versions."""
+    """Imported reasoning can lack a model. Its block has no key `model`."""
     blocks = (Thinking("hm", "sig", "p"), Opaque("p", {"type": "reasoning"}))
     entry = MessageEntry(id="a", parent_id=None, timestamp="t", message=Message("assistant", blocks))
     line, _ = encode_entry(entry)

@@ -27,7 +27,6 @@ __all__ = [
     "SearchableCatalog",
     "StoredMessage",
     "containing",
-    "original_tokens",
 ]
 
 
@@ -41,10 +40,10 @@ class ArchiveRecord(Struct, frozen=True, omit_defaults=True):
     in the conversation; the final answer `answer` follows this text. `differences` contains the difference of each
     message from its original format. The lines of the archive start at the byte `offset` of the file `segment`, and
     `sha256` is their hash. `original_tokens` is the size of what the archive stands for, with the content of its
-    members, and `entries` the number of entries that `read_archive` shows; both are 0 in archives of earlier versions.
-    `deleted` is the time at which the content was deleted. `marks` are the taint labels of the
-    conversation at the time of archiving. `saved` is what archiving had saved in the conversation at the call
-    `saved_calls`, in uncached input tokens, after the cost of this archive.
+    members, and `entries` the number of entries that `read_archive` shows, 0 if it is unknown. `deleted` is the time at
+    which the content was deleted. `marks` are the taint labels of the conversation at the time of archiving. `saved` is
+    what archiving had saved in the conversation at the call `saved_calls`, in uncached input tokens, after the cost of
+    this archive.
     """
 
     id: str
@@ -78,11 +77,6 @@ class ArchiveRecord(Struct, frozen=True, omit_defaults=True):
     marks: tuple[TaintLabel, ...] = ()
     saved: float = 0.0
     saved_calls: int = 0
-
-
-def original_tokens(record: ArchiveRecord) -> int:
-    """Return the number of tokens that the archive stands for. An earlier version did not store this number."""
-    return record.original_tokens or record.tokens
 
 
 def containing(records: Iterable[ArchiveRecord], ids: Collection[str]) -> set[str]:

@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -278,13 +277,6 @@ class TestRecords:
             add_hook_totals(home, [HookTally(row) for row in names], "a", now=float(number))
         assert len(read_totals(home)) == 200
         assert not any(name.startswith("h0-") for name in read_totals(home))
-
-    def test_file_of_an_earlier_version_is_read(self, home: Path) -> None:
-        """Hooks in a file without names of runs are listed as not running."""
-        tally = msgspec.to_builtins(HookTally(FAR, 2))
-        (home / "hook-stats.json").write_text(json.dumps({"far": {"tally": tally, "at": 1.0}}))
-        [line] = [line for line in hook_lines(home, [], now=2.0) if line.name == "far"]
-        assert (line.calls, line.running) == (2, False)
 
     def test_damaged_hook_statistics_start_anew(self, home: Path) -> None:
         (home / "hook-stats.json").write_text("{")
