@@ -96,7 +96,7 @@ ANSWERS: dict[str, Any] = {
     "fork": msgspec.to_builtins(ForkResult("def", 2, "second", "e2")),
     "daemon_status": json.loads(
         msgspec.json.encode(
-            DaemonStatus(7, "L2", False, "up to L2", 0, 0, "0.2.0", 2, "/o", "2026-01-01T00:00:00Z", None, {})
+            DaemonStatus(7, "L2", False, "up to L2", 0, 0, "0.1.0", 2, "/o", "2026-01-01T00:00:00Z", None, {})
         )
     ),
 }
