@@ -276,7 +276,7 @@ class StoreError(OrchError):
 
 
 class ForeignFileError(StoreError):
-    """The file was not written by orch. The file was not changed."""
+    """The file belongs to another program, or has a version that this orch does not read. The file was not changed."""
 
 
 class LockedError(StoreError):
