@@ -41,6 +41,10 @@ from wire.model_server_beside import Apart, reads_files
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LANGUAGES = {"python", "console", "sh", "toml", "ipython", "json", "text"}
 SECONDS = 50
+ITEM = re.compile(r"[> ]*(?:[-*+]|\d+[.)]) +")
+"""The begin of a list item, before its text."""
+FENCE = re.compile(rf"(?P<prefix>[>\s]*(?:{ITEM.pattern})*[>\s]*)(?P<mark>`{{3,}}|~{{3,}})(?P<language>[^`]*)")
+"""The first line of a block. Its prefix contains the quote marks, list markers and spaces before the fence."""
 SDK = re.compile(r"^import (anthropic|openai)$", re.MULTILINE)
 
 
@@ -61,18 +65,35 @@ class Command(Struct, frozen=True):
 
 
 def blocks(page: str) -> list[Block]:
-    """Return the fenced blocks of the markdown `page`."""
+    """Return the fenced blocks of the markdown `page`, also those inside lists and quotes.
+
+    Raises AssertionError for a fence without an end, for a fence inside a line, and for code without a fence.
+    """
     found: list[Block] = []
-    start, language, lines = 0, "", list[str]()
+    fence: re.Match[str] | None = None
+    start, lines, prefix = 0, list[str](), ""
+    indent, is_after_blank = 0, False
     for number, line in enumerate(page.splitlines(), 1):
-        if not start and line.startswith("```"):
-            start, language, lines = number, line[3:].strip(), []
-        elif start and line == "```":
-            found.append(Block(start, language, "\n".join(lines) + "\n"))
-            start = 0
-        elif start:
-            lines.append(line)
-    assert not start, f"the fence at line {start} is never closed"
+        if fence is None:
+            bare = line.lstrip("> ")
+            assert not (is_after_blank and bare and len(line) - len(bare) >= indent + 4), f"line {number} needs a fence"
+            is_after_blank = not bare
+            if bare and not line.startswith(" "):
+                indent = 0
+            if item := ITEM.match(line):
+                indent = item.end()
+            if fence := FENCE.fullmatch(line):
+                start, lines, prefix = number, [], re.sub(r"[^\s>]", " ", fence["prefix"])
+            assert fence or not re.search("```|~~~", line), f"the fence in line {number} must begin the line"
+        elif not line.startswith(prefix):
+            assert prefix.startswith(line), f"the fence at line {start} is never closed: line {number} is outside"
+            lines.append("")
+        elif re.fullmatch(rf"{fence['mark']}{fence['mark'][0]}* *", text := line[len(prefix) :]):
+            found.append(Block(start, fence["language"].strip(), "".join(f"{each}\n" for each in lines)))
+            fence, is_after_blank = None, False
+        else:
+            lines.append(text)
+    assert fence is None, f"the fence at line {start} is never closed"
     return found
 
 
@@ -221,12 +242,10 @@ def check_toml(block: Block, reader: Reader, where: str) -> None:
     assert done.returncode == 0, f"{where}: {done.stderr}"
 
 
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_block_does_what_it_says(page: Path, reader: Reader) -> None:
-    """Programs and commands print the output that the page shows, and CI runs the shell commands."""
+def check_page(page: Path, name: str, reader: Reader) -> None:
+    """Run or check each block of the page `page`. Errors contain its `name`."""
     for block in blocks(page.read_text()):
-        where = f"{page.relative_to(ROOT)}:{block.line}"
+        where = f"{name}:{block.line}"
         language, _, framework = block.language.partition(" ")
         assert language in LANGUAGES, f"{where}: a fence must say its language, one of {sorted(LANGUAGES)}"
         if framework:
@@ -246,12 +265,58 @@ def test_every_block_does_what_it_says(page: Path, reader: Reader) -> None:
                     json.loads(value)
 
 
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_block_does_what_it_says(page: Path, reader: Reader) -> None:
+    """Programs and commands print the output that the page shows, and CI runs the shell commands."""
+    check_page(page, str(page.relative_to(ROOT)), reader)
+
+
 def test_blocks_are_found_with_line_and_language() -> None:
     """A block begins at its fence and ends at the next fence. A fence without an end is an error."""
     page = "text\n```python\nprint(1)\n```\n\n```\nx\n```\n"
     assert blocks(page) == [Block(2, "python", "print(1)\n"), Block(6, "", "x\n")]
     with pytest.raises(AssertionError, match="line 1 is never closed"):
         blocks("```sh\nmake\n")
+
+
+@pytest.mark.parametrize(
+    ("page", "line"),
+    [
+        ("- text:\n\n  ```python\n  if 1:\n\n      print(1)\n  ```\n- more\n", 3),
+        ("1. text\n   - text\n     ~~~~python\n     if 1:\n\n         print(1)\n     ~~~~\n", 3),
+        ("12. ```python\n    if 1:\n    \n        print(1)\n    ```\n", 1),
+        ("> text\n> ```python\n> if 1:\n>\n>     print(1)\n> ```\n", 2),
+        ("- > text\n  >\n  > ```python\n  > if 1:\n  >\n  >     print(1)\n  > ```\n", 3),
+        ("| a |\n|---|\n| b |\n  ```python\n  if 1:\n\n      print(1)\n  ```\n", 4),
+    ],
+)
+def test_blocks_inside_lists_and_quotes_are_found(page: str, line: int) -> None:
+    """The text of the block is without the indentation and the quote marks of its fence."""
+    assert blocks(page) == [Block(line, "python", "if 1:\n\n    print(1)\n")]
+
+
+@pytest.mark.parametrize(
+    ("page", "message"),
+    [
+        ("- text\n  ```sh\n  make\nText outside the list.\n  ```\n", "line 2 is never closed: line 4 is outside"),
+        ("| a | ```python print(1)``` |\n", "the fence in line 1 must begin the line"),
+        ("Text:\n\n    print(1)\n", "line 3 needs a fence"),
+        ("- text:\n\n      print(1)\n", "line 3 needs a fence"),
+    ],
+)
+def test_code_that_no_check_would_run_is_refused(page: str, message: str) -> None:
+    """Code stands between two fences at the begin of their lines, so that the checks find all of it."""
+    with pytest.raises(AssertionError, match=message):
+        blocks(page)
+
+
+def test_an_example_inside_a_list_is_run(reader: Reader, tmp_path: Path) -> None:
+    """The check of a page fails if the program inside a list prints another text than its comment states."""
+    page = tmp_path / "page.md"
+    page.write_text("1. text\n\n   ```python\n   print(2)  # -> 1\n   ```\n")
+    with pytest.raises(AssertionError, match=r"page\.md:3 printed"):
+        check_page(page, "page.md", reader)
 
 
 def test_console_blocks_are_split_into_commands() -> None:
