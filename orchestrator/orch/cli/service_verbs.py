@@ -9,6 +9,7 @@ from orch_protocol.services import verbs
 from ..client.connection import Connection
 from ..client.failure import CommandError
 from ..render import terminal
+from ..render.columns import format_columns
 from ..render.terminal import to_json
 from . import command
 from .command import CliCommand, CommandGroup
@@ -119,7 +120,7 @@ def _text(verb: Verb, result: Any) -> str:
     if isinstance(result, list):
         rows = [[_cell(row[field]) for field in verb.prints] for row in result]
         head = [field.upper() for field in verb.prints]
-        return terminal.format_columns([head, *rows], frozenset()) if rows else ""
+        return format_columns([head, *rows]) if rows else ""
     values = [result[field] for field in verb.prints if result[field] is not None]
     lines = [line for value in values for line in (value if isinstance(value, (list, tuple)) else [value])]
     return "\n".join(terminal.safe_for_stdout(str(line)) for line in lines)

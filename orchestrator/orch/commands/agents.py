@@ -26,6 +26,7 @@ from orch_worker.agent.model_selection import model_of
 from ..policy.caller import USER, AgentCaller
 from ..render import terminal
 from ..render.approvals import permission_lines
+from ..render.columns import DEFAULT_WIDTH
 from ..render.resources import models as model_rows
 from ..render.resources import prompts as prompt_rows
 from ..render.workspace import table
@@ -44,7 +45,7 @@ AGENT: Final = positional("id", "agent", required=True)
 )
 async def agents(ctx: SessionContext) -> CommandResult:
     rows = await ctx.ask(LIST_AGENTS, all=ctx.get("all") is not None)
-    return CommandResult(terminal.agent_tree(rows), rows)
+    return CommandResult(terminal.agent_tree(rows, width=DEFAULT_WIDTH), rows)
 
 
 @command(

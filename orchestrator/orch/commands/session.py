@@ -25,6 +25,7 @@ from ..render import archives as archive_rows
 from ..render import audit as audit_rows
 from ..render import sessions as session_rows
 from ..render import terminal
+from ..render.columns import format_columns
 from ..sessions.audit import AuditRow, audit
 from .registry import CommandResult, SessionContext, command, flag, option, positional, remainder
 from .user_actions import use_tool
@@ -238,7 +239,7 @@ async def outputs(ctx: SessionContext) -> CommandResult:
         [str(each["n"]), each["tool"] + _failed(each), f"{len(each['text']):,}", terminal.truncate_line(each["text"])]
         for each in found
     ]
-    table = terminal.format_columns([["#", "TOOL", "CHARACTERS", ""], *rows], frozenset({0, 2}))
+    table = format_columns([["#", "TOOL", "CHARACTERS", ""], *rows], frozenset({0, 2}))
     return CommandResult(table if rows else "no tool results yet", found)
 
 

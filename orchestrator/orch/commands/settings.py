@@ -21,6 +21,7 @@ from ..policy import hook_records
 from ..render import config as config_render
 from ..render import doctor as doctor_rows
 from ..render import terminal
+from ..render.columns import format_columns
 from ..render.resources import extensions as extension_rows
 from ..render.resources import hooks as hook_rows
 from ..render.resources import memory as memory_rows
@@ -97,9 +98,7 @@ async def skills(ctx: SessionContext) -> CommandResult:
         [terminal.truncate_line(each["name"], 64), terminal.truncate_line(each["description"], 100)] for each in data
     ]
     return CommandResult(
-        terminal.format_columns([["SKILL", ""], *rows], frozenset())
-        if rows
-        else "no skills: see docs/guides/skills.md",
+        format_columns([["SKILL", ""], *rows]) if rows else "no skills: see docs/guides/skills.md",
         data,
     )
 

@@ -16,7 +16,7 @@ from orch_protocol.hooks.events import BeforeTurn, ProviderResponse, TurnEnd
 
 from ..api.fan_out import MapResult
 from ..api.sync import Orchestrator
-from ..render import terminal
+from ..render.columns import format_columns
 from .screen import DemoScreen
 
 __all__ = ["FannedOut", "Review", "Work", "review_files", "work_lines"]
@@ -166,4 +166,4 @@ def _answer_text(result: MapResult[Review]) -> str:
 def work_lines(work: Sequence[Work]) -> list[str]:
     """Return a table: who works on what."""
     rows = [[str(each.pid or "-"), each.state, each.file, each.answer] for each in work]
-    return terminal.format_columns([list(HEAD), *rows], frozenset({0})).splitlines()
+    return format_columns([list(HEAD), *rows], frozenset({0})).splitlines()

@@ -23,6 +23,7 @@ from orch_worker.backends.offline.scripted import ScriptedBackend
 
 from ..commands.parse import read
 from ..render import terminal
+from ..render.columns import DEFAULT_WIDTH
 from .session import AgentSettings, NotebookSession
 from .view import TerminalView, TurnView
 
@@ -173,7 +174,8 @@ class OrchMagics(Magics):
             self._run(lines.text)
         elif line.settings is None and line.approve is None:
             rows = msgspec.json.decode(msgspec.json.encode(self._session.orchestrator.agents()))
-            print(terminal.agent_tree(rows) if rows else "no agents yet: %orch PROMPT starts an agent")
+            hint = "no agents yet: %orch PROMPT starts an agent"
+            print(terminal.agent_tree(rows, width=DEFAULT_WIDTH) if rows else hint)
         if self._session.note:
             print(f"orch: {self._session.note}", file=sys.stderr)
             self._session.note = ""

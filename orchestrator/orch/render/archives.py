@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import terminal
+from .columns import cut, format_columns, output_width, wrap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ RIGHT = frozenset({3, 4, 5, 6})
 
 
 def table(rows: list[dict[str, Any]], now: float | None = None) -> str:
-    """Return archives as a table, one per line."""
+    """Return archives as a table."""
     cells = [
         [
             *(row["id"], row["kind"], row["owner"], terminal.age(row["created_at"], now)),
@@ -23,12 +24,12 @@ def table(rows: list[dict[str, Any]], now: float | None = None) -> str:
                 str(row["messages"]),
                 str(row["turns"]),
                 terminal.count(row["tokens"]),
-                terminal.truncate_line(row["task"]),
+                terminal.one_line(row["task"]),
             ),
         ]
         for row in rows
     ]
-    return terminal.format_columns([list(HEAD), *cells], RIGHT)
+    return format_columns([list(HEAD), *cells], RIGHT, text={7})
 
 
 def search_hits(hits: list[dict[str, Any]]) -> str:
@@ -39,8 +40,10 @@ def search_hits(hits: list[dict[str, Any]]) -> str:
 
 def _session(hit: dict[str, Any]) -> str:
     """Return the record of the imported session of a hit."""
-    record = "\n".join(f"  {line}" for line in terminal.safe_for_stdout(hit["record"]).splitlines())
-    return f"session {hit['id']} ({terminal.truncate_line(hit['session'])}), {terminal.safe(hit['source'])}\n{record}"
+    name = f"session {hit['id']} ("
+    title = _shortened(name, hit["session"], ")")
+    head = wrap(f"{name}{title}), {terminal.safe(hit['source'])}", output_width())
+    return "\n".join([*head, *_indented(hit["record"])])
 
 
 def _hit(hit: dict[str, Any]) -> str:
@@ -52,8 +55,18 @@ def _hit(hit: dict[str, Any]) -> str:
         turns = hit["age"]
         ago = "this turn" if not turns else f"{turns} turn{'s' if turns > 1 else ''} ago"
         age = f"turn {hit['turn']}, {ago}; "
-    passage = "\n".join(f"  {line}" for line in terminal.safe_for_stdout(hit["text"]).splitlines())
-    return f"{hit['id']} entry {hit['entry']} ({age}{terminal.truncate_line(title)}){likeness}\n{passage}"
+    start, end = f"{hit['id']} entry {hit['entry']} ({age}", f"){likeness}"
+    return "\n".join([f"{start}{_shortened(start, title, end)}{end}", *_indented(hit["text"])])
+
+
+def _shortened(start: str, text: str, end: str) -> str:
+    """Return `text` as one line that fits between `start` and `end` on a terminal."""
+    width = output_width()
+    return cut(terminal.one_line(text), None if width is None else max(1, width - len(start) - len(end)))
+
+
+def _indented(text: str) -> list[str]:
+    return wrap(terminal.safe_for_stdout(text), output_width(), "  ")
 
 
 def numbered_entries(messages: list[dict[str, Any]], id: str, first: int) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import terminal
+from .columns import format_columns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,8 +16,8 @@ RIGHT = frozenset({0, 4, 5})
 
 
 def table(rows: list[AuditRow]) -> str:
-    """Return the events as a table, one per line."""
-    return terminal.format_columns([HEAD, *map(_cells, rows)], RIGHT)
+    """Return the events as a table."""
+    return format_columns([HEAD, *map(_cells, rows)], RIGHT, text={6})
 
 
 def _cells(row: AuditRow) -> list[str]:
@@ -28,8 +29,8 @@ def _cells(row: AuditRow) -> list[str]:
         str(row.line),
         at,
         what,
-        terminal.truncate_line(row.name, 24),
+        terminal.one_line(row.name),
         tokens,
         cost,
-        terminal.truncate_line(row.text),
+        terminal.one_line(row.text),
     ]

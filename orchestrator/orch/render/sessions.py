@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import terminal
+from .columns import format_columns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,20 +26,21 @@ def latest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Return sessions as a table, one per line."""
+    """Return sessions as a table."""
     runs = any(row.get("run") for row in rows)
     cells = [
         [
             *("-" if row.get("run") else str(row["seq"]), row["id"]),
-            *((terminal.truncate_line(row.get("run", ""), 24),) if runs else ()),
-            *(terminal.truncate_line(row["name"], 24), terminal.status(row)),
+            *((terminal.one_line(row.get("run", "")),) if runs else ()),
+            *(terminal.one_line(row["name"]), terminal.status(row)),
             *(terminal.age(row["last_activity"] or row["created_at"]), str(row["queries"])),
-            terminal.truncate_line(row["title"] or row["task"]),
+            terminal.one_line(row["title"] or row["task"]),
         ]
         for row in rows
     ]
     head = [*HEAD[:2], *(("RUN",) if runs else ()), *HEAD[2:]]
-    return terminal.format_columns([head, *cells], frozenset(at + runs if at > 1 else at for at in RIGHT))
+    right = [at + runs if at > 1 else at for at in RIGHT]
+    return format_columns([head, *cells], right, text=[len(head) - 1])
 
 
 def page(shown: dict[str, Any], now: float | None = None) -> str:
@@ -60,11 +62,11 @@ def page(shown: dict[str, Any], now: float | None = None) -> str:
             [
                 *("*" if branch["current"] else "", branch["id"] or "root", branch["from_id"] or ""),
                 *(str(branch["entries"]), terminal.age(branch["timestamp"], now) if branch["timestamp"] else ""),
-                terminal.truncate_line(branch["head"]),
+                terminal.one_line(branch["head"]),
             ]
             for branch in shown["branches"]
         ]
-        lines += ["", terminal.format_columns([list(BRANCHES), *rows], frozenset({3, 4}))]
+        lines += ["", format_columns([list(BRANCHES), *rows], {3, 4}, text={5})]
     if shown["entries"]:
         lines += ["", *map(_row, shown["entries"])]
     return "\n".join(lines)

@@ -7,6 +7,8 @@ import re
 import sys
 import time
 
+from .columns import format_columns
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -20,10 +22,10 @@ __all__ = [
     "agent_tree",
     "budget",
     "count",
-    "format_columns",
     "format_cost",
     "fullness",
     "message",
+    "one_line",
     "pluralize",
     "safe",
     "safe_for_stdout",
@@ -38,6 +40,8 @@ __all__ = [
 CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 HEAD = ("#", "ID", "RUN", "NAME", "STATUS", "AGE", "MODEL", "CONTEXT", "TOKENS", "COST", "BUDGET", "")
 RIGHT = frozenset({"#", "AGE", "CONTEXT", "TOKENS", "COST", "BUDGET"})
+TEXT = frozenset({""})
+"""Columns that are cut if the terminal is narrow."""
 OPTIONAL = frozenset({"RUN", "BUDGET"})
 """Columns that are left out if no agent has a value for the column."""
 WIDTH = 60
@@ -68,19 +72,27 @@ def supports_unicode(out: TextIO) -> bool:
     return (out.encoding or "").lower().replace("-", "") == "utf8"
 
 
+def one_line(text: str) -> str:
+    """Return `text` as one line."""
+    return safe(" ".join(text.split()))
+
+
 def truncate_line(text: str, width: int = WIDTH) -> str:
     """Return `text` as one line, truncated to `width` characters."""
-    flat = safe(" ".join(text.split()))
+    flat = one_line(text)
     return flat if len(flat) <= width else flat[: width - 1] + "…"
 
 
 def agent_table(rows: list[dict[str, Any]], now: float | None = None) -> str:
-    """Return agents as a table, one per line."""
+    """Return agents as a table."""
     return _agents([_cells(row, "", row["usage"], now) for row in rows])
 
 
-def agent_tree(rows: list[dict[str, Any]], now: float | None = None) -> str:
-    """Return agents as a tree. The tokens and cost of an agent include its descendants."""
+def agent_tree(rows: list[dict[str, Any]], now: float | None = None, width: int | None = None) -> str:
+    """Return agents as a tree. The tokens and cost of an agent include its descendants.
+
+    `width` is the number of columns. The default is the width of the terminal on stdout.
+    """
     known = {row["id"] for row in rows}
     children: dict[str | None, list[dict[str, Any]]] = {}
     for row in rows:
@@ -96,7 +108,7 @@ def agent_tree(rows: list[dict[str, Any]], now: float | None = None) -> str:
 
     for row in children.get(None, []):
         add(row, "", "")
-    return _agents(cells)
+    return _agents(cells, width)
 
 
 def agent_page(shown: dict[str, Any], now: float | None = None) -> str:
@@ -230,35 +242,23 @@ def status(row: dict[str, Any]) -> str:
 
 
 def _cells(row: dict[str, Any], lead: str, usage: dict[str, Any], now: float | None) -> list[str]:
-    doing = f"{row['status']}: {truncate_line(row['pending'])}" if row["pending"] else truncate_line(row["task"])
+    doing = one_line(f"{row['status']}: {row['pending']}" if row["pending"] else row["task"])
     # The name of a holder is its id.
-    name = lead + (HOLDER if row.get("kind") == "holder" else truncate_line(row["name"], 24))
+    name = lead + (HOLDER if row.get("kind") == "holder" else one_line(row["name"]))
     return [
         # Agent numbers are valid only in the daemon's own run.
-        *("-" if row.get("run") else str(row["seq"]), row["id"], truncate_line(row.get("run", ""), 24)),
-        *(name, status(row), age(row["created_at"], now), truncate_line(row["model"], 28)),
+        *("-" if row.get("run") else str(row["seq"]), row["id"], one_line(row.get("run", ""))),
+        *(name, status(row), age(row["created_at"], now), one_line(row["model"])),
         *(context(row), _tokens(usage), format_cost(usage), _share(row), doing),
     ]
 
 
-def _agents(cells: list[list[str]]) -> str:
+def _agents(cells: list[list[str]], width: int | None = None) -> str:
     if not cells:
         return "no agents; start one: orch spawn TASK"
     shown = [at for at, name in enumerate(HEAD) if name not in OPTIONAL or any(each[at] for each in cells)]
-    right = frozenset(place for place, at in enumerate(shown) if HEAD[at] in RIGHT)
-    return format_columns([[each[at] for at in shown] for each in [HEAD, *cells]], right)
-
-
-def format_columns(lines: list[list[str]], right: frozenset[int]) -> str:
-    """Return `lines` of cells as aligned columns. The columns with an index in `right` are aligned to the right."""
-    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if at in right else cell.ljust(width)
-            for at, (cell, width) in enumerate(zip(each, widths, strict=True))
-        ).rstrip()
-        for each in lines
-    )
+    right, text = ([place for place, at in enumerate(shown) if HEAD[at] in names] for names in (RIGHT, TEXT))
+    return format_columns([[each[at] for at in shown] for each in [HEAD, *cells]], right, text=text, width=width)
 
 
 def _tokens(usage: dict[str, Any]) -> str:
@@ -284,7 +284,7 @@ def budget(shown: dict[str, Any]) -> str:
         limit = limits.get(_limit(kind))
         change_note = "" if limit == configured.get(_limit(kind)) else ", changed by the user"
         lines.append([kind, (_of(kind, spent, limit) if limit else _amount(kind, spent)) + change_note])
-    return format_columns(lines, frozenset())
+    return format_columns(lines)
 
 
 def _budget(row: dict[str, Any]) -> str:

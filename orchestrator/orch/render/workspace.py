@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import terminal
+from .columns import format_columns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ NAME, FROM, SUMMARY = 48, 40, 60
 def table(shown: dict[str, Any]) -> str:
     """Return the workspace of an agent as a table. Return "" if the workspace is empty."""
     rows = [_cells(each) for each in shown["artifacts"]]
-    return f"{terminal.format_columns([list(HEAD), *rows], RIGHT)}\n{shown['digest']}" if rows else ""
+    return f"{format_columns([list(HEAD), *rows], RIGHT)}\n{shown['digest']}" if rows else ""
 
 
 def _cells(artifact: dict[str, Any]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +14,7 @@ from orch_protocol.core.messages import Message
 from orch_worker.backends.prices import Prices, dollars
 
 from ..archival.plan.plan import SUMMARY_TOKENS
-from ..render.terminal import format_columns
+from ..render.columns import format_columns
 from .bill import Bill, Meter
 from .policies import Policy, ReplaySetting
 from .policy_names import policy_named
@@ -349,11 +349,11 @@ def files_table(data: dict[str, Any]) -> str:
         costs = [row["cost_with_recalls_usd"] for row in each["policies"]]
         shares = (_percent(100 * cost / costs[0] if costs[0] else None) for cost in costs[1:])
         rows.append((label, str(each["calls"]), f"${costs[0]:.2f}", *shares))
-    return _aligned(rows)
+    return _aligned(rows, paths={0})
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    return format_columns(list(map(list, rows)), frozenset(range(1, len(rows[0]))))
+def _aligned(rows: Sequence[Sequence[str]], paths: Collection[int] = ()) -> str:
+    return format_columns(rows, range(1, len(rows[0])), paths=paths)
 
 
 def _percent(value: float | None) -> str:

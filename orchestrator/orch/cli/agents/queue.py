@@ -7,6 +7,7 @@ import sys
 from ...client.connection import Connection
 from ...client.failure import CommandError
 from ...render import terminal
+from ...render.columns import format_columns
 from .. import command
 from ..command import CliCommand
 
@@ -52,11 +53,11 @@ def _page(waiting: list[dict[str, Any]]) -> str:
             message["id"],
             "after the turn" if message["follow_up"] else "next step",
             terminal.age(message["at"]),
-            terminal.truncate_line(message["text"]),
+            terminal.one_line(message["text"]),
         ]
         for message in waiting
     ]
-    return terminal.format_columns([list(HEAD), *cells], frozenset()) if cells else ""
+    return format_columns([list(HEAD), *cells], text={3}) if cells else ""
 
 
 VERBS = {

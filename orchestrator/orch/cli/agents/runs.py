@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...client.connection import Connection
 from ...render import terminal
+from ...render.columns import format_columns
 from .. import command
 from ..command import CliCommand
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VERBS"]
 
-HEAD = ["RUN", "STATE", "AGENTS", "BUSY", "COST", "ACTIVE", "FOLDER"]
+HEAD = ["RUN", "STATE", "AGENTS", "BUSY", "COST", "ACTIVE", "FOLDER", ""]
 
 
 def _arguments(parser: ArgumentParser) -> None:
@@ -36,11 +37,12 @@ def _table(rows: list[dict[str, Any]]) -> str:
             str(row["busy"] or ""),
             f"${row['cost_usd']:.4f}" if row["cost_usd"] else "",
             terminal.age(row["last_activity"]) if row["last_activity"] else "",
-            terminal.safe(row["error"] or row["cwd"]),
+            terminal.safe(row["cwd"]),
+            terminal.one_line(row["error"]),
         ]
         for row in rows
     ]
-    return terminal.format_columns([HEAD, *lines], frozenset({2, 3, 4, 5})) if rows else ""
+    return format_columns([HEAD, *lines], {2, 3, 4, 5}, paths={6}, text={7}) if rows else ""
 
 
 VERBS = {

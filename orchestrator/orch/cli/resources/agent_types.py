@@ -14,6 +14,7 @@ from ...client.connection import replace_invalid_utf8
 from ...client.failure import CommandError
 from ...config import paths
 from ...render import terminal
+from ...render.columns import format_columns
 from ...resources.agent_types import AgentType, find_types, trust, untrust
 from .. import command
 from ..command import CliCommand, CommandGroup
@@ -47,7 +48,7 @@ def _list(arguments: Namespace) -> int:
         elif each.ignored:
             name = terminal.truncate_line(each.name, 64)
             print(f"orch: {name}: these fields have no effect: {', '.join(each.ignored)}", file=sys.stderr)
-    table = terminal.format_columns([HEAD, *map(_cells, found)], frozenset())
+    table = format_columns([HEAD, *map(_cells, found)], text={4, 5})
     text = table if found else "no agent types; see docs/guides/agents.md"
     command.print_result(arguments, [_row(each) for each in found], text)
     return 0
@@ -61,8 +62,8 @@ def _row(found: AgentType) -> dict[str, Any]:
 def _cells(found: AgentType) -> list[str]:
     on = "broken" if found.broken else "no" if found.why_off else "yes"
     tools = "default" if found.tools is None else ",".join(found.tools)
-    texts = (found.name, 64), (found.where, 8), (on, 8), (found.model or "default", 40), (tools, 40)
-    return [terminal.truncate_line(text, limit) for text, limit in (*texts, (found.description, 80))]
+    texts = (found.name, found.where, on, found.model or "default", tools, found.description)
+    return list(map(terminal.one_line, texts))
 
 
 def _find_type(arguments: Namespace, *, project: bool = False) -> AgentType:

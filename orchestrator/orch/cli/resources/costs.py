@@ -12,13 +12,14 @@ import msgspec
 from ...config import config, paths
 from ...policy.hook_records import EVIDENCE
 from ...render import terminal
+from ...render.columns import format_columns
 from ...sessions.daily_usage import COSTS, DailyUsage, add_usage, daily_usage
 from .. import command
 from ..command import CliCommand
 
 __all__ = ["VERBS"]
 
-MODEL_COLUMNS: Final = ["DAY", "MODEL", "REQUESTS", "IN", "OUT", "CACHED", "COST"]
+MODEL_COLUMNS: Final = ["DAY", "MODEL", "CALLS", "IN", "OUT", "CACHED", "COST"]
 TOOL_COLUMNS: Final = ["TOOL", "CALLS", "ERRORS"]
 NO_COSTS: Final = "no costs: no session in {folder} contains a request"
 
@@ -46,16 +47,15 @@ def _page(days: dict[str, DailyUsage]) -> str:
         for name, model in sorted(daily.models.items(), key=lambda each: -each[1].usage.cost_usd):
             usage = model.usage
             counts = (model.requests, usage.input_tokens, usage.output_tokens, usage.cache_read_tokens)
-            qualifier = " by estimate" if usage.ceiling_usd else " or more"
-            cost = f"${usage.cost_usd:.4f}" + ("" if usage.cost_known else qualifier)
-            rows.append([day, terminal.truncate_line(name, 40), *map(terminal.count, counts), cost])
+            cost = terminal.format_cost(msgspec.structs.asdict(usage))
+            rows.append([day, terminal.one_line(name), *map(terminal.count, counts), cost])
     tool_rows = [
-        [terminal.truncate_line(name, 40), str(tool.calls), str(tool.errors)]
+        [terminal.one_line(name), str(tool.calls), str(tool.errors)]
         for name, tool in sorted(total.tools.items(), key=lambda each: -each[1].calls)
     ]
-    parts = [terminal.format_columns(rows, frozenset({2, 3, 4, 5, 6})), f"${total.cost_usd:.4f} in all"]
+    parts = [format_columns(rows, {2, 3, 4, 5, 6}), f"${total.cost_usd:.4f} in all"]
     if tool_rows:
-        parts.append("\n" + terminal.format_columns([TOOL_COLUMNS, *tool_rows], frozenset({1, 2})))
+        parts.append("\n" + format_columns([TOOL_COLUMNS, *tool_rows], {1, 2}))
     return "\n".join(parts)
 
 

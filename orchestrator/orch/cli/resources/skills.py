@@ -22,6 +22,7 @@ from ...client.failure import CommandError
 from ...config import config, paths
 from ...config.trust import revoke
 from ...render import terminal
+from ...render.columns import format_columns
 from ...resources.extensions import extension_specs
 from ...resources.extensions import find as find_extensions
 from ...resources.skill_discovery import FOLDER, Found, find, trust
@@ -246,11 +247,7 @@ def _list(arguments: Namespace) -> int:
     for row in rows:
         if row["why_off"]:
             command.print_off(row["name"], row["why_off"])
-    text = (
-        terminal.format_columns([HEAD, *map(_cells, rows)], frozenset())
-        if rows
-        else "no skills; see docs/guides/skills.md"
-    )
+    text = format_columns([HEAD, *map(_cells, rows)], text={4}) if rows else "no skills; see docs/guides/skills.md"
     command.print_result(arguments, rows, text)
     return 0
 
@@ -277,11 +274,11 @@ def _row(found: Found) -> dict[str, Any]:
 def _cells(row: dict[str, Any]) -> list[str]:
     on = "broken" if row["broken"] else "yes" if row["on"] else "no"
     return [
-        terminal.truncate_line(row["name"], 64),
+        terminal.one_line(row["name"]),
         row["where"],
         on,
         row["hash"][:HASH_CHARS],
-        terminal.truncate_line(row["description"], 80),
+        terminal.one_line(row["description"]),
     ]
 
 

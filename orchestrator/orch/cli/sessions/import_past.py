@@ -20,6 +20,7 @@ from ...config import paths
 from ...imports.catalog import ImportCatalog, ImportRecord
 from ...imports.importer import ImportResult, import_sessions
 from ...render import terminal
+from ...render.columns import format_columns
 from .. import command
 from ..command import CliCommand
 
@@ -112,11 +113,11 @@ def _table(rows: list[dict[str, Any]]) -> str:
     cells = [
         [
             *(row["id"], row["ended"][:10], str(row["turns"]), str(row["messages"]), _size(row["bytes"])),
-            *(terminal.truncate_line(row["title"], 50), _source(row)),
+            *(terminal.one_line(row["title"]), _source(row)),
         ]
         for row in rows
     ]
-    return terminal.format_columns([list(HEAD), *cells], RIGHT)
+    return format_columns([list(HEAD), *cells], RIGHT, text={5}, paths={6})
 
 
 def _source(row: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...client.connection import Connection
 from ...render import terminal
+from ...render.columns import format_columns
 from .. import command
 from ..command import CliCommand
 
@@ -42,12 +43,12 @@ def session_table(rows: list[dict[str, Any]]) -> str:
     """Return a table of the deleted sessions."""
     cells = [
         [
-            *(str(row["seq"]), row["id"], terminal.truncate_line(row["name"], 24), terminal.age(row["last_activity"])),
-            *(f"{row['bytes']:,}", terminal.truncate_line(row["title"])),
+            *(str(row["seq"]), row["id"], terminal.one_line(row["name"]), terminal.age(row["last_activity"])),
+            *(f"{row['bytes']:,}", terminal.one_line(row["title"])),
         ]
         for row in rows
     ]
-    return terminal.format_columns([HEAD, *cells], RIGHT)
+    return format_columns([HEAD, *cells], RIGHT, text={5})
 
 
 ACTIONS = {

@@ -14,7 +14,8 @@ from orch_protocol.agent.config import Profile
 
 from ...config import paths
 from ...gateway.proxy import connection
-from ...render.terminal import format_columns, safe, to_json
+from ...render.columns import format_columns
+from ...render.terminal import safe, to_json
 from .. import command
 from ..command import CliCommand, CommandGroup
 from .proxy_stats import STATS
@@ -124,7 +125,7 @@ def _status(arguments: Namespace) -> int:
     status = _without_token(status)
     upstreams = {f"upstream {name}": url for name, url in status["upstreams"].items()}
     rows = {name: value for name, value in status.items() if name != "upstreams"} | upstreams
-    text = format_columns([[name, safe(str(value))] for name, value in rows.items()], frozenset())
+    text = format_columns([[name, safe(str(value))] for name, value in rows.items()])
     command.print_result(arguments, status, text)
     return 0
 

@@ -6,7 +6,8 @@ import time
 from typing import Final
 
 from ...gateway.receipt import ConversationReceipt, Receipt
-from ...render.terminal import count, format_columns, pluralize, safe
+from ...render.columns import format_columns
+from ...render.terminal import count, pluralize, safe
 
 __all__ = ["receipt_text", "savings_text"]
 

@@ -8,6 +8,7 @@ import msgspec
 
 from ...resources.extensions import FoundExtension
 from .. import terminal
+from ..columns import format_columns
 
 __all__ = ["described", "page", "table"]
 
@@ -42,7 +43,7 @@ def described(found: FoundExtension) -> dict[str, Any]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Return extensions as a table, one per line."""
-    return terminal.format_columns([HEAD, *map(_cells, rows)], frozenset())
+    return format_columns([HEAD, *map(_cells, rows)], text={5})
 
 
 def page(row: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ from typing import Final
 
 from ...policy.hook_records import HookLine
 from .. import terminal
+from ..columns import format_columns
 
 __all__ = ["table"]
 
@@ -17,7 +18,7 @@ MAX_STAGES: Final = 3
 
 def table(found: Sequence[HookLine]) -> str:
     """Return hooks as a table, one per line."""
-    return terminal.format_columns([HEAD, *map(_cells, found)], RIGHT)
+    return format_columns([HEAD, *map(_cells, found)], RIGHT, paths={8})
 
 
 def _cells(line: HookLine) -> list[str]:

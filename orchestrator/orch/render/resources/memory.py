@@ -9,6 +9,7 @@ import msgspec
 from orch_protocol.resources.memory import Note
 
 from .. import terminal
+from ..columns import format_columns
 
 __all__ = ["data", "table"]
 
@@ -17,8 +18,8 @@ HEAD = ("ID", "DAY", "BY", "NOTE")
 
 def table(notes: list[Note]) -> str:
     """Return notes as a table, one per line."""
-    rows = [[note.id, note.at[:10], author(note), terminal.truncate_line(note.text)] for note in notes]
-    return terminal.format_columns([list(HEAD), *rows], frozenset())
+    rows = [[note.id, note.at[:10], author(note), terminal.one_line(note.text)] for note in notes]
+    return format_columns([list(HEAD), *rows], text={3})
 
 
 def author(note: Note) -> str:

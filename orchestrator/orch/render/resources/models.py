@@ -11,6 +11,7 @@ from orch_protocol.services.models.models import ModelRow
 
 from ...config.models import ANY
 from .. import terminal
+from ..columns import format_columns
 
 __all__ = ["data", "table"]
 
@@ -20,7 +21,7 @@ RIGHT: Final = frozenset({1, 2, 3, 4})
 
 def table(rows: list[ModelRow]) -> str:
     """Return models as a table, one per line."""
-    return terminal.format_columns([HEAD, *map(_cells, rows)], RIGHT)
+    return format_columns([HEAD, *map(_cells, rows)], RIGHT)
 
 
 def data(row: ModelRow) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .. import terminal
+from ..columns import format_columns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def template_table(rows: list[dict[str, Any]]) -> str:
     cells = [
         [terminal.truncate_line(row["name"]), " ".join(row["variables"]), terminal.safe(row["source"])] for row in rows
     ]
-    return terminal.format_columns([["NAME", "VARIABLES", "SOURCE"], *cells], frozenset())
+    return format_columns([["NAME", "VARIABLES", "SOURCE"], *cells])
 
 
 def template_row(name: str, variables: tuple[str, ...], source: str) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def table(prompt: dict[str, Any]) -> str:
     parts = prompt["parts"]
     rows = [_cells(part, asked=prompt["asked"]) for part in parts]
     total = ["", "", str(sum(part["tokens"] for part in parts)), "", "", "", ""]
-    return terminal.format_columns([HEAD, *rows, total], RIGHT)
+    return format_columns([HEAD, *rows, total], RIGHT)
 
 
 def _cells(part: dict[str, Any], *, asked: bool) -> list[str]:
