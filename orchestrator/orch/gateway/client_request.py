@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from orch_worker.backends.formats.lenient_json import decode_lenient, decode_plain, split_fields, split_items
+from orch_worker.conversation.records.prose import CLIENT_INSTRUCTIONS
 
 from ..archival.adapters import role_of
 from .api import Api, encode_value
@@ -24,10 +25,7 @@ __all__ = ["ClientRequest", "Split", "asks", "conversation_key", "digest_of", "r
 ROLES: Final = ("system", "developer")
 TEMPORARY: Final = "clear_at"
 """A field of system messages that the server shows for one turn only."""
-INJECTED: Final = re.compile(
-    r"\s*(?:<(?:system-reminder|environment_context|(?:user|permissions|skills)[ _]instructions)\b"
-    r"|# AGENTS\.md instructions\b)"
-)
+INJECTED: Final = re.compile(rf"\s*(?:<(?:{CLIENT_INSTRUCTIONS})\b|# AGENTS\.md instructions\b)")
 """The beginning of a text that a client puts before the first prompt of the user."""
 
 _encoder: Final = msgspec.json.Encoder(order="sorted")

@@ -22,7 +22,7 @@ from orch_protocol.session.entries import MessageEntry
 from orch_worker.conversation.receipt import merge, receipt_of, with_places
 from orch_worker.conversation.receipt_text import render
 from orch_worker.conversation.tokens import TokenEstimator
-from orch_worker.conversation.turns import first_line, responses, task_of, turns_of
+from orch_worker.conversation.turns import first_line, responses, task_of, title_of, turns_of
 from orch_worker.system.files import open_regular
 
 from ..archival.adapters import ORCH_FORMAT
@@ -309,7 +309,7 @@ class _Session:
             number=self._number,
             conversations=self._conversations,
             shape=self._found.shape,
-            title=self._found.title or next((record.task for record in records if record.task), self._first_words()),
+            title=self._found.title or self._first_words(),
             cwd=self._found.cwd,
             started=self._turns[0].time,
             ended=max(turn.ended for turn in self._turns),
@@ -324,8 +324,10 @@ class _Session:
         )
 
     def _first_words(self) -> str:
-        messages = (message for turn in self._turns for message in turn.messages if message.role != "system")
-        return first_line(next((text for message in messages if (text := text_of(message).strip())), ""))
+        """Return the first words of the user, or else of the agent."""
+        messages = [message for turn in self._turns for message in turn.messages]
+        answers = (text_of(message).strip() for message in messages if message.role == "assistant")
+        return title_of(messages) or first_line(next(filter(None, answers), ""))
 
     def _turn_record(self, turn: _Turn) -> ArchiveRecord:
         estimator = TokenEstimator(self._found.ratios)

@@ -39,6 +39,7 @@ __all__ = [
     "Archived",
     "Change",
     "Compaction",
+    "Edited",
     "Recorded",
     "Recording",
     "Scale",
@@ -86,7 +87,15 @@ class Archived(Struct, frozen=True):
     change: Collapse | RecordUpgrade
 
 
-Change: TypeAlias = Compaction | Archived
+class Edited(Struct, frozen=True):
+    """A change in the recorded session before the message `before`: later requests contain `message` at `place`."""
+
+    before: int
+    place: int
+    message: Message
+
+
+Change: TypeAlias = Compaction | Archived | Edited
 """A change that the recorded session made to its own history."""
 
 
@@ -157,6 +166,10 @@ def _apply(view: VisibleMessages[int], change: Change) -> None:
     if isinstance(change, Compaction):
         stop = next((at for at, item in enumerate(view.items) if item.note >= change.kept), len(view.items))
         view.compact(change.summary, stop, f"#{change.before}", lambda _: -1)
+    elif isinstance(change, Edited):
+        for at, item in enumerate(view.items):
+            if item.note == change.place:
+                view.items[at] = msgspec.structs.replace(item, message=change.message)
     elif isinstance(change.change, Collapse):
         with contextlib.suppress(StoreError):  # as in the session, a part that is no longer visible cannot be archived
             start, _ = view.part(change.change.first, change.change.last)
@@ -268,6 +281,8 @@ def _recording(found: ImportedSession) -> Recording:
         elif isinstance(entry, (ArchiveEntry, UpgradeEntry)):
             change = entry.collapse if isinstance(entry, ArchiveEntry) else entry.upgrade
             changes.append(Archived(len(messages), change))
+        elif (edited := found.edits.get(entry.id)) is not None:
+            changes.append(Edited(len(messages), places[edited.id], edited.message))
     gone = sum(each.deleted for each in messages)
     skipped = (f"{gone} messages were deleted permanently",) if gone else ()
     return Recording(found.name, found.shape, tuple(messages), tuple(changes), found.ratios, skipped)
@@ -348,4 +363,6 @@ def _moved(change: Change, moved: Sequence[int]) -> Change:
     before = moved[change.before]
     if isinstance(change, Compaction):
         return Compaction(before, moved[change.kept], change.summary)
+    if isinstance(change, Edited):
+        return Edited(before, moved[change.place], change.message)
     return Archived(before, change.change)

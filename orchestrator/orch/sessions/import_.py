@@ -19,6 +19,7 @@ from orch_protocol.core.ids import new_id
 from orch_protocol.core.messages import text_of
 from orch_protocol.session.entries import ArchiveEntry, MessageEntry, SessionHeader, TurnEndEntry, UpgradeEntry
 from orch_worker.conversation.framing import is_project, split_first_prompt
+from orch_worker.conversation.records.prose import first_request
 from orch_worker.session.archived_entries import read_spans, sha256_of
 from orch_worker.session.entry_codec import encode_json
 from orch_worker.session.log.append_log import AppendLog
@@ -47,7 +48,7 @@ def task_of(found: ImportedSession) -> str:
         raise ForeignFileError(f"cannot import {found.name}: it contains no messages")
     messages = (each.message for each in found.entries if isinstance(each, MessageEntry) and not each.deleted)
     texts = (text_of(message) for message in messages if message.role == "user" and not is_project(message))
-    begun = next((text for text in texts if text.strip()), found.name)
+    begun = first_request(texts) or found.name
     # The whole prompt, because an agent that starts with an empty conversation gets its task again.
     return head_of(found.title) or split_first_prompt(begun)[0].strip() or head_of(begun)
 

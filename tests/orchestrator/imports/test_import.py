@@ -54,6 +54,101 @@ def texts(call: Call, id: str) -> list[str]:
     return [block.get("text") or block.get("name") or block["content"][0]["text"] for block in blocks]
 
 
+PARTS = {
+    "environment": "<environment_context>\n  <cwd>/srv</cwd>\n</environment_context>",
+    "rules": "# AGENTS.md instructions for /srv\n\n<INSTRUCTIONS>\nWrite tests first.\n</INSTRUCTIONS>",
+    "user rules": "<user_instructions>\nBe brief.\n</user_instructions>",
+    "rights": "<permissions instructions>\nAsk first.\n</permissions instructions>",
+    "caveat": "<local-command-caveat>Caveat: These messages are from local commands.</local-command-caveat>",
+    "clear": "<command-name>/clear</command-name>\n<command-message>clear</command-message>\n<command-args/>",
+    "output": "<local-command-stdout></local-command-stdout>",
+    "reminder": "<system-reminder>\n# claudeMd\nUse Celsius.\n</system-reminder>",
+    "selection": "<ide_opened_file>The user opened the file pump.py.</ide_opened_file>",
+    "skill": '<skill name="review" location="/srv/review/SKILL.md">\nRead all files.\n</skill>',
+    "file": '<file name="/srv/pump.py">\nlimit = 80\n</file>',
+}
+"""Texts that programs put before the words of the user."""
+
+
+class TestTitles:
+    """The title is the first text that the user wrote."""
+
+    @pytest.mark.parametrize(
+        ("names", "shape", "joined"),
+        [
+            (("caveat", "clear", "output"), "transcript rows", False),
+            *(
+                (names, shape, joined)
+                for joined in (False, True)
+                for names, shape in (
+                    (("rules", "environment"), "rollout"),
+                    (("rights", "user rules", "environment"), "rollout"),
+                    (("reminder", "selection"), "transcript rows"),
+                    (("skill",), "pi session"),
+                    (("file",), "pi session"),
+                )
+            ),
+        ],
+    )
+    def test_title_is_without_texts_of_the_program(
+        self, call: Call, past: Path, names: tuple[str, ...], shape: str, joined: bool
+    ) -> None:
+        """The texts are messages of their own, or the first parts of the message of the user."""
+        texts = [*(PARTS[name] for name in names), "Why does the pump stop?\nIt is warm."]
+        write_prompts(past / "one.jsonl", shape, [texts] if joined else [[text] for text in texts])
+        call("import", past)
+        (row,) = call("import", "--list")
+        assert (row["title"], row["shape"]) == ("Why does the pump stop?", shape)
+
+    def test_request_follows_the_context_of_an_editor(self, call: Call, past: Path) -> None:
+        """The editor puts the open files and a heading before the request."""
+        text = "# Context from my IDE setup:\n\n## Active file: a.py\n\n## My request for Codex:\nFix the pump\n"
+        write_prompts(past / "one.jsonl", "rollout", [[text]])
+        call("import", past)
+        assert [row["title"] for row in call("import", "--list")] == ["Fix the pump"]
+
+    def test_command_is_the_title_of_a_session_without_requests(self, call: Call, past: Path) -> None:
+        """A command with arguments is a request, and a command without arguments is the title if no request follows."""
+        write_session(past / "one.jsonl", PARTS["caveat"], PARTS["clear"])
+        review = "<command-name>/review</command-name>\n<command-args>all files</command-args>"
+        write_session(past / "two.jsonl", PARTS["clear"], review, "now the tests")
+        call("import", past)
+        assert sorted(row["title"] for row in call("import", "--list")) == ["/clear", "/review all files"]
+
+    def test_answer_is_the_title_if_the_user_wrote_nothing(self, call: Call, past: Path) -> None:
+        """A text of the program is never the title."""
+        write_session(past / "one.jsonl", PARTS["reminder"])
+        call("import", past)
+        (row,) = call("import", "--list")
+        assert row["title"].startswith("answer to")
+
+
+def write_prompts(path: Path, shape: str, prompts: list[list[str]]) -> None:
+    """Write a session with user messages, each with the parts of `prompts`, and an answer."""
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": [{"type": "text", "text": text} for text in texts]} for texts in prompts
+    ]
+    messages.append({"role": "assistant", "id": "a", "content": [{"type": "text", "text": "It is too warm."}]})
+    if shape == "transcript rows":
+        path.write_text("")
+        add_rows(path, *messages)
+        return
+    rows: list[dict[str, Any]] = []
+    for number, message in enumerate(messages):
+        is_answer = message["role"] == "assistant"
+        if shape == "rollout":
+            kind = "output_text" if is_answer else "input_text"
+            content = [block | {"type": kind} for block in message["content"]]
+            payload = {"type": "message", "role": message["role"], "content": content}
+            rows.append({"timestamp": "2026-03-05T10:00:00Z", "type": "response_item", "payload": payload})
+        else:
+            rows.append({"type": "message", "id": f"m{number}", "parentId": f"m{number - 1}" if number else None})
+            rows[-1] |= {"timestamp": "2026-03-05T10:00:00Z", "message": message}
+    header = {"type": "session", "version": 3, "id": "s", "timestamp": "2026-03-05T10:00:00Z", "cwd": "/srv"}
+    lines = rows if shape == "rollout" else [header, *rows]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in lines))
+
+
 class TestFirstImport:
     """A folder that was not imported before."""
 

@@ -10,7 +10,7 @@ import pytest
 
 from orch.replay.readers import read_recordings
 from orch_protocol.core.errors import DamagedError, ForeignFileError, StoreError
-from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, user
+from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, text_of, user
 from orch_worker.session.transcript import Transcript
 from recordings import chat, dump_lines, pi, rows
 
@@ -40,6 +40,34 @@ def test_own_compactions_of_a_session(tmp_path: Path) -> None:
     assert [message.role for message in context] == ["user", "user", "assistant", "user"]
     assert "SUMMED" in str(context[0])
     assert len(list(found.contexts())[3][1]) == 7
+
+
+def test_context_edits_of_a_session(tmp_path: Path) -> None:
+    """Requests before an edit contain the original message. Requests after it contain the new one, or none."""
+    lines: list[dict[str, Any]] = [{"type": "session", "id": "s", "version": 3}]
+    entries: list[tuple[str, dict[str, Any]]] = []
+    for number in range(3):
+        entries.append((f"q{number}", {"role": "user", "content": f"question {number}"}))
+        entries.append((f"a{number}", {"role": "assistant", "content": [{"type": "text", "text": f"answer {number}"}]}))
+    edits = {"a0": ("q0", {"content": "short"}), "a1": ("a0", None)}
+    parent = None
+    for id, message in entries:
+        lines.append({"type": "message", "id": id, "parentId": parent, "message": message})
+        parent = id
+        if id in edits:
+            target, replacement = edits[id]
+            edit = {"type": "context_edit", "id": f"e{id}", "parentId": id, "targetId": target}
+            lines.append(edit | {"replacement": replacement})
+            parent = f"e{id}"
+    (found,) = read_recordings(dump_lines(tmp_path / "s.jsonl", lines))
+    contexts = [[text_of(message) for message in context] for _, context in found.contexts()]
+    assert contexts == [
+        ["question 0"],
+        ["short", "answer 0", "question 1"],
+        ["short", "question 1", "answer 1", "question 2"],
+    ]
+    sizes = [size for _, size in found.context_sizes(lambda message: len(text_of(message)))]
+    assert sizes == [sum(map(len, context)) for context in contexts]
 
 
 def test_branch_of_a_session(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_costs_are_printed_without_configuration(home: Path, capsys: pytest.Capt
     """The output is a table or JSON, with sums and a mark for unknown prices."""
     assert run(["costs"]) == 0
     out = capsys.readouterr().out
-    assert "$0.2500 or more" in out
+    assert ">=$0.2500" in out
     assert "$1.3750 in all" in out
     assert "bash      1       1" in out
     assert run(["costs", "--days", "1", "--json"]) == 0

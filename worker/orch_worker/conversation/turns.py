@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -11,7 +11,7 @@ from msgspec import Struct
 from orch_protocol.core.messages import Message, ToolResult, ToolUse, text_of, tool_uses
 
 from .framing import is_project, question_in, without_markers
-from .records.prose import is_request, request_in
+from .records.prose import first_request, is_request, request_in
 
 __all__ = [
     "CallWithResult",
@@ -24,6 +24,7 @@ __all__ = [
     "is_unfinished",
     "responses",
     "task_of",
+    "title_of",
     "turns_of",
 ]
 
@@ -158,6 +159,15 @@ def task_of(messages: Sequence[Message]) -> str:
 
     Return "" if there is no request. Interruptions, notifications, and words such as "continue" are no requests.
     """
-    texts = (without_markers(question_in(text_of(message))) for message in messages if message.role == "user")
-    asked = "\n".join(request_in(text) for text in texts if is_request(text))
+    asked = "\n".join(request_in(text) for text in _questions(messages) if is_request(text))
     return first_line(asked) if asked else ""
+
+
+def title_of(messages: Sequence[Message]) -> str:
+    """Return the first words that the user wrote in `messages`, as one line. Return "" if the user wrote nothing."""
+    asked = first_request(_questions(messages))
+    return first_line(asked) if asked else ""
+
+
+def _questions(messages: Sequence[Message]) -> Iterator[str]:
+    return (without_markers(question_in(text_of(message))) for message in messages if message.role == "user")

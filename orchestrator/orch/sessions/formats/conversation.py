@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+import msgspec
 from msgspec import Struct
 
 from orch_protocol.core.archives import Span
 from orch_protocol.core.errors import DamagedError, ForeignFileError
 from orch_protocol.core.messages import Message, Thinking, ToolResult, ToolUse
-from orch_protocol.session.entries import (
-    ConversationEntry,
-)
+from orch_protocol.session.entries import ConversationEntry, CustomMessage, MessageEntry
 from orch_worker.conversation.tokens import PLAIN, CharsPerToken
 from orch_worker.session.entry_codec import DECODE_ERRORS
 
@@ -24,6 +23,7 @@ __all__ = [
     "Reading",
     "check_blocks",
     "path_to_leaf",
+    "with_edits",
 ]
 
 SHAPE_ERRORS: Final = (*DECODE_ERRORS, KeyError, TypeError, ValueError, AttributeError)
@@ -65,7 +65,9 @@ class ImportedSession(Struct, frozen=True):
 
     `ratios` contains the characters per token of the conversation's models. `repairs` lists repaired damage, and
     `notes` lists other differences from the file. `subagents` contains the conversations of subagents. For a session
-    file of orch, `spans` contains the byte ranges of the entries' lines.
+    file of orch, `spans` contains the byte ranges of the entries' lines. `edits` contains the changes that later
+    entries made to the context: by the id of the later entry, the new version of an earlier entry. `entries` contains
+    the original version.
     """
 
     name: str
@@ -78,6 +80,7 @@ class ImportedSession(Struct, frozen=True):
     notes: tuple[str, ...] = ()
     subagents: tuple[ImportedSession, ...] = ()
     spans: dict[str, Span] = {}
+    edits: dict[str, MessageEntry | CustomMessage] = {}
 
 
 class Reading:
@@ -131,6 +134,20 @@ class Reading:
     def foreign_error(self, why: str = EXPECTED) -> ForeignFileError:
         """Return the error for a file whose format is unknown."""
         return ForeignFileError(f"{self.path} is not a readable recording: {why}")
+
+
+def with_edits(found: ImportedSession) -> ImportedSession:
+    """Return the conversation with the edits on the path to the leaf. The last edit of an entry counts.
+
+    The original content of edited entries is left out.
+    """
+    edits = (found.edits[entry.id] for entry in path_to_leaf(found) if entry.id in found.edits)
+    edited = {entry.id: entry for entry in edits}
+    if not edited:
+        return found
+    entries = tuple(edited.get(entry.id, entry) for entry in found.entries)
+    note = f"messages with the content of later edits: {len(edited)}"
+    return msgspec.structs.replace(found, entries=entries, edits={}, notes=(*found.notes, note))
 
 
 def path_to_leaf(found: ImportedSession) -> list[ImportedEntry]:

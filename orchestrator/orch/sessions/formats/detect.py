@@ -14,7 +14,7 @@ from orch_worker.system.files import open_regular
 
 from .claude_code import is_row, read_claude_code
 from .codex import is_rollout_row, read_rollout
-from .conversation import ImportedSession, Reading
+from .conversation import ImportedSession, Reading, with_edits
 from .json_lines import complete_items, decoded, lines_of, rows_of, text_of_file
 from .native import is_orch_line, read_orch_session
 from .pi import read_session
@@ -47,7 +47,7 @@ def read_with(reading: Reading) -> list[ImportedSession]:
 
 
 def read_conversation(path: Path, which: int | None = None, *, repair: bool = False) -> ImportedSession:
-    """Return the conversation number `which` in the file at `path`. Numbers start at 1.
+    """Return the conversation number `which` in the file at `path`, as its model saw it last. Numbers start at 1.
 
     If `which` is None, the file must contain only one conversation. Raises ConfigError if the file contains several
     conversations, and the errors of `read_file`.
@@ -59,7 +59,7 @@ def read_conversation(path: Path, which: int | None = None, *, repair: bool = Fa
         )
     if not 1 <= (which or 1) <= len(found):
         raise ConfigError(f"{path} has no conversation number {which}; it contains {len(found)}")
-    return found[(which or 1) - 1]
+    return with_edits(found[(which or 1) - 1])
 
 
 def _bytes(path: Path) -> bytes:

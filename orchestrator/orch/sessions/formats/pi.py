@@ -6,9 +6,9 @@ A file contains a header and a tree of entries. If the entries have no ids, they
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 
@@ -93,6 +93,7 @@ def read_session(rows: list[Row], reading: Reading) -> ImportedSession:
         ratios=ratios_named(reader.family),
         repairs=reading.repairs,
         notes=reader.notes(),
+        edits=reader.edits,
     )
 
 
@@ -112,6 +113,9 @@ class _Reader:
         self._ids = ids
         self._last = entry_time(header.get("timestamp")) or "1970-01-01T00:00:00.000Z"
         self._unknown: dict[str, int] = {}
+        self._editable: dict[str, MessageEntry | CustomMessage] = {}
+        """The messages so far, by id."""
+        self.edits: dict[str, MessageEntry | CustomMessage] = {}
 
     def notes(self) -> tuple[str, ...]:
         """Return a note about entries of unknown types."""
@@ -131,6 +135,21 @@ class _Reader:
         places: list[tuple[str, str | None]],
     ) -> ImportedEntry:
         """Return the entry on the line `line`. Raises DamagedError if the entry is not valid."""
+        entry = self._entry(line, row, id, parent, path, entries, places)
+        if isinstance(entry, MessageEntry | CustomMessage):
+            self._editable[id] = entry
+        return entry
+
+    def _entry(
+        self,
+        line: int,
+        row: dict[str, Any],
+        id: str,
+        parent: str | None,
+        path: dict[str, str | None],
+        entries: list[Row],
+        places: list[tuple[str, str | None]],
+    ) -> ImportedEntry:
         inner = row.get("message")
         time = entry_time(row.get("timestamp")) or entry_time(inner.get("timestamp") if isinstance(inner, dict) else 0)
         self._last = time = time or self._last
@@ -159,6 +178,12 @@ class _Reader:
                     return self._compaction(line, row, base, path, entries, places)
                 case "custom":
                     return Custom(custom_type=_text(row["customType"]), data=row.get("data"), **base)
+                case "context_edit":
+                    target = self._known(row["targetId"])
+                    if target is None or target not in self._editable or target not in _ancestors(parent, path):
+                        raise ValueError(f"{row['targetId']!r:.40} is not an earlier message of its branch")
+                    self.edits[id] = _edited(self._editable[target], row["replacement"])
+                    return ForeignEntry(id, parent, time, kind, _rest(row))
                 case "session_info":
                     name = row.get("name")
                     return SessionInfo(name=None if name is None else _text(name), **base)
@@ -195,11 +220,9 @@ class _Reader:
                     self.family = f"{message['api']} {message.get('model', '')}"
                 return MessageEntry(message=Message("assistant", content), origin=origin, **base)
             case "toolResult":
-                parts = tuple(_blocks(message["content"]))
-                if not all(isinstance(part, Text | Image) for part in parts):
-                    raise ValueError("a tool result must be text and images")
                 id, failed = message["toolCallId"], message.get("isError") is True
-                return MessageEntry(message=Message("user", (ToolResult(_text(id), parts, failed),)), **base)  # type: ignore[arg-type]
+                result = ToolResult(_text(id), _parts(message["content"]), failed)
+                return MessageEntry(message=Message("user", (result,)), **base)
             case "bashExecution":
                 ran = user(f"Ran `{_text(message['command'])}`\n{_text(message['output'])}")
                 if message.get("excludeFromContext") is True:
@@ -227,15 +250,12 @@ class _Reader:
         places: list[tuple[str, str | None]],
     ) -> ImportedEntry:
         summary, kept = _text(row["summary"]), ""
-        ancestors, at = set(), base["parent_id"]
-        while at is not None:
-            ancestors.add(at)
-            at = path[at]
+        ancestors = _ancestors(base["parent_id"], path)
         if "firstKeptEntryIndex" in row:
             # The index counts all lines of the file, and the header is one of them.
             first = int(row["firstKeptEntryIndex"]) - 1
             kept = places[first][0] if 0 <= first < len(places) else ""
-        else:
+        elif row["firstKeptEntryId"] is not None:  # null keeps nothing
             first_kept = _text(row["firstKeptEntryId"])
             kept = self._ids.get(first_kept, "")
             if kept not in ancestors and first_kept != row.get("id"):
@@ -256,6 +276,39 @@ class _Reader:
             tokens_before=tokens if isinstance(tokens, int) else 0,
             **base,
         )
+
+
+def _ancestors(id: str | None, path: Mapping[str, str | None]) -> set[str]:
+    """Return `id` and the ids of all entries before it on its branch. `path` contains the parent of each entry."""
+    found = set()
+    while id is not None:
+        found.add(id)
+        id = path[id]
+    return found
+
+
+def _edited(entry: MessageEntry | CustomMessage, replacement: Any) -> MessageEntry | CustomMessage:
+    """Return `entry` with the content of `replacement`. A replacement that is None removes it from later requests."""
+    if isinstance(entry, CustomMessage):
+        parts = () if replacement is None else _parts(replacement["content"])
+        return msgspec.structs.replace(entry, content=parts)
+    role, old, origin = entry.message.role, entry.message.content, entry.origin
+    if replacement is None:
+        content: tuple[Block, ...] = ()
+    elif isinstance(old[0] if old else None, ToolResult):
+        result = cast(ToolResult, old[0])
+        content = (msgspec.structs.replace(result, content=_parts(replacement["content"])),)
+    else:
+        blocks = tuple(_blocks(replacement["content"], origin.provider if origin else ""))
+        content = with_model(blocks, origin.model if origin else "")
+    return msgspec.structs.replace(entry, message=check_blocks(Message(role, content)))
+
+
+def _parts(content: Any) -> tuple[Text | Image, ...]:
+    parts = tuple(_blocks(content))
+    if not all(isinstance(part, Text | Image) for part in parts):
+        raise ValueError("its content must be text and images")
+    return cast("tuple[Text | Image, ...]", parts)
 
 
 def _is_orch_type(kind: str) -> bool:

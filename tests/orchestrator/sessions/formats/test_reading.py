@@ -66,6 +66,28 @@ def session(found: ImportedSession) -> SessionState:
     return SessionState.fold(list(kinds))
 
 
+def row_of(id: str, parent: str | None, message: dict[str, Any]) -> dict[str, Any]:
+    """Return the line of a message in a session of pi."""
+    return {"type": "message", "id": id, "parentId": parent, "timestamp": "2026-01-01T00:00:00Z", "message": message}
+
+
+def edited_session(edits: list[tuple[str, Any]]) -> list[dict[str, Any]]:
+    """Return a session of pi: the messages q1, a1, r1 and a2, and `edits` with their targets and contents."""
+    call = {"type": "toolCall", "id": "c", "name": "bash", "arguments": {}}
+    lines = [
+        {"type": "session", "version": 3, "id": "s", "cwd": "/"},
+        row_of("q1", None, {"role": "user", "content": "Which pump?"}),
+        row_of("a1", "q1", {"role": "assistant", "content": [{"type": "text", "text": "look"}, call]}),
+        row_of("r1", "a1", {"role": "toolResult", "toolCallId": "c", "content": [{"type": "text", "text": "3 bar"}]}),
+        row_of("a2", "r1", {"role": "assistant", "content": [{"type": "text", "text": "It opens at 3 bar."}]}),
+    ]
+    for number, (target, content) in enumerate(edits):
+        replacement = None if content is None else {"content": content}
+        edit = {"type": "context_edit", "id": f"e{number}", "parentId": lines[-1]["id"], "targetId": target}
+        lines.append(edit | {"replacement": replacement, "timestamp": "2026-01-01T00:00:00Z"})
+    return lines
+
+
 class TestPi:
     """Sessions of pi."""
 
@@ -167,6 +189,51 @@ class TestPi:
         rows.append({"type": "message", "id": "a", "parentId": None, "message": inner})
         found = read(tmp_path, rows)
         assert messages(found)[0].message == Message("system", (Text("Be good.\n\nUse bash."),))
+
+    @pytest.mark.parametrize(
+        ("edits", "expected"),
+        [
+            ([("q1", "Which valve?")], ["Which valve?", "look", "3 bar", "It opens at 3 bar."]),
+            ([("q1", "Which valve?"), ("q1", "Which?")], ["Which?", "look", "3 bar", "It opens at 3 bar."]),
+            ([("r1", "(cut)")], ["Which pump?", "look", "(cut)", "It opens at 3 bar."]),
+            ([("a2", [{"type": "text", "text": "At 3 bar."}])], ["Which pump?", "look", "3 bar", "At 3 bar."]),
+            ([("a2", None)], ["Which pump?", "look", "3 bar"]),
+        ],
+    )
+    def test_pi_context_edits_change_the_later_context(
+        self, tmp_path: Path, edits: list[tuple[str, Any]], expected: list[str]
+    ) -> None:
+        """An edit replaces the content of an earlier message or removes it. The last edit of a message counts."""
+        found = read(tmp_path, edited_session(edits))
+        blocks = [block for message in session(found).messages for block in message.content]
+        results = [block.content if isinstance(block, ToolResult) else (block,) for block in blocks]
+        texts = [part.text for parts in results for part in parts if isinstance(part, Text)]
+        assert texts == expected
+        assert found.notes == ("messages with the content of later edits: 1",)
+
+    def test_pi_context_edit_of_another_branch_has_no_effect(self, tmp_path: Path) -> None:
+        """An edit belongs to its branch."""
+        lines = edited_session([("q1", "Which valve?")])
+        lines.append(row_of("b1", "a2", {"role": "user", "content": "And now?"}))
+        found = read(tmp_path, lines)
+        assert text_of(messages(found)[0].message) == "Which pump?"
+        assert found.notes == ()
+
+    @pytest.mark.parametrize("change", [{"targetId": "none"}, {"replacement": "text"}, {"replacement": {}}])
+    def test_invalid_pi_context_edit_is_an_error_or_left_out(self, tmp_path: Path, change: dict[str, Any]) -> None:
+        """The error names the line. With repair, the original content is used."""
+        lines = edited_session([("q1", "Which valve?")])
+        lines[-1] |= change
+        with pytest.raises(DamagedError, match="line 6 is not a valid context_edit entry"):
+            read(tmp_path, lines)
+        assert text_of(messages(read(tmp_path, lines, repair=True))[0].message) == "Which pump?"
+
+    def test_pi_compaction_that_keeps_nothing_is_read(self, tmp_path: Path) -> None:
+        """The context is the summary alone."""
+        lines = edited_session([])
+        lines.append({"type": "compaction", "id": "k", "parentId": "a2", "summary": "3 bar", "firstKeptEntryId": None})
+        (message,) = session(read(tmp_path, lines)).messages
+        assert "3 bar" in text_of(message)
 
     def test_unknown_pi_entries_are_kept_and_counted(self, tmp_path: Path) -> None:
         """An unknown entry has its id, parent and fields after reading, and a note counts it."""

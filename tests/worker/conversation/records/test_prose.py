@@ -30,6 +30,8 @@ from orch_worker.conversation.records.prose import (
             "Read the output file to retrieve the result: /tmp/b7.output"
         ),
         "<system-reminder>The todo list is empty.</system-reminder>",
+        "<environment_context>\n<cwd>/srv</cwd>\n</environment_context>",
+        "# AGENTS.md instructions for /srv\n\n<INSTRUCTIONS>\nWrite tests.\n</INSTRUCTIONS>",
         "<local-command-stdout>done</local-command-stdout>",
         "This session is being continued from a previous conversation that ran out of context. Summary: fix pumps",
     ],
@@ -45,6 +47,8 @@ def test_text_asks_for_nothing(text: str) -> None:
         ("Fix the pump", "Fix the pump"),
         ("continue with the second pump", "continue with the second pump"),
         ("[Request interrupted by user]no, use Celsius", "no, use Celsius"),
+        ("<user_instructions>x</user_instructions>\n<environment_context>y</environment_context>\nRun it", "Run it"),
+        ("What does <environment_context> mean?", "What does <environment_context> mean?"),
         ("<system-reminder>x</system-reminder>\nRun it again on the server", "Run it again on the server"),
         ("<command-name>/review</command-name>\n<command-args>all files</command-args>", "/review all files"),
     ],

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 __all__ = [
+    "CLIENT_INSTRUCTIONS",
     "CUT_MARK",
     "cut_at_sentence",
     "figures_in",
+    "first_request",
     "flat",
     "is_request",
     "last_sentences",
@@ -25,10 +27,17 @@ _SENTENCE_END: Final = re.compile(
 )
 _LIST_NUMBER: Final = re.compile(r"(?:^|\s)\d+\.$")
 _CODE: Final = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
+CLIENT_INSTRUCTIONS: Final = r"system-reminder|environment_context|(?:user|permissions|skills)[ _]instructions"
+"""The names of the tags around instructions that clients put before the prompt of the user, as a regular expression."""
 _NOTICE: Final = re.compile(
-    r"\A\s*(?:\[Request interrupted by user[^\]]*\]|\[(?:Interrupted|Denied)\b[^\]]*\])\s*|"
-    r"<(system-reminder|task-notification|local-command-[\w-]+|command-(?:message|contents)|bash-(?:input|stdout|stderr))\b[^>]*>"
-    r".*?(?:</\1>|\Z)\s*",
+    r"\A\s*(?:"
+    r"\[Request interrupted by user[^\]]*\]|\[(?:Interrupted|Denied)\b[^\]]*\]"
+    rf"|<({CLIENT_INSTRUCTIONS}|task-notification|local-command-[\w-]+|command-(?:message|contents)"
+    r"|bash-(?:input|stdout|stderr)|ide_[\w-]+|turn_aborted|user_action|(?:skill|file)(?= name=))\b[^>]*>"
+    r".*?(?:</\1>|\Z)"
+    r"|# AGENTS\.md instructions\b.*?(?:</INSTRUCTIONS>|\Z)"
+    r"|# Context from my IDE setup:.*?(?:## My request for Codex:|\Z)"
+    r")\s*",
     re.DOTALL,
 )
 _CALLED: Final = re.compile(
@@ -39,6 +48,7 @@ _AFTER_NOTICE: Final = re.compile(
     r"|Caveat: .*)\Z",
     re.DOTALL,
 )
+_COMMAND: Final = re.compile(r"/\S+")
 _CONTINUED: Final = re.compile(r"\AThis session is being continued from a previous conversation", re.IGNORECASE)
 _EMPTY_WORDS: Final = re.compile(
     r"(?:(?:please|pls|ok(?:ay)?|yes|yep|yeah|sure|now|and|just|then|great|good|perfect|thanks?|thank you|nice|cool"
@@ -120,6 +130,16 @@ def is_request(text: str) -> bool:
     """
     words = request_in(text)
     return bool(words) and not _EMPTY_WORDS.fullmatch(words)
+
+
+def first_request(texts: Iterable[str]) -> str:
+    """Return the first words of the user in the user messages `texts`. Return "" if the user wrote nothing.
+
+    A command without arguments and words such as "continue" are skipped if a request follows.
+    """
+    found = [words for text in texts if (words := request_in(text))]
+    requests = (words for words in found if is_request(words) and not _COMMAND.fullmatch(words))
+    return next(requests, found[0] if found else "")
 
 
 def figures_in(text: str) -> Iterator[str]:
