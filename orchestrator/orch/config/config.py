@@ -299,7 +299,7 @@ def _check_names(layer: Layer, home: Path) -> None:
     from orch_worker.tools.dispatch.presets import granted_tools
 
     checks: dict[str, Callable[[Any], object]] = {
-        "model": lambda model: _check_model(model, home),
+        "model": lambda model: check_model(model, home),
         "subagents.default_preset": granted_tools,
         "subagents.default_tools": lambda tools: granted_tools(None, tools),
         "subagents.chat_models": lambda patterns: _check_patterns(patterns, home),
@@ -338,7 +338,8 @@ def unknown_tool_notes(values: Mapping[str, Any], sources: Mapping[str, Setting]
     return notes
 
 
-def _check_model(model: str, home: Path) -> None:
+def check_model(model: str, home: Path) -> None:
+    """Raise ConfigError if the provider of `model` is unknown, or if it has no default and no model is given."""
     from orch_worker.backends import models
     from orch_worker.backends.custom_providers import custom_provider
     from orch_worker.backends.local_servers import LOCAL
@@ -366,7 +367,7 @@ def _check_patterns(patterns: Sequence[str], home: Path) -> None:
             raise ConfigError(
                 f"invalid model pattern {pattern!r}: write PROVIDER:MODEL, or PROVIDER:* for all models of a provider"
             )
-        _check_model(pattern, home)
+        check_model(pattern, home)
 
 
 def _defaults() -> Layer:

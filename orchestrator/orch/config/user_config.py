@@ -70,8 +70,10 @@ def _read(path: Path) -> tuple[bytes, str, dict[str, Any]]:
         data = path.read_bytes() if path.exists() else b""
         text = decode_text(data, keep_line_ends=True)
         return data, text, tomllib.loads(text)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {path} ({error}); repair it first") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; make it a readable file, or move it away") from error
+    except ValueError as error:
+        raise ConfigError(f"cannot read {path}: {error}; correct the file, or move it away") from error
 
 
 def _write(path: Path, data: bytes, changed: str, home: Path) -> None:

@@ -74,7 +74,9 @@ def _ask(url: str, required: bool) -> ModelServer | None:
         return ask_server(url, seconds=SECONDS, load=False)
     except (OSError, ValueError, ConfigError) as error:
         if required:
-            raise ConfigError(f"no model server answers at {url}: {error}") from None
+            reason = getattr(error, "strerror", None) or str(error)
+            remedy = "start the server, or pass the address of another one, such as http://localhost:8080/v1"
+            raise ConfigError(f"no model server answers at {url}: {reason}; {remedy}") from None
         return None
 
 

@@ -304,7 +304,10 @@ class _Connection:
                 break
             sleep(POLL_SECONDS)
         if status != 200:
-            raise ValueError(f"HTTP status {status}")
+            wants_key = (
+                ": it wants a key; add it as a provider to $ORCH_HOME/models.json" if status in (401, 403) else ""
+            )
+            raise ValueError(f"HTTP status {status}{wants_key}")
         try:
             return msgspec.json.decode(body)
         except msgspec.MsgspecError as error:

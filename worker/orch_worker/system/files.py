@@ -34,7 +34,7 @@ _CAUSES: Final = {
     errno.ENOSPC: "disk full: free some space",
     errno.EDQUOT: "disk quota used up: free some space",
     errno.EFBIG: "the file is as large as a file may be here",
-    errno.EROFS: "the file system is read-only",
+    errno.EROFS: "the file system is read-only: use a folder that can be written",
     errno.EACCES: "permission denied: is it read-only?",
     errno.EPERM: "not permitted: is it read-only?",
     errno.EIO: "the disk reports an input/output error",

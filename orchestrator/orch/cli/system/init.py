@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import sys
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 
 import msgspec
 
-from orch_protocol.core.errors import OrchError
+from orch_protocol.core.errors import ConfigError, OrchError
 from orch_worker.backends import models
+from orch_worker.backends.local_servers import PORTS
 
 from ...client.connection import replace_invalid_utf8
 from ...client.failure import CommandError
 from ...config import paths
+from ...config.config import check_model
 from ...config.user_config import set_text, text_setting
 from ...diagnostics.setup import ModelChoice, find_choices, test_call
 from ...render import terminal
@@ -24,9 +28,11 @@ from ..command import CliCommand
 __all__ = ["VERBS"]
 
 MAX_LISTED = 30
+INTERRUPTED = 130
 NOTHING = (
-    "no key and no model server found: set the key of a provider (`orch models` lists the variables) or start a model "
-    "server, and repeat; or pass --model"
+    "no key and no model server found: set the key of a provider (`orch models` lists the variables), or start a model "
+    f"server on one of the ports {', '.join(map(str, PORTS))} of this machine (--server URL for another address), and "
+    "repeat; or pass --model"
 )
 
 
@@ -43,6 +49,8 @@ def _init(arguments: Namespace) -> int:
     paths.write_gitignore(home)
     known, servers = models.load(home), [replace_invalid_utf8(url) for url in arguments.server or ()]
     named = None if arguments.model is None else replace_invalid_utf8(arguments.model)
+    if named is not None:
+        check_model(named, home)
     choices = [] if named is not None else asyncio.run(find_choices(known, os.environ, servers))
     file, old = home / "config.toml", text_setting(home, "model")
     result = {"model": old, "config": str(file), "written": False, "choices": msgspec.to_builtins(choices)}
@@ -54,7 +62,7 @@ def _init(arguments: Namespace) -> int:
     if arguments.json and named is None and not arguments.yes:
         command.print_result(arguments, result, "")
         return 0
-    model = _ask(choices) if asks else named or choices[0].model
+    model = _ask(choices, home) if asks else named or choices[0].model
     if not model:
         print("orch: nothing was changed", file=sys.stderr)
         return 0
@@ -67,6 +75,9 @@ def _init(arguments: Namespace) -> int:
     result |= {"model": model, "written": set_text(home, "model", model)}
     lines = [f"{'Wrote' if result['written'] else 'Unchanged:'} model = {terminal.safe(model)!r} in {file}"]
     code = 0 if arguments.no_test else _test(model, known, result, lines)
+    if code:
+        lines.append("The setting stays. To choose another model: orch init --replace. To try this one again:")
+        lines.append(f"orch init --model {shlex.quote(terminal.safe(model))}")
     if os.environ.get("ORCH_MODEL") not in (None, "", model):
         lines.append(f"ORCH_MODEL={terminal.safe(os.environ['ORCH_MODEL'])} overrides it in this shell")
     if not code:
@@ -75,8 +86,8 @@ def _init(arguments: Namespace) -> int:
     return code
 
 
-def _ask(choices: list[ModelChoice]) -> str:
-    """Let the user choose a model. Return "" for none."""
+def _ask(choices: list[ModelChoice], home: Path) -> str:
+    """Let the user choose a model. Return "" for none. Raises CommandError after Ctrl-C."""
     print("Models that can be used:")
     for number, each in enumerate(choices[:MAX_LISTED], 1):
         context = f", context {each.context:,}" if each.context else ""
@@ -87,19 +98,32 @@ def _ask(choices: list[ModelChoice]) -> str:
         except EOFError:
             print()
             return ""
+        except KeyboardInterrupt:
+            print()
+            raise CommandError("Interrupted", "interrupted: nothing was changed", INTERRUPTED) from None
         if typed in ("q", "quit"):
             return ""
-        if not typed.isdecimal():
-            return typed or choices[0].model
-        if 1 <= int(typed) <= len(choices):
+        if not typed:
+            return choices[0].model
+        if typed.isdecimal() and 1 <= int(typed) <= len(choices):
             return choices[int(typed) - 1].model
-        print(f"There is no model {typed}.")
+        try:
+            check_model(typed, home)
+        except ConfigError as error:
+            print(f"There is no model {typed}." if typed.isdecimal() else terminal.safe(f"{error}"))
+        else:
+            return typed
 
 
 def _test(model: str, known: models.ModelCatalog, result: dict[str, object], lines: list[str]) -> int:
     """Send the test call. Add the outcome to `result` and `lines`. Return the exit code."""
+    if sys.stderr.isatty():
+        print(f"orch: asking {terminal.safe(model)} ...", file=sys.stderr)
     try:
         call = asyncio.run(test_call(model, known, os.environ))
+    except KeyboardInterrupt:
+        message = f"interrupted: the test call was not finished, and config.toml has model = {model!r}"
+        raise CommandError("Interrupted", message, INTERRUPTED) from None
     except OrchError as error:
         result["error"] = {"type": type(error).__name__, "message": str(error)}
         lines.append(f"The test call failed: {terminal.safe(str(error))}")

@@ -8,11 +8,12 @@ import threading
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from orch.cli import run
+from orch.cli.system import init
 from orch.diagnostics import setup
 
 Captured = pytest.CaptureFixture[str]
@@ -154,10 +155,12 @@ def test_no_other_setting_changes(before: str, after: str, url: str, home: Path,
     [
         ('model = "openai:x"\n', ["--yes"], "already sets the model 'openai:x': pass --replace"),
         ('model = """openai:x"""\n', ["--yes", "--replace"], "cannot edit model in .*: write model = "),
-        ("model = \n", ["--yes"], "cannot read .*config.toml .*; repair it first"),
-        ("", ["--model", "gpt-4o"], "did you mean openai:gpt-4o"),
+        ("model = \n", ["--yes"], "cannot read .*config.toml: .*; correct the file, or move it away"),
+        ("", ["--model", "gpt-4o"], "^orch: the model 'gpt-4o' names no provider: did you mean openai:gpt-4o"),
+        ('model = "openai:x"\n', ["--model", "gpt-4o"], "did you mean openai:gpt-4o"),
         ("", [], "standard input is no terminal; pass --yes, --model or --json"),
-        ("", ["--yes", "--server", "http://127.0.0.1:1/v1"], "no model server answers at http://127.0.0.1:1/v1"),
+        ("", ["--yes", "--server", "http://127.0.0.1:1/v1"], "1:1/v1: Connection refused; start the server"),
+        ("", ["--yes", "--server", "nonsense"], "at nonsense: invalid address: .*; .*such as http://localhost:8080/v1"),
     ],
 )
 @pytest.mark.usefixtures("url")
@@ -175,6 +178,63 @@ def test_nothing_found_is_an_error(home: Path, capsys: Captured) -> None:
     assert run(["init", "--yes"]) == 1
     assert "no key and no model server found: set the key of a provider" in capsys.readouterr().err
     assert not (home / "config.toml").exists()
+
+
+def test_unknown_model_is_asked_again(url: str, home: Path, typed: list[str], capsys: Captured) -> None:
+    """A typed name without a provider gets a suggestion."""
+    typed += ["gpt-4o", "openai:gpt-4o"]
+    assert run(["init", "--no-test"]) == 0
+    assert "did you mean openai:gpt-4o?" in capsys.readouterr().out
+    assert (home / "config.toml").read_text() == 'model = "openai:gpt-4o"\n'
+    assert url
+
+
+@pytest.mark.usefixtures("typed", "url")
+def test_interrupt_at_the_question_changes_nothing(
+    home: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C at the question says that nothing was changed."""
+    monkeypatch.setattr("builtins.input", interrupt)
+    assert run(["init"]) == 130
+    assert capsys.readouterr().err == "orch: interrupted: nothing was changed\n"
+    assert not (home / "config.toml").exists()
+
+
+def test_interrupt_of_the_test_call_names_the_setting(
+    url: str, home: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C during the test call says that the model is set."""
+    monkeypatch.setattr(init, "test_call", interrupt)
+    assert run(["init", "--yes"]) == 130
+    assert f"was not finished, and config.toml has model = '{url}#tiny'" in capsys.readouterr().err
+    assert (home / "config.toml").exists()
+
+
+def interrupt(*_: object) -> NoReturn:
+    """Do what Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("status", "problem"), [(404, "said 404: .*is 'tiny' the right name"), (401, "said 401: bad key")]
+)
+def test_error_of_the_server_is_followed_by_the_next_steps(
+    url: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch, status: int, problem: str
+) -> None:
+    """The output has the status, the text of the server and the commands to try again."""
+    answer = json.dumps({"error": {"message": "bad key"}}).encode()
+    monkeypatch.setattr(Handler, "do_POST", lambda handler: handler._send(status, answer))
+    assert run(["init", "--yes"]) == 1
+    out = capsys.readouterr().out
+    assert re.search(problem, out)
+    assert f"orch init --model '{url}#tiny'" in out
+
+
+def test_file_that_cannot_be_written_is_named(home: Path, capsys: Captured) -> None:
+    """The error has the path, the cause and a remedy."""
+    (home / "config.toml").mkdir(parents=True)
+    assert run(["init", "--model", "openai:x", "--no-test"]) == 2
+    assert f"cannot read {home}/config.toml: Is a directory; make it a readable file" in capsys.readouterr().err
 
 
 def test_failed_test_call_is_reported(home: Path, capsys: Captured) -> None:
