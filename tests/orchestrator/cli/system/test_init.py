@@ -230,6 +230,19 @@ def test_error_of_the_server_is_followed_by_the_next_steps(
     assert f"orch init --model '{url}#tiny'" in out
 
 
+@pytest.mark.parametrize(
+    ("status", "problem"),
+    [(404, "HTTP status 404; start the server, or pass"), (401, "HTTP status 401: it wants a key")],
+)
+def test_server_that_lists_no_models_is_refused(
+    url: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch, status: int, problem: str
+) -> None:
+    """The error has the address and the status."""
+    monkeypatch.setattr(Handler, "do_GET", lambda handler: handler._send(status, b"no"))
+    assert run(["init", "--yes", "--server", url]) == 2
+    assert f"no model server answers at {url}: {problem}" in capsys.readouterr().err
+
+
 def test_file_that_cannot_be_written_is_named(home: Path, capsys: Captured) -> None:
     """The error has the path, the cause and a remedy."""
     (home / "config.toml").mkdir(parents=True)
