@@ -15,6 +15,7 @@ from orch_protocol.services.archives.archiving import ArchivePlan, CommitArchive
 from orch_protocol.services.service import AnyService
 from orch_worker.backends.offline.scripted import ScriptedBackend
 from orch_worker.context.archiving import TurnArchiver
+from orch_worker.context.summarizer import ArchiveSummary
 from orch_worker.conversation.stubs import stub_text
 from orch_worker.hooks.session_events import ArchivalHooks
 from orch_worker.session.transcript import Transcript
@@ -70,12 +71,12 @@ class Agent:
         self.told.append(params)
         return None
 
-    async def stub(self, order: SummaryOrder, _: Sequence[Message]) -> str | None:
-        """Return a record for an archive."""
+    async def summary(self, order: SummaryOrder, _: Sequence[Message]) -> ArchiveSummary | None:
+        """Return a summary of an archive."""
         await self.written.wait()
         if order.holder in self.fails:
             raise BackendError("not today")
-        return stub_text("turn", order.holder, "Outcome: better said")
+        return ArchiveSummary(stub_text("turn", order.holder, "Outcome: better said"))
 
     def say(self, *messages: Message) -> None:
         """Record `messages` and add them to the conversation."""

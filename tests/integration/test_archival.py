@@ -11,6 +11,7 @@ import pytest
 
 from integration.worlds import AND_PROCESSES, Open, worlds
 from orch import ArchivalConfig, AsyncOrchestrator, AsyncSubagent, Config, Limits, ScriptedBackend, SubagentsConfig
+from orch.sessions.daily_usage import daily_usage
 from orch_protocol.agent.config import TriggerConfig
 from orch_protocol.core.errors import AgentNotFoundError, ConfigError, StoreError
 from orch_protocol.core.messages import Reply, text_of
@@ -131,7 +132,10 @@ async def test_summary_replaces_the_receipt(world: Open, folder: Path) -> None:
     )
     assert stub.endswith(ANSWER)
     assert (await o.archives.list())[0].summarized
-    assert (await agent.state()).usage.output_tokens > reply.usage.output_tokens
+    state = await agent.state()
+    assert state.usage.output_tokens > reply.usage.output_tokens
+    days = daily_usage(Path(state.folder).parent, folder / "costs.json").values()
+    assert sum(model.requests for day in days for model in day.models.values()) == state.usage.model_calls
 
 
 async def test_invalid_summary_is_requested_once_more(world: Open, folder: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -87,14 +87,15 @@ def add_usage(one: DailyUsage, other: DailyUsage) -> DailyUsage:
     return DailyUsage(models, tools)
 
 
-def daily_usage(sessions: Path, cache: Path) -> dict[str, DailyUsage]:
+def daily_usage(sessions: Path, cache: Path, only: Collection[str] | None = None) -> dict[str, DailyUsage]:
     """Return the usage of each UTC day (2026-01-31), latest day first, of the sessions in the folder `sessions`.
 
+    `only` contains the folders of the sessions that count; None means all in `sessions`.
     The sums of files are kept in the file `cache`. If it cannot be read or written, all session files are read.
     """
     known = _read_cache(cache)
     found: dict[str, _FileUsage] = {}
-    for path in _session_files(sessions):
+    for path in _session_files(_folders(sessions) if only is None else only):
         try:
             stat = os.stat(path)
         except OSError:
@@ -108,8 +109,9 @@ def daily_usage(sessions: Path, cache: Path) -> dict[str, DailyUsage]:
             found[key] = _FileUsage(*state, _usage_in(Path(path)))
         except (OrchError, OSError) as error:
             log.warning("session_not_counted", session=key, why=str(error))
-    if found != known:
-        _write_cache(cache, found)
+    kept = found if only is None else known | found
+    if kept != known:
+        _write_cache(cache, kept)
     days: dict[str, DailyUsage] = {}
     for each in found.values():
         for day, usage in each.days.items():
@@ -117,9 +119,9 @@ def daily_usage(sessions: Path, cache: Path) -> dict[str, DailyUsage]:
     return dict(sorted(days.items(), reverse=True))
 
 
-def _session_files(sessions: Path) -> Iterator[str]:
-    """Yield the paths of the session files of agents and of their holders."""
-    for folder in _folders(sessions):
+def _session_files(folders: Iterable[str]) -> Iterator[str]:
+    """Yield the paths of the session files in the folders of agents, and of their holders."""
+    for folder in folders:
         yield os.path.join(folder, NAME)
         for holder in _folders(os.path.join(folder, HOLDERS)):
             yield os.path.join(holder, NAME)
@@ -169,7 +171,9 @@ class _Reply(Struct, frozen=True):
 
 
 class _Entry(Struct, frozen=True):
-    """The fields of the header, messages, compactions, phases, ends of turns and changes of the model that count."""
+    """The fields that count, of the header, messages, compactions, phases, summaries of archives, ends of turns and
+    changes of the model.
+    """
 
     type: str
     timestamp: str = ""
@@ -212,7 +216,7 @@ def _usage_in(path: Path) -> dict[str, DailyUsage]:
                     name = called.get(block.tool_use_id, "")
                     if block.type == "tool_result" and name and entry.timestamp > copied_at:
                         tools[day, name] += ToolUsage(1, int(block.is_error))
-        elif entry.type == "phase":
+        elif entry.type in ("phase", "archive_summary"):
             answered_by = entry.model or model
         elif entry.type == "model_change":
             model = f"{entry.provider}:{entry.model_id}"
@@ -221,7 +225,8 @@ def _usage_in(path: Path) -> dict[str, DailyUsage]:
         if entry.timestamp <= copied_at:
             continue
         if usage is not None:
-            recorded += usage
+            if entry.type != "archive_summary":  # its request is not part of the turn
+                recorded += usage
             if usage.model_calls or usage.cost_usd or usage.input_tokens or usage.output_tokens:
                 models[day, answered_by] += ModelUsage(usage.model_calls, usage)
     days: dict[str, DailyUsage] = {}

@@ -172,9 +172,14 @@ class ArchiveEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="archive"):
 
 
 class UpgradeEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="archive_summary"):
-    """A better text replaced the record of an archive."""
+    """A better text replaced the record of an archive.
+
+    `usage` is the usage of the model that wrote the text, and `model` this model as `PROVIDER:NAME`.
+    """
 
     upgrade: RecordUpgrade
+    usage: Usage | None = None
+    model: str = ""
 
 
 class Checkout(_Entry, frozen=True, gc=False, kw_only=True, tag="checkout"):

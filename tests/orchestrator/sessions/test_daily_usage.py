@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orch.cli import run
+from orch.cli.resources import costs
 from orch.sessions import daily_usage as module
 from orch.sessions.daily_usage import ModelUsage, ToolUsage, daily_usage
+from orch_protocol.core.archives import RecordUpgrade
 from orch_protocol.core.messages import Message, Reply, ToolResult, ToolUse, Usage, assistant, user
 from orch_worker.session import transcript as transcripts
 from orch_worker.session.transcript import Transcript
@@ -70,6 +73,37 @@ def test_requests_are_counted_by_day_and_model(home: Path) -> None:
     assert days[DAYS[0]].cost_usd == 1.125
     assert days[DAYS[0]].tools == {"bash": ToolUsage(1, 1)}
     assert days[DAYS[1]].models.keys() == {"local:y"}
+
+
+def test_summaries_of_archives_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A summary that is written during a turn does not belong to the usage of this turn."""
+    monkeypatch.setattr(transcripts, "timestamp", lambda: f"{DAYS[0]}T12:00:00.000Z")
+    transcript = Transcript.open(tmp_path / "sessions" / "a", agent="a", cwd="/srv")
+    transcript.message(user("look"), "q1")
+    transcript.upgrade(RecordUpgrade("h", "Found it."), ONE, "anthropic:small")
+    transcript.message(assistant("no"), "q1", ONE, model="anthropic:x")
+    transcript.turn_end("q1", Reply("a", "q1", "no", usage=ONE + LOST))
+    transcript.close()
+    models = days_of(tmp_path)[DAYS[0]].models
+    assert models == {"anthropic:small": ModelUsage(1, ONE), "anthropic:x": ModelUsage(2, ONE + LOST)}
+
+
+def test_costs_of_a_run_are_those_of_its_agents(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other sessions do not count, and stay in the cache."""
+    write_session(home / "sessions" / "b", monkeypatch)
+    everything = days_of(home)
+    rows = [{"folder": str(home / "sessions" / "b")}]
+    monkeypatch.setattr(costs, "Connection", lambda run: Namespace(call=lambda *_: rows if run == "report" else []))
+    assert run(["costs", "--run", "report", "--json"]) == 0
+    sums = json.loads(capsys.readouterr().out)
+    assert sums[DAYS[1]]["models"]["local:y"]["requests"] == 1
+    assert everything[DAYS[1]].models["local:y"].requests == 2
+    assert run(["costs", "--run", "other"]) == 0
+    assert capsys.readouterr().out == "no costs: no session of the run 'other' contains a request\n"
+    monkeypatch.setattr(module, "_usage_in", lambda _: pytest.fail("a file was read again"))
+    assert days_of(home) == everything
 
 
 def test_unchanged_files_are_not_read_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ async def test_paid_summary_counts_although_the_settlement_failed(full: bool) ->
     purse.budgeted = frozenset({"usd"})
     made = Summarizer(BackendSpec("anthropic", "m"), lambda _: Paid([price(0.5)]), root, purse, tools=(), seconds=60.0)
     with pytest.raises(QueryTimeoutError):
-        await made.stub(SummaryOrder("h", with_conversation=False), ())
+        await made.summary(SummaryOrder("h", with_conversation=False), ())
     await purse.settled()
     [spent] = [each.usage for each in root.asked if isinstance(each, SideSpending)]
     [settled] = [each.amounts for each in root.asked if isinstance(each, SettleBudget)]

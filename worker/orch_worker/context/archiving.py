@@ -33,7 +33,7 @@ from ..session.transcript import Transcript
 from ..tools.api.archive_texts import TEXT_FOLDER, TEXT_READERS
 from ..tools.api.root_client import CallRoot
 from .subagents_block import live_subagents
-from .summarizer import CachedRequest, Summarizer
+from .summarizer import ArchiveSummary, CachedRequest, Summarizer
 
 if TYPE_CHECKING:
     from ..hooks.session_events import ArchivalHooks
@@ -367,17 +367,17 @@ class TurnArchiver:
         """
         for order in orders:
             try:
-                stub = await self._summarizer.stub(order, cached)
-                if stub is not None:
-                    self._upgrade(order.holder, stub, at_once=requests == self._requests)
+                summary = await self._summarizer.summary(order, cached)
+                if summary is not None:
+                    self._upgrade(order.holder, summary, at_once=requests == self._requests)
             except OrchError as error:
                 print(f"archiving: no summary of {order.holder}: {error}", flush=True)
                 self._on_fault()
             except Exception:
                 traceback.print_exc()
 
-    def _upgrade(self, holder: str, stub: str, *, at_once: bool) -> None:
-        self._transcript.upgrade(RecordUpgrade(holder, stub, at_once))
+    def _upgrade(self, holder: str, summary: ArchiveSummary, *, at_once: bool) -> None:
+        self._transcript.upgrade(RecordUpgrade(holder, summary.stub, at_once), summary.usage, summary.model)
         if at_once:
             # No request was made since the collapse, so this change does not invalidate a cached prefix.
             self._reload()
@@ -387,7 +387,7 @@ class TurnArchiver:
 
     def _apply_pending_records(self) -> None:
         for holder, stub in list(self._transcript.session.view.pending_records.items()):
-            self._upgrade(holder, stub, at_once=True)
+            self._upgrade(holder, ArchiveSummary(stub), at_once=True)
 
     # The lists of subagents and archives.
 

@@ -9,7 +9,7 @@ from typing import Final
 from msgspec import Struct
 
 from orch_protocol.agent.spec import BackendSpec, ToolSpec
-from orch_protocol.core.messages import Message, Text, text_of
+from orch_protocol.core.messages import Message, Text, Usage, text_of
 from orch_protocol.services.archives.archiving import SUMMARIZE_ARCHIVE, SummarizeArchive, SummaryOrder
 
 from ..backends.base import ONE_REQUEST, Backend, PromptPrefix
@@ -17,7 +17,7 @@ from ..backends.registry import is_remote
 from ..tools.api.root_client import CallRoot
 from ..tools.dispatch.budget_client import BudgetClient
 
-__all__ = ["CachedRequest", "Summarizer", "writer_of"]
+__all__ = ["ArchiveSummary", "CachedRequest", "Summarizer", "writer_of"]
 
 STEP_SECONDS: Final = 60.0
 TIMEOUT_FACTOR: Final = 4
@@ -30,6 +30,14 @@ class CachedRequest(Struct, frozen=True):
     system: str = ""
     prefix: PromptPrefix = PromptPrefix()
     conversation: tuple[Message, ...] = ()
+
+
+class ArchiveSummary(Struct, frozen=True):
+    """The record `stub` of an archive with a summary, which `model` (`PROVIDER:NAME`) wrote with `usage`."""
+
+    stub: str
+    usage: Usage | None = None
+    model: str = ""
 
 
 class Summarizer:
@@ -76,12 +84,12 @@ class Summarizer:
         """Whether summaries use the agent's own model, whose provider has cached the conversation."""
         return self._uses_own_model
 
-    async def stub(self, order: SummaryOrder, cached: CachedRequest) -> str | None:
-        """Return the record of the archive with a summary, or None if no summary is ready in time.
+    async def summary(self, order: SummaryOrder, cached: CachedRequest) -> ArchiveSummary | None:
+        """Return a summary of the archive, or None if none is ready in time.
 
         `cached` is the agent's conversation before the archiving. Raise OrchError if the model or the root fails.
         """
-        answer, asked = None, 0
+        answer, asked, used, model = None, 0, Usage(), ""
         backend: Backend | None = None
         try:
             async with asyncio.timeout(self._seconds * TIMEOUT_FACTOR):
@@ -89,9 +97,10 @@ class Summarizer:
                     request = SummarizeArchive(order.holder, answer, order.with_conversation)
                     step = await self._call(SUMMARIZE_ARCHIVE, request, STEP_SECONDS)
                     if step.request is None:
-                        return step.stub
+                        return None if step.stub is None else ArchiveSummary(step.stub, used, model)
                     if backend is None:
-                        backend = self._make(self._chosen(step.backend) or BackendSpec("extractive"))
+                        spec = self._chosen(step.backend) or BackendSpec("extractive")
+                        backend, model = self._make(spec), f"{spec.provider}:{spec.model}".removesuffix(":")
                     # The summary request and its answer do not become part of the conversation, and tool calls in the
                     # answer are not run.
                     if order.with_conversation:
@@ -107,7 +116,9 @@ class Summarizer:
                         backend.append_user((Text(step.request.prompt),))
                     reservation = await self._budget.reserve(backend, outside_turn=True)
                     turn = await self._budget.response(backend, reservation)
-                    self._budget.spend(turn.usage.with_one_model_call(), reservation)
+                    usage = turn.usage.with_one_model_call()
+                    self._budget.spend(usage, reservation)
+                    used += usage
                     answer, asked = text_of(turn.message), asked + 1
         except TimeoutError:
             print(f"archiving: no summary of {order.holder} in time", flush=True)

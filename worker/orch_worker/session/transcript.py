@@ -268,9 +268,9 @@ class Transcript:
         """
         return cast("CompactionEntry", self.append(CompactionEntry(**self._next(), **fields), sync=True)[0])
 
-    def upgrade(self, upgrade: RecordUpgrade) -> None:
-        """Record a better text for the record of an archive."""
-        self.append(UpgradeEntry(**self._next(), upgrade=upgrade))
+    def upgrade(self, upgrade: RecordUpgrade, usage: Usage | None = None, model: str = "") -> None:
+        """Record a better text for the record of an archive. `model` wrote it with `usage`."""
+        self.append(UpgradeEntry(**self._next(), upgrade=upgrade, usage=usage, model=model))
 
     def plan_approved(self, plan: str) -> None:
         """Record that the plan of the plan mode `plan` was approved. When this returns, the entry is on the disk."""

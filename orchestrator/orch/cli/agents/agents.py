@@ -91,11 +91,12 @@ def _resume(arguments: Namespace) -> int:
 
 
 def _budget_arguments(parser: ArgumentParser) -> None:
+    command.run_argument(parser)
     command.budget_arguments(parser, "all agents together", allow_none=True)
 
 
 def _budget(arguments: Namespace) -> int:
-    shown = Connection().call("budget", {"change": command.budget(arguments)})
+    shown = Connection(run=arguments.run).call("budget", {"change": command.budget(arguments)})
     command.print_result(arguments, shown, terminal.budget(shown))
     return 0
 

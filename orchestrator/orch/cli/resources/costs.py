@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from ...client.connection import Connection
 from ...config import config, paths
 from ...policy.hook_records import EVIDENCE
 from ...render import terminal
@@ -21,10 +22,10 @@ __all__ = ["VERBS"]
 
 MODEL_COLUMNS: Final = ["DAY", "MODEL", "CALLS", "IN", "OUT", "CACHED", "COST"]
 TOOL_COLUMNS: Final = ["TOOL", "CALLS", "ERRORS"]
-NO_COSTS: Final = "no costs: no session in {folder} contains a request"
 
 
 def _arguments(parser: ArgumentParser) -> None:
+    command.run_argument(parser)
     parser.add_argument(
         "--days", metavar="N", type=command.positive_int, default=7, help="number of latest days with usage (7)"
     )
@@ -33,8 +34,13 @@ def _arguments(parser: ArgumentParser) -> None:
 def _costs(arguments: Namespace) -> int:
     home = paths.home(os.environ)
     sessions = paths.sessions_of(home, config.load(Path.cwd(), os.environ).config.session_dir)
-    days = dict(list(daily_usage(sessions, home / EVIDENCE / COSTS).items())[: arguments.days])
-    text = _page(days) if days else NO_COSTS.format(folder=sessions)
+    only = None
+    if arguments.run is not None:
+        rows = Connection(run=arguments.run).call("list", {"all": True, "runs": False})
+        only = [row["folder"] for row in rows]
+    days = dict(list(daily_usage(sessions, home / EVIDENCE / COSTS, only).items())[: arguments.days])
+    where = f"in {sessions}" if arguments.run is None else f"of the run {arguments.run!r}"
+    text = _page(days) if days else f"no costs: no session {terminal.safe(where)} contains a request"
     command.print_result(arguments, msgspec.to_builtins(days), text)
     return 0
 

@@ -138,6 +138,7 @@ def _package_arguments(parser: ArgumentParser) -> None:
     source.add_argument("--prompt", metavar="TEXT", help="create it from these instructions; - reads them from stdin")
     source.add_argument("--template", metavar="TEMPLATE", help="create it from a prompt template: a name or a file")
     source.add_argument("--session", metavar="REF", help="create a draft from the session of an agent")
+    command.run_argument(parser)
     parser.add_argument("--description", metavar="TEXT", default="", help="description: purpose and when to use it")
     parser.add_argument("--output", metavar="FOLDER", default=".", help="output folder (default: current folder)")
     parser.add_argument("--zip", action="store_true", help="as NAME.zip")
@@ -175,7 +176,7 @@ def _build_skill(arguments: Namespace, name: str) -> Any:
 
     description = replace_invalid_utf8(arguments.description)
     if arguments.session is not None:
-        shown = Connection().call("show", {"ref": arguments.session, "messages": ALL_MESSAGES})
+        shown = Connection(run=arguments.run).call("show", {"ref": arguments.session, "messages": ALL_MESSAGES})
         messages = msgspec.convert(shown["messages"], list[Message])
         return of_session(shown["agent"]["task"], messages, name, description)
     if not description:

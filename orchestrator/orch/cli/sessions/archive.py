@@ -155,13 +155,14 @@ def _ask_all_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("prompt", metavar="PROMPT", help="the question; - reads it from stdin")
     parser.add_argument("ids", metavar="ID", nargs="*", help="ids of archives")
     _ref_option(parser)
+    command.run_argument(parser)
     parser.add_argument("--timeout", type=command.seconds, metavar="S", help="wait at most S seconds for all answers")
 
 
 def _ask_all(arguments: Namespace) -> int:
     if bool(arguments.ids) == (arguments.ref is not None):
         raise CommandError("UsageError", "no archive given: pass archive ids or --in REF; see: orch archive list", 2)
-    connection = Connection()
+    connection = Connection(run=arguments.run)
     ids = arguments.ids or [row["id"] for row in connection.call("list_archives", {"ref": arguments.ref})]
     if not ids:
         raise CommandError("AgentNotFoundError", f"agent {arguments.ref} has no archives; see: orch archive list", 3)
@@ -210,11 +211,13 @@ def _export(arguments: Namespace) -> int:
 
 def _delete_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("ids", metavar="ID", nargs="+", help="ids or unique prefixes of archives")
+    command.run_argument(parser)
     parser.add_argument("--dry-run", action="store_true", help="print what would be deleted; delete nothing")
 
 
 def _delete(arguments: Namespace) -> int:
-    deleted = Connection().call("delete_archives", {"ids": arguments.ids, "dry_run": arguments.dry_run})
+    params = {"ids": arguments.ids, "dry_run": arguments.dry_run}
+    deleted = Connection(run=arguments.run).call("delete_archives", params)
     return command.print_deleted(arguments, deleted, deleted["archives"], "archive", table)
 
 
@@ -222,12 +225,13 @@ def _prune_arguments(parser: ArgumentParser) -> None:
     help = "archives older than this: 90m, 12h, 30d, 8w"
     parser.add_argument("--older-than", dest="older", metavar="AGE", required=True, action=command.SetOnce, help=help)
     _ref_option(parser)
+    command.run_argument(parser)
     parser.add_argument("--dry-run", action="store_true", help="print what would be deleted; delete nothing")
 
 
 def _prune(arguments: Namespace) -> int:
     params = {"older": arguments.older, "ref": arguments.ref, "dry_run": arguments.dry_run}
-    pruned = Connection().call("prune_archives", params)
+    pruned = Connection(run=arguments.run).call("prune_archives", params)
     rows = pruned["archives"]
     return command.print_deleted(arguments, pruned, rows, "archive", table)
 

@@ -23,6 +23,7 @@ __all__ = ["ACTIONS"]
 
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("key", metavar="KEY|FILE", help="agent number, id or unique prefix, or name; or a file")
+    command.run_argument(parser)
     parser.add_argument("--repair", action="store_true", help="write a repaired copy; the damaged file is kept")
     help = "file for the repaired copy (FILE.mended)"
     parser.add_argument("--output", metavar="FILE", type=command.file, action=command.SetOnce, help=help)
@@ -46,7 +47,7 @@ def _fsck(arguments: Namespace) -> int:
 
 def _of_agent(arguments: Namespace) -> dict[str, Any]:
     params = {"ref": arguments.key, "repair": arguments.repair}
-    result: dict[str, Any] = Connection().call("check_session", params)
+    result: dict[str, Any] = Connection(run=arguments.run).call("check_session", params)
     return result | {"mended": result["path"] if result["kept"] else ""}
 
 

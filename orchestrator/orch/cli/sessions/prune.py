@@ -29,12 +29,14 @@ def _arguments(parser: ArgumentParser) -> None:
         action="store_true",
         help="also idle agents that were not queried for that long; they are killed first",
     )
+    command.run_argument(parser)
     parser.add_argument("--dry-run", action="store_true", help="print what would be deleted; delete nothing")
 
 
 def _prune(arguments: Namespace) -> int:
     request = {"older": arguments.older_than, "keep": arguments.keep, "idle": arguments.idle}
-    result: dict[str, Any] = Connection().call("prune_sessions", request | {"dry_run": arguments.dry_run})
+    connection = Connection(run=arguments.run)
+    result: dict[str, Any] = connection.call("prune_sessions", request | {"dry_run": arguments.dry_run})
     rows = result["sessions"]
     return command.print_deleted(arguments, result, rows, "session", session_table)
 

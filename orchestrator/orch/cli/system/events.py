@@ -26,7 +26,7 @@ def _arguments(parser: ArgumentParser) -> None:
         "--since", type=command.non_negative_int, default=0, metavar="N", help="only events after number N (0: all)"
     )
     parser.add_argument("--ref", help="only events of this agent")
-    parser.add_argument("--run", default="", metavar="NAME", help="events of a program's run (RUN in orch list)")
+    command.run_argument(parser)
     parser.add_argument("--follow", action="store_true", help="wait for new events until interrupted")
 
 
@@ -34,7 +34,13 @@ def _events(arguments: Namespace) -> int:
     since, connection = arguments.since, Connection()
     while True:
         seconds = WAIT_SECONDS if arguments.follow else 0.0
-        params = {"since": since, "ref": arguments.ref, "limit": PAGE_SIZE, "seconds": seconds, "run": arguments.run}
+        params = {
+            "since": since,
+            "ref": arguments.ref,
+            "limit": PAGE_SIZE,
+            "seconds": seconds,
+            "run": arguments.run or "",
+        }
         rows = connection.call("events", params)
         for row in rows:
             print(to_json(row) if arguments.json else _line(row), flush=True)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from orch.cli import run
+from orch.cli import VERBS, run
 from orch.cli.agents import runs
+from orch.cli.command import CliCommand, CommandGroup, Parser
 from orch_protocol.services.agents.runs import RunRow
 from orchestrator.daemon_double import ROW, Desk, opened
 
@@ -62,6 +65,8 @@ def test_runs_are_a_table_with_folders_and_costs(capsys: Captured) -> None:
         "archive list reader",
         "archive search pump",
         "archive read b0d9f3",
+        "archive ask-all why b0d9f3",
+        "archive prune --older-than 3d",
     ],
 )
 def test_run_option_selects_the_run(desk: Desk, argv: str) -> None:
@@ -72,6 +77,33 @@ def test_run_option_selects_the_run(desk: Desk, argv: str) -> None:
     assert run([*argv.split(), "--run", "report"]) == 0
     assert set(desk.runs) == {"report"}
     assert all(not params.get("runs") for _, params in desk.asked[len(desk.asked) // 2 :])
+
+
+def commands() -> Iterator[tuple[str, bool]]:
+    """Yield the words of each command, and whether it has the option `--run`."""
+
+    def walk(words: str, found: CliCommand | CommandGroup) -> Iterator[tuple[str, bool]]:
+        if isinstance(found, CommandGroup):
+            for word, (_, below) in found.verbs.items():
+                yield from walk(f"{words} {word}", below)
+            return
+        parser = Parser(words, "", "")
+        found.add_arguments(parser)
+        yield words, "--run" in parser._option_string_actions
+
+    for name, (module, _) in VERBS.items():
+        yield from walk(name, import_module(module).VERBS[name])
+
+
+def test_commands_about_agents_sessions_and_archives_have_the_run_option() -> None:
+    """Commands that create agents and commands about the whole machine have no run."""
+    groups = ("archive", "session", "workspace")
+    modules = ("orch.cli.agents", "orch.cli.service_verbs")
+    about_runs = {name for name, (module, _) in VERBS.items() if name in groups or module.startswith(modules)}
+    missing = {words for words, has_run in commands() if words.partition(" ")[0] in about_runs and not has_run}
+    assert missing == {"spawn", "run", "map", "chat", "runs", "session import"}
+    others = {words for words, has_run in commands() if words.partition(" ")[0] not in about_runs and has_run}
+    assert others == {"costs", "events", "forget", "skills package"}
 
 
 def test_forget_finds_the_session_in_the_run(desk: Desk, capsys: Captured) -> None:

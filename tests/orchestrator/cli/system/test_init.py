@@ -232,7 +232,7 @@ def test_error_of_the_server_is_followed_by_the_next_steps(
 
 @pytest.mark.parametrize(
     ("status", "problem"),
-    [(404, "HTTP status 404; start the server, or pass"), (401, "HTTP status 401: it wants a key")],
+    [(404, "HTTP status 404; start the server, or pass"), (401, "HTTP status 401: it wants a")],
 )
 def test_server_that_lists_no_models_is_refused(
     url: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch, status: int, problem: str
