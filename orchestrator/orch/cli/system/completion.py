@@ -159,7 +159,7 @@ def _completion(arguments: Namespace) -> int:
 EFFECT: Final = {
     "bash": 'eval "$(orch completion bash)" in ~/.bashrc',
     "zsh": 'eval "$(orch completion zsh)" in ~/.zshrc, after compinit',
-    "fish": "orch completion fish > ~/.config/fish/completions/orch.fish",
+    "fish": "mkdir -p ~/.config/fish/completions; orch completion fish > ~/.config/fish/completions/orch.fish",
 }
 VERBS = {
     "completion": CliCommand(
