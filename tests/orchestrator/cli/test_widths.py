@@ -42,7 +42,7 @@ AGENT = ROW | {
     "usage": USAGE,
     "tree_usage": USAGE,
 }
-FOLDER = "/home/mara/projects/installations/north/stations/pumps/controller"
+FOLDER = "/srv/projects/of/pumps/installations/north/stations/pumps/controller"
 COMMANDS = {
     "list": ["list"],
     "tree": ["list", "--tree"],
