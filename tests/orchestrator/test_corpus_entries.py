@@ -45,7 +45,9 @@ def test_stored_entry_is_read_with_all_its_fields(line: bytes) -> None:
     assert found.items() >= fields.items()
 
 
-@pytest.mark.parametrize(("lines", "types"), [(JOURNAL, Entry), (SESSION, session_entries.Entry)], ids=str)
+@pytest.mark.parametrize(
+    ("lines", "types"), [(JOURNAL, Entry), (SESSION, session_entries.Entry)], ids=["journal", "session"]
+)
 def test_stored_entries_have_every_type_and_field(lines: list[bytes], types: Any) -> None:
     """A new type or field is added to the files, so that later versions have to read it."""
     stored: dict[str, set[str]] = {}
