@@ -1,4 +1,4 @@
-"""Asks one typed question about each Python file of a folder, four at a time.
+"""Asks one typed question about each Python file of a folder, six at a time.
 
     python examples/maps/review.py examples/bug_hunt/project
 
@@ -44,7 +44,7 @@ def main() -> int:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     files = sorted(arguments.folder.rglob("*.py"))
     with Orchestrator(arguments.model, run="reviews") as o:
-        results = o.map(files, question, workers=4, returns=Review, tools=[], on_progress=show)
+        results = o.map(files, question, workers=6, returns=Review, tools=[], on_progress=show)
     for each in results:
         answer = each.error or f"{each.value.lines} lines, undocumented: {', '.join(each.value.undocumented) or 'none'}"
         print(f"{each.key}: {answer}{' (kept)' if each.kept else ''}")

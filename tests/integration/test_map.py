@@ -13,7 +13,6 @@ from pathlib import Path
 
 from integration import counting_model
 from integration.command_shell import SECONDS, Shell
-from source_tree import ROOT
 
 ITEMS, WORKERS = 30, 6
 PROGRAM = f"""
@@ -119,24 +118,3 @@ def test_a_command_continues_after_the_daemon_was_killed_and_after_ctrl_c(shell:
     assert sum(each["kept"] for each in results) == WORKERS
     assert answered(folder) == {str(n): 1 for n in range(ITEMS)}
     assert sent(folder).total() == ITEMS + 2 * WORKERS
-
-
-def test_the_example_program_runs_without_a_key(shell: Shell) -> None:
-    """Its second run keeps the answers of the first."""
-    program, project = ROOT / "examples/maps/review.py", ROOT / "examples/bug_hunt/project/tidegauge"
-    first, second = (
-        subprocess.run(
-            [sys.executable, program, project],
-            cwd=shell.folder,
-            env=shell.env,
-            capture_output=True,
-            timeout=SECONDS,
-            check=True,
-        )
-        .stdout.decode()
-        .splitlines()
-        for _ in range(2)
-    )
-    assert len(first) == len(list(project.rglob("*.py")))
-    assert all(" lines, undocumented: " in line for line in first)
-    assert second == [f"{line} (kept)" for line in first]
