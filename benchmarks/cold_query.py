@@ -7,11 +7,11 @@ includes the daemon, the template and the agent until the daemon has stopped. Us
 from __future__ import annotations
 
 import json
-import os
-import resource
 import subprocess
 import sys
 from time import perf_counter
+
+from timed_command import cpu_of_children
 
 from orch_worker.system import linux
 
@@ -26,13 +26,7 @@ def main(orch: str) -> None:
     subprocess.run([orch, *COMMAND], check=True, stdout=subprocess.DEVNULL, timeout=SECONDS)
     took = perf_counter() - begin
     subprocess.run([orch, "daemon", "stop"], check=True, stdout=subprocess.DEVNULL, timeout=SECONDS)
-    while True:
-        try:
-            os.wait()
-        except ChildProcessError:
-            break
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    print(json.dumps({"wall": 1000 * took, "cpu": 1000 * (used.ru_utime + used.ru_stime)}))
+    print(json.dumps({"wall": 1000 * took, "cpu": 1000 * cpu_of_children()}))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ BENCHES = (
     "bench_scale.py",
     "bench_herd.py",
     "bench_cli.py",
+    "bench_first_use.py",
     "bench_kill.py",
     "bench_wire.py",
     "bench_streams.py",

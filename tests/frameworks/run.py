@@ -19,11 +19,12 @@ FRAMEWORKS = {
     "langchain": (
         "langchain==1.5.2",
         "langgraph==1.2.24",
+        "langgraph-checkpoint-sqlite==3.1.2",
         "langchain-anthropic==1.7.10",
         "langchain-openai==1.7.4",
         "deepagents==0.7.32",
     ),
-    "pydantic_ai": ("pydantic-ai-slim[anthropic,openai]==2.68.0",),
+    "pydantic_ai": ("pydantic-ai-slim[anthropic,dbos,openai]==2.68.0", "dbos==3.4.0"),
     "claude_agent_sdk": ("claude-agent-sdk==0.2.189",),
 }
 """The packages of each framework. `tests/frameworks/test_NAME.py` contains its tests."""
