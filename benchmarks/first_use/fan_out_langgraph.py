@@ -1,7 +1,8 @@
+import asyncio
 from dataclasses import dataclass
 
 from langchain_openai import ChatOpenAI
-from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.func import entrypoint, task
 
 
@@ -10,20 +11,28 @@ class Review:
     verdict: str
 
 
-with SqliteSaver.from_conn_string("reviews.sqlite") as saver:
-    model = ChatOpenAI(model="gpt-4o").with_structured_output(Review)
+model = ChatOpenAI(model="gpt-4o").with_structured_output(Review)
+# With `max_concurrency`, results are saved only when a place is free, so a kill would lose them.
+places = asyncio.Semaphore(6)
 
-    @task
-    def review(item):
-        return model.invoke(f"Review number {item}")
 
-    @entrypoint(saver)
-    def reviews(items):
-        waiting = [review(item) for item in items]
-        return [each.result() for each in waiting]
+@task
+async def review(item):
+    async with places:
+        return await model.ainvoke(f"Review number {item}")
 
-    # The entrypoint itself takes one of the seven places.
-    config = {"configurable": {"thread_id": "reviews"}, "max_concurrency": 7}
-    begun = reviews.get_state(config).next
-    for item, found in enumerate(reviews.invoke(None if begun else list(range(30)), config)):
-        print(item, found)
+
+async def main():
+    async with AsyncSqliteSaver.from_conn_string("reviews.sqlite") as saver:
+
+        @entrypoint(saver)
+        async def reviews(items):
+            return await asyncio.gather(*map(review, items))
+
+        config = {"configurable": {"thread_id": "reviews"}}
+        begun = (await reviews.aget_state(config)).next
+        for item, found in enumerate(await reviews.ainvoke(None if begun else list(range(30)), config)):
+            print(item, found)
+
+
+asyncio.run(main())

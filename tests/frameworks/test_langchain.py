@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from frameworks.world import (
     Sent,
     check_apart,
     check_guide,
+    check_names,
     check_prefixes,
     damage,
     full_disk,
@@ -346,3 +348,10 @@ def test_an_unknown_profile_is_an_error(tmp_path: Path) -> None:
 def test_the_programs_of_the_guide_run(tmp_path: Path) -> None:
     """They print what the page shows."""
     check_guide("langchain", tmp_path)
+
+
+def test_the_page_for_users_of_the_framework_names_what_it_has() -> None:
+    """Each name of the frameworks in docs/start/coming_from.md exists."""
+    langgraph = [f"langgraph.{name}" for name in ("graph", "func", "types", "pregel", "store.base")]
+    names = ["langchain.agents", "langchain.agents.middleware", *langgraph]
+    check_names("LangGraph and LangChain", *map(importlib.import_module, names))

@@ -19,6 +19,7 @@ from frameworks.world import (
     Sent,
     check_apart,
     check_guide,
+    check_names,
     check_prefixes,
     damage,
     full_disk,
@@ -365,3 +366,8 @@ def test_an_unknown_profile_is_an_error(tmp_path: Path) -> None:
 def test_the_programs_of_the_guide_run(tmp_path: Path) -> None:
     """They print what the page shows."""
     check_guide("openai_agents", tmp_path)
+
+
+def test_the_page_for_users_of_the_framework_names_what_it_has() -> None:
+    """Each name of the framework in docs/start/coming_from.md exists."""
+    check_names("OpenAI Agents SDK", agents)

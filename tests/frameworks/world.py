@@ -7,13 +7,16 @@ question names, and searches its archives for quoted text.
 from __future__ import annotations
 
 import errno
+import inspect
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -147,3 +150,25 @@ def check_guide(framework: str, folder: Path, model: Callable[[Request], Answer]
         assert matches(expected(block.text), done.stdout), done.stdout
         assert apart.server.refused == []
         assert apart.server.requests
+
+
+def check_names(heading: str, *modules: ModuleType) -> None:
+    """Check that `modules` define what the first column of a table of docs/start/coming_from.md names.
+
+    A name can have an attribute, as `Runner.run`, and an argument, as `Agent(tools=)`.
+    """
+    page = (ROOT / "docs" / "start" / "coming_from.md").read_text()
+    section = page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    cells = [line.split(" | ")[0] for line in section.splitlines() if line.startswith("| ")]
+    names = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+    assert len(names) > 10
+    assert [name for name in names if not _defined(name, modules)] == []
+
+
+def _defined(name: str, modules: tuple[ModuleType, ...]) -> bool:
+    path, _, argument = name.rstrip("=)").partition("(")
+    first, *attributes = path.split(".")
+    found = next((getattr(module, first) for module in modules if hasattr(module, first)), None)
+    for attribute in attributes:
+        found = getattr(found, attribute, None)
+    return found is not None and (not argument or argument in inspect.signature(found).parameters)
