@@ -261,3 +261,54 @@ def test_records_of_recorded_sessions_keep_the_bounds(
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     bench = importlib.import_module("bench_records")
     assert [row.figure for row in bench.recorded(session, tmp_path) if not row.ok] == []
+
+
+def test_lines_of_code_are_neither_empty_nor_comments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The programs of the first use are compared by these lines."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    bench = importlib.import_module("bench_first_use")
+    program = tmp_path / "program.py"
+    program.write_text("import os\n\n# why\nfor name in os.environ:\n    # this\n    print(name)  # and that\n")
+    assert bench.lines(program) == 3
+
+
+def test_each_framework_has_the_programs_of_the_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each program belongs to orch or to a framework, and each framework has a fan-out."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    bench = importlib.import_module("bench_first_use")
+    names = {"orch", *(each.program for each in bench.FRAMEWORKS)}
+    there = {path.stem for path in bench.PROGRAMS.glob("*.py")}
+    assert {name for name in there if name.startswith("fan_out_")} == {f"fan_out_{name}" for name in names}
+    assert there <= {f"{kind}_{name}" for kind in ("fan_out", "own_loop") for name in names}
+
+
+@pytest.mark.parametrize(
+    ("body", "item", "answer"),
+    [
+        ({"messages": [{"role": "user", "content": "Review number 7"}]}, "7", '{"verdict": "reviewed 7"}'),
+        ({"messages": [{"role": "user", "content": "What is in a.log?"}], "tools": []}, None, "read_file"),
+        ({"messages": [{"role": "tool", "content": "What is in a.log?"}]}, None, "It says that all is quiet."),
+    ],
+)
+def test_model_of_the_first_use_answers_questions(
+    monkeypatch: pytest.MonkeyPatch, body: dict[str, Any], item: str | None, answer: str
+) -> None:
+    """It answers a review with a value, a question about a file with a call, and a result with a text."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "peers"))
+    model = importlib.import_module("review_model")
+    found, message = model.completion(body, 1)
+    assert found == item
+    assert answer in (message["content"] or message["tool_calls"][0]["function"]["name"])
+
+
+def test_model_of_the_first_use_answers_in_the_requested_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value is wrapped if the schema wraps it, and is the argument of a tool that takes the result."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "peers"))
+    model = importlib.import_module("review_model")
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "Review number 7"}]}
+    schema = {"json_schema": {"schema": {"properties": {"response": {}}}}}
+    wrapped = model.completion(body | {"response_format": schema}, 1)[1]["content"]
+    assert json.loads(wrapped) == {"response": {"verdict": "reviewed 7"}}
+    tools = [{"type": "function", "function": {"name": "final_result"}}]
+    [call] = model.completion(body | {"tools": tools}, 1)[1]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"verdict": "reviewed 7"}
