@@ -183,11 +183,11 @@ async def past(args: Args, world: World) -> list[Row]:
 
 async def program_rows(args: Args, world: World, kind: str, figure: str, pythons: dict[Peer, str]) -> list[Row]:
     """Measure the programs of orch and of the frameworks for one door. Programs that a framework lacks are left out."""
-    ours = [sys.executable, str(PROGRAMS / f"{kind}_orch.py")]
-    commands = {
-        each.name: [python, str(path)] for each, python in pythons.items() if (path := _program(kind, each)).exists()
-    }
-    runs = {name: list[dict[str, float]]() for name in ("orch", *commands)}
+    commands = {"orch": [sys.executable, str(PROGRAMS / f"{kind}_orch.py")]}
+    for each, python in pythons.items():
+        if (path := _program(kind, each)).exists():
+            commands[each.name] = [python, str(path)]
+    runs = {name: list[dict[str, float]]() for name in commands}
 
     def side(name: str, command: list[str]) -> Callable[[], float]:
         def once() -> float:
@@ -199,9 +199,7 @@ async def program_rows(args: Args, world: World, kind: str, figure: str, pythons
 
         return once
 
-    await harness.interleave(
-        args.rounds, **{name: side(name, command) for name, command in {"orch": ours, **commands}.items()}
-    )
+    await harness.interleave(args.rounds, **{name: side(name, command) for name, command in commands.items()})
     rows = [
         harness.compared(
             f"{figure}: commands (peer: each)",
@@ -211,13 +209,14 @@ async def program_rows(args: Args, world: World, kind: str, figure: str, pythons
             aim="<= 1",
         )
     ]
-    sizes = {name: lines(Path(command[1])) for name, command in {"orch": ours, **commands}.items()}
-    for name in commands:
+    sizes = {name: lines(Path(command[1])) for name, command in commands.items()}
+    peers = [name for name in commands if name != "orch"]
+    for name in peers:
         text = f"{figure}: lines of code (peer: {name})"
         rows.append(harness.compared(text, [sizes["orch"]], [sizes[name]], must=LINES[kind][0], aim=LINES[kind][1]))
     for key, text, must, aim in FIGURES[kind]:
         values = {name: [each[key] for each in found[1:]] for name, found in runs.items()}
-        for name in commands:
+        for name in peers:
             row = harness.compared(f"{figure}: {text}; peer: {name})", values["orch"], values[name], must=must, aim=aim)
             rows.append(row)
     return rows
