@@ -144,11 +144,17 @@ class World:
             sleep(0.05)
 
 
-def interpreters(args: Args) -> dict[Peer, str]:
-    """Return the interpreters of the frameworks. With `--quick`, those whose venvs exist."""
-    return {
-        each: str(venv(each.venv)) for each in FRAMEWORKS if not args.quick or (VENVS / each.venv / "made").exists()
-    }
+def interpreter(peer: Peer, *, create: bool) -> str:
+    """Return the interpreter of a framework.
+
+    Raises MissingPeerError if its venv does not exist and `create` is False, or if it cannot be made.
+    """
+    if not create and not (VENVS / peer.venv / "made").exists():
+        raise MissingPeerError("not installed: run python tests/frameworks/run.py")
+    try:
+        return str(venv(peer.venv))
+    except (subprocess.SubprocessError, OSError) as error:
+        raise MissingPeerError(f"could not be installed: {error}") from error
 
 
 async def measure(args: Args) -> list[Row]:
