@@ -6,8 +6,8 @@ ms, and run in the same rounds. The frameworks are in the venvs of their tests.
 - Past sessions: import a recorded session, search it and compute its cost. No framework has this.
 - Own loop: a conversation of 30 questions about 30 files, in which the model can still read everything. orch archives
   below the SDK; the frameworks send the whole conversation.
-- Fan-out: 30 typed answers, six at a time. Each program is then killed after six answers and started again. A program
-  continues if its framework, or a package that the framework's documentation names, can do so.
+- Fan-out: 30 typed answers, six at a time. Each program is also killed one second after the sixth answer, and started
+  again. It continues if its framework, or a package that the framework's documentation names, can do so.
 
 Lines are those that are neither empty nor comments. Commands include the installation of the packages. CPU seconds are
 those of all processes of a program.
@@ -36,6 +36,8 @@ from frameworks.run import VENVS, venv
 
 ITEMS, WORKERS, FILES = 30, 6, 30
 SECONDS = 60
+SETTLE_SECONDS = 1.0
+"""The time between the sixth answer and the kill, in which a program can save the answers."""
 PROGRAMS = Path(__file__).with_name("first_use")
 ORCH = str(Path(sys.executable).with_name("orch"))
 SESSION = ROOT / "examples" / "bug_hunt" / "session.jsonl"
@@ -127,6 +129,7 @@ class World:
         first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **where)
         try:
             self._until(lambda state: (len(state["sent"]), len(state["answered"])) == (2 * WORKERS, WORKERS))
+            sleep(SETTLE_SECONDS)
         finally:
             first.kill()
             first.wait()
