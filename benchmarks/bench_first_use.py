@@ -1,4 +1,4 @@
-"""The three doors of the README beside other agent frameworks: commands, lines of code, seconds and CPU seconds.
+"""The three uses of orch in the README beside other agent frameworks: commands, lines of code, seconds and CPU seconds.
 
 The programs are in `first_use/`. All talk to the same model server on the loopback interface, which answers after 50
 ms, and run in the same rounds. The frameworks are in the venvs of their tests.
@@ -161,7 +161,7 @@ def interpreter(peer: Peer, *, create: bool) -> str:
 
 
 async def measure(args: Args) -> list[Row]:
-    """Measure the three doors."""
+    """Measure the three uses."""
     pythons, missing = dict[Peer, str](), list[Row]()
     for each in FRAMEWORKS:
         try:
@@ -187,18 +187,18 @@ async def past(args: Args, world: World) -> list[Row]:
     commands = [[ORCH, *map(str, command)] for command in PAST]
     runs: list[dict[str, float]] = []
     await harness.interleave(args.rounds, ours=lambda: _noted(runs, world.timed(*commands)))
-    door = "a past session searched and priced"
+    figure = "a past session searched and priced"
     wall, cpu = (median(each[key] for each in runs[1:]) for key in ("wall", "cpu"))
     return [
-        harness.counted(f"{door}: commands (peers: none)", 1 + len(PAST), must="<= 4"),
-        harness.counted(f"{door}: lines of code (peers: none)", 0, must="== 0"),
-        harness.counted(f"{door}: time (s; peers: none)", wall, must=">= 0", aim="<= 2"),
-        harness.counted(f"{door}: CPU (s; peers: none)", cpu, must="<= 5", aim="<= 2"),
+        harness.counted(f"{figure}: commands (peers: none)", 1 + len(PAST), must="<= 4"),
+        harness.counted(f"{figure}: lines of code (peers: none)", 0, must="== 0"),
+        harness.counted(f"{figure}: time (s; peers: none)", wall, must=">= 0", aim="<= 2"),
+        harness.counted(f"{figure}: CPU (s; peers: none)", cpu, must="<= 5", aim="<= 2"),
     ]
 
 
 async def program_rows(args: Args, world: World, kind: str, figure: str, pythons: dict[Peer, str]) -> list[Row]:
-    """Measure the programs of orch and of the frameworks for one door. Programs that a framework lacks are left out."""
+    """Measure the programs of orch and of the frameworks for one use. Programs that a framework lacks are left out."""
     commands = {"orch": [sys.executable, str(PROGRAMS / f"{kind}_orch.py")]}
     for each, python in pythons.items():
         if (path := _program(kind, each)).exists():
