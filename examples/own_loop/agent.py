@@ -32,7 +32,7 @@ def answer(client: anthropic.Anthropic, model: str, messages: list) -> str:
         calls = [block for block in reply.content if block.type == "tool_use"]
         if not calls:
             return "".join(block.text for block in reply.content if block.type == "text")
-        texts = [Path(call.input["path"]).read_text() for call in calls]
+        texts = [Path(call.input["path"]).read_text(errors="replace") for call in calls]
         results = zip(calls, texts, strict=True)
         content = [{"type": "tool_result", "tool_use_id": call.id, "content": text} for call, text in results]
         messages.append({"role": "user", "content": content})

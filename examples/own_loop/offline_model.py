@@ -13,7 +13,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 def blocks(request: dict) -> list[dict]:
-    """Return the answer: a call for the text or the file that the question names, or the beginning of a result."""
+    """Return the answer: a call for the text or the file that the question names, or the beginning of a result.
+
+    A text is searched only if the request offers the tool, which it does after the first turn was archived.
+    """
     content = request["messages"][-1]["content"]
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     results = [part["content"] for part in parts if part["type"] == "tool_result"]
@@ -21,10 +24,12 @@ def blocks(request: dict) -> list[dict]:
         text = results[0] if isinstance(results[0], str) else results[0][0]["text"]
         return [{"type": "text", "text": "\n".join(text.splitlines()[:3])}]
     question = "\n".join(part["text"] for part in parts)
-    if quoted := re.search(r"'(.+)'\?", question):
+    if not (quoted := re.search(r"'(.+)'\?", question)):
+        call = ("read_file", {"path": re.search(r"What is in (.+)\?", question)[1]})
+    elif any(tool["name"] == "search_archive" for tool in request["tools"]):
         call = ("search_archive", {"query": quoted[1]})
     else:
-        call = ("read_file", {"path": re.search(r"What is in (\S+)\?", question)[1]})
+        return [{"type": "text", "text": "Nothing is archived yet. The conversation still contains each file."}]
     identifier = f"call_{len(request['messages'])}"
     return [{"type": "tool_use", "id": identifier, "name": call[0], "input": call[1]}]
 

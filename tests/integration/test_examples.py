@@ -56,6 +56,14 @@ def test_the_gateway_archives_below_an_own_loop(shell: Shell) -> None:
     assert sent < received / 3
 
 
+def test_the_own_loop_answers_before_anything_is_archived(shell: Shell, tmp_path: Path) -> None:
+    """In a small folder nothing is archived, so the model has no tool to search with. A file need not be text."""
+    (tmp_path / "a file.bin").write_bytes(b"\xff")
+    lines = example(shell, f"{OWN_LOOP.rpartition(' ')[0]} {tmp_path}")
+    assert lines[0].startswith("Nothing is archived yet.")
+    assert lines[1].startswith("1 files: sent ")
+
+
 def test_the_proxy_archives_below_an_own_loop_by_its_url(shell: Shell) -> None:
     """With the URL of `orch proxy`, the same program gets the same answer."""
     model = [sys.executable, ROOT / "examples/own_loop/offline_model.py"]
