@@ -7,6 +7,7 @@ import leaves the session as it was before.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,8 +17,17 @@ from typing import Final
 
 from msgspec import Struct
 
-from orch_protocol.core.errors import AgentNotFoundError, AmbiguousRefError, ConfigError, LockedError
+from orch_protocol.core.errors import (
+    AgentNotFoundError,
+    AmbiguousRefError,
+    ConfigError,
+    ForeignFileError,
+    LockedError,
+    StoreError,
+)
+from orch_worker.session.entry_codec import SESSION_HEADER
 from orch_worker.session.log.lock import FolderLock, owner_of
+from orch_worker.session.log.log_reader import read_header
 from orch_worker.system import atomic_json
 from orch_worker.system.files import io_error
 
@@ -114,7 +124,21 @@ class ImportCatalog:
 
     def open(self, record: ImportRecord) -> ArchiveStore:
         """Return the archives of a session, one for each turn, for reading. Raises StoreError, ForeignFileError."""
-        return ArchiveStore.read(self.store_folder(record))
+        try:
+            return ArchiveStore.read(self.store_folder(record))
+        except ForeignFileError as error:
+            raise ForeignFileError(
+                f"the copy of {record.source} was not written by this version of orch: copy it again with "
+                f"`orch import {shlex.quote(record.source)}`"
+            ) from error
+
+    def is_readable(self, record: ImportRecord) -> bool:
+        """Return whether the first file of a session's archives exists and has the version that this orch reads."""
+        first = ArchiveStore(None, self.store_folder(record)).path(1)
+        try:
+            return bool(read_header(first, SESSION_HEADER))
+        except StoreError:
+            return False
 
     def bytes_of(self, record: ImportRecord) -> int:
         """Return the disk space of a session in bytes."""

@@ -177,8 +177,10 @@ class _Importer:
         self.result.files += 1
         known = self._known.get(source.name, {})
         is_complete = bool(known) and len(known) == next(iter(known.values())).conversations
+        is_readable = all(map(self._catalog.is_readable, known.values()))
         state = (source.size, source.modified_ns)
-        if is_complete and all((record.size, record.modified_ns) == state for record in known.values()):
+        is_same = all((record.size, record.modified_ns) == state for record in known.values())
+        if is_complete and is_readable and is_same:
             self.result.unchanged += len(known)
             return
         if not known and not source.is_named and self.seen.other.get(source.name) == state:
@@ -205,7 +207,9 @@ class _Importer:
             self.seen.other[source.name] = state
             return
         self.seen.other.pop(source.name, None)
-        is_grown = bool(known) and all(hashes.get(record.size) == record.sha256 for record in known.values())
+        is_grown = (
+            bool(known) and is_readable and all(hashes.get(record.size) == record.sha256 for record in known.values())
+        )
         for number, conversation in enumerate(found, 1):
             id = session_id(source.name, number)
             if id in self.seen.forgotten and not source.is_named:

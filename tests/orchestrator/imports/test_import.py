@@ -14,7 +14,9 @@ import pytest
 from orch.cli import run
 from orch.cli.sessions.import_past import bar
 from orch.imports.catalog import ImportCatalog
+from orch_protocol.session.entries import SESSION_VERSION
 from orch_worker.session.log.append_log import AppendLog
+from orch_worker.session.log.record_format import seal_lines
 from orchestrator.imports.claude_rows import add_rows, add_turn, write_session
 
 Captured = pytest.CaptureFixture[str]
@@ -291,6 +293,23 @@ class TestNextImport:
         assert (row["title"], row["turns"]) == ("other", 3)
         assert not [hit for hit in call("archive", "search", "output of second") if hit["exact"]]
         assert len([each for each in (home / "imports" / row["id"]).iterdir() if each.is_dir()]) == 1
+
+    @pytest.mark.parametrize("grown", [False, True])
+    def test_copy_of_another_version_is_replaced(self, call: Call, past: Path, home: Path, grown: bool) -> None:
+        """Until then, a search names the command that replaces it."""
+        file = write_session(past / "one.jsonl", "first")
+        call("import", past)
+        (copied,) = home.glob("imports/*/1/archive-000001.jsonl")
+        header, *lines = copied.read_bytes().splitlines(keepends=True)
+        other = header.partition(b',"s":1')[0].replace(b'"version":%d' % SESSION_VERSION, b'"version":1') + b"}"
+        copied.write_bytes(b"".join([seal_lines([other], 0, 0)[0], *lines]))
+        (row,) = call("import", "--list")
+        assert call("archive", "read", row["id"], code=1)["message"].endswith(f"with `orch import {file}`")
+        if grown:
+            add_turn(file, "second")
+        assert call("import", past)["replaced"] == 1
+        assert call("archive", "search", "output of first")[0]["exact"]
+        assert call("import", past)["unchanged"] == 1
 
     def test_removed_source_keeps_its_session(self, call: Call, past: Path) -> None:
         """The session stays searchable, also when its file now contains something else."""
