@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from ...client.connection import Connection
 from ...render import terminal
 from ...render.columns import format_columns
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VERBS"]
 
-HEAD = ["RUN", "STATE", "AGENTS", "BUSY", "COST", "ACTIVE", "FOLDER", ""]
+HEAD = ["RUN", "STATE", "AGENTS", "BUSY", "COST", "ACTIVE", "FOLDER"]
 
 
 def _arguments(parser: ArgumentParser) -> None:
@@ -25,6 +27,9 @@ def _arguments(parser: ArgumentParser) -> None:
 def _runs(arguments: Namespace) -> int:
     rows = [row for row in Connection().call("runs") if row["pid"] or not arguments.running]
     command.print_result(arguments, rows, _table(rows))
+    for row in [] if arguments.json else rows:
+        if row["error"]:
+            print(f"orch: run {terminal.safe(row['name'])}: {terminal.one_line(row['error'])}", file=sys.stderr)
     return 0
 
 
@@ -38,11 +43,10 @@ def _table(rows: list[dict[str, Any]]) -> str:
             f"${row['cost_usd']:.4f}" if row["cost_usd"] else "",
             terminal.age(row["last_activity"]) if row["last_activity"] else "",
             terminal.safe(row["cwd"]),
-            terminal.one_line(row["error"]),
         ]
         for row in rows
     ]
-    return format_columns([HEAD, *lines], {2, 3, 4, 5}, paths={6}, text={7}) if rows else ""
+    return format_columns([HEAD, *lines], {2, 3, 4, 5}, paths={6}) if rows else ""
 
 
 VERBS = {

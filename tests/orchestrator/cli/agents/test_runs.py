@@ -35,13 +35,15 @@ def desk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
 
 @pytest.mark.usefixtures("desk")
 def test_runs_are_a_table_with_folders_and_costs(capsys: Captured) -> None:
-    """Control characters of folders are escaped. A run that cannot be read has its error in place of the folder."""
+    """Control characters of folders are escaped. The error of a run that cannot be read is complete, on stderr."""
     assert run(["runs"]) == 0
-    head, *lines = (line.split() for line in capsys.readouterr().out.splitlines())
+    out, err = capsys.readouterr()
+    head, *lines = (line.split() for line in out.splitlines())
     assert head == ["RUN", "STATE", "AGENTS", "BUSY", "COST", "ACTIVE", "FOLDER"]
     assert [*lines[0][:6], lines[0][-1]] == ["report", "process", "77", "3", "1", "$0.2500", "/project"]
     assert [*lines[1][:3], lines[1][-1]] == ["old", "ended", "30", "/\\x1b[2J"]
-    assert lines[2] == ["lost", "ended", "0", "cannot", "read", "it"]
+    assert lines[2] == ["lost", "ended", "0"]
+    assert err == "orch: run lost: cannot read it\n"
     assert run(["runs", "--running", "--json"]) == 0
     assert [row["name"] for row in json.loads(capsys.readouterr().out)] == ["report"]
 
