@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -87,10 +87,16 @@ def add_usage(one: DailyUsage, other: DailyUsage) -> DailyUsage:
     return DailyUsage(models, tools)
 
 
-def daily_usage(sessions: Path, cache: Path, only: Collection[str] | None = None) -> dict[str, DailyUsage]:
+def daily_usage(
+    sessions: Path,
+    cache: Path,
+    only: Collection[str] | None = None,
+    on_unread: Callable[[str], object] = lambda _: None,
+) -> dict[str, DailyUsage]:
     """Return the usage of each UTC day (2026-01-31), latest day first, of the sessions in the folder `sessions`.
 
-    `only` contains the folders of the sessions that count; None means all in `sessions`.
+    `only` contains the folders of the sessions that count; None means all in `sessions`. `on_unread` is called with the
+    reason for each session file that cannot be read and is left out.
     The sums of files are kept in the file `cache`. If it cannot be read or written, all session files are read.
     """
     known = _read_cache(cache)
@@ -108,7 +114,7 @@ def daily_usage(sessions: Path, cache: Path, only: Collection[str] | None = None
         try:
             found[key] = _FileUsage(*state, _usage_in(Path(path)))
         except (OrchError, OSError) as error:
-            log.warning("session_not_counted", session=key, why=str(error))
+            on_unread(str(error))
     kept = found if only is None else known | found
     if kept != known:
         _write_cache(cache, kept)

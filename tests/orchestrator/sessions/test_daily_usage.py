@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -124,14 +125,19 @@ def test_unchanged_files_are_not_read_again(home: Path, monkeypatch: pytest.Monk
     assert read == ["a", "h", "a"]
 
 
-def test_unreadable_session_does_not_hide_the_others(home: Path) -> None:
-    """A file of another program, an empty folder and a file in the place of a folder are left out."""
+def test_unreadable_session_does_not_hide_the_others(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Files of other programs, an empty folder and a file in the place of a folder are left out, with one message."""
     first = days_of(home)
-    for name in ("foreign", "empty"):
+    for name in ("foreign", "other", "empty"):
         (home / "sessions" / name).mkdir()
-    (home / "sessions" / "foreign" / "session.jsonl").write_text('{"type":"other"}\n')
+    for name in ("foreign", "other"):
+        (home / "sessions" / name / "session.jsonl").write_text('{"type":"other"}\n')
     (home / "sessions" / "file").touch()
     assert days_of(home) == first
+    assert run(["costs", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert list(json.loads(out)) == list(first)
+    assert re.fullmatch(r"orch: 2 session files not counted; the first: \S+/session\.jsonl .*\n", err)
 
 
 def test_costs_are_printed_without_configuration(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

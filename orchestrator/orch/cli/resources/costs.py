@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Final
@@ -38,10 +39,15 @@ def _costs(arguments: Namespace) -> int:
     if arguments.run is not None:
         rows = Connection(run=arguments.run).call("list", {"all": True, "runs": False})
         only = [row["folder"] for row in rows]
-    days = dict(list(daily_usage(sessions, home / EVIDENCE / COSTS, only).items())[: arguments.days])
+    unread: list[str] = []
+    found = daily_usage(sessions, home / EVIDENCE / COSTS, only, unread.append)
+    days = dict(list(found.items())[: arguments.days])
     where = f"in {sessions}" if arguments.run is None else f"of the run {arguments.run!r}"
     text = _page(days) if days else f"no costs: no session {terminal.safe(where)} contains a request"
     command.print_result(arguments, msgspec.to_builtins(days), text)
+    if unread:
+        files = terminal.pluralize(len(unread), "session file")
+        print(f"orch: {files} not counted; the first: {terminal.safe(unread[0])}", file=sys.stderr)
     return 0
 
 
