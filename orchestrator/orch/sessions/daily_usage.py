@@ -30,7 +30,7 @@ __all__ = ["COSTS", "DailyUsage", "ModelUsage", "ToolUsage", "add_usage", "daily
 COSTS: Final = "costs.json"
 """Name of the file with the sums of each session file."""
 UNKNOWN: Final = "unknown model"
-"""The model of responses whose entries name no model."""
+"""The model of requests that failed before an entry of the session named a model."""
 BY_TOOLS: Final = "models called by tools"
 
 log = logger("orch.sessions.daily_usage")
