@@ -182,7 +182,7 @@ def test_restoring_the_content_restores_the_trust(house: Path, home: Path, proje
 
 @pytest.mark.usefixtures("house")
 def test_trust_without_code_does_not_cover_code_that_is_named_later(home: Path, project: Path) -> None:
-    """A model of a provider in models.json is no code. Without this provider, the same setting names a class."""
+    """A model of a provider in models.json is not code. Without this provider, the same setting names a class."""
     file = project_file(project)
     trust_file(home, "project").accept(project, hashlib.sha256(file.read_bytes()).hexdigest())
     assert "was trusted without the code that it names" in load(project, {}, home=home).notes[0]

@@ -82,7 +82,10 @@ def read_session(rows: list[Row], reading: Reading) -> ImportedSession:
     path: dict[str, str | None] = {}
     for (line, row), (id, parent) in zip(entries, places, strict=True):
         path[id] = parent
-        entries_read.append(reader.entry(line, row, id, parent, path, entries, places))
+        entry = reader.entry(line, row, id, parent, path, entries, places)
+        if isinstance(entry, MessageEntry | CustomMessage):
+            reader.messages[id] = entry
+        entries_read.append(entry)
     names_given = [each.name for each in entries_read if isinstance(each, SessionInfo) and each.name]
     return ImportedSession(
         name=reading.path.name,
@@ -113,7 +116,7 @@ class _Reader:
         self._ids = ids
         self._last = entry_time(header.get("timestamp")) or "1970-01-01T00:00:00.000Z"
         self._unknown: dict[str, int] = {}
-        self._editable: dict[str, MessageEntry | CustomMessage] = {}
+        self.messages: dict[str, MessageEntry | CustomMessage] = {}
         """The messages so far, by id."""
         self.edits: dict[str, MessageEntry | CustomMessage] = {}
 
@@ -135,21 +138,6 @@ class _Reader:
         places: list[tuple[str, str | None]],
     ) -> ImportedEntry:
         """Return the entry on the line `line`. Raises DamagedError if the entry is not valid."""
-        entry = self._entry(line, row, id, parent, path, entries, places)
-        if isinstance(entry, MessageEntry | CustomMessage):
-            self._editable[id] = entry
-        return entry
-
-    def _entry(
-        self,
-        line: int,
-        row: dict[str, Any],
-        id: str,
-        parent: str | None,
-        path: dict[str, str | None],
-        entries: list[Row],
-        places: list[tuple[str, str | None]],
-    ) -> ImportedEntry:
         inner = row.get("message")
         time = entry_time(row.get("timestamp")) or entry_time(inner.get("timestamp") if isinstance(inner, dict) else 0)
         self._last = time = time or self._last
@@ -180,9 +168,9 @@ class _Reader:
                     return Custom(custom_type=_text(row["customType"]), data=row.get("data"), **base)
                 case "context_edit":
                     target = self._known(row["targetId"])
-                    if target is None or target not in self._editable or target not in _ancestors(parent, path):
+                    if target is None or target not in self.messages or target not in _ancestors(parent, path):
                         raise ValueError(f"{row['targetId']!r:.40} is not an earlier message of its branch")
-                    self.edits[id] = _edited(self._editable[target], row["replacement"])
+                    self.edits[id] = _edited(self.messages[target], row["replacement"])
                     return ForeignEntry(id, parent, time, kind, _rest(row))
                 case "session_info":
                     name = row.get("name")
