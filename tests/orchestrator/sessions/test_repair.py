@@ -179,6 +179,6 @@ def test_fsck_command_reports_and_repairs(data: bytes, tmp_path: Path, capsys: p
     assert "a write that did not finish" in capsys.readouterr().out
     assert run(["session", "fsck", str(file), "--repair", "--json"]) == 0
     reported = json.loads(capsys.readouterr().out)
-    assert (reported["mended"], reported["kept"], len(reported["found"])) == (f"{file}.mended", str(file), 1)
-    assert run(["session", "fsck", reported["mended"]]) == 0
+    assert (reported["repaired_file"], reported["kept"], len(reported["found"])) == (f"{file}.repaired", str(file), 1)
+    assert run(["session", "fsck", reported["repaired_file"]]) == 0
     assert run(["session", "fsck", str(file), "--output", "x"]) == 2

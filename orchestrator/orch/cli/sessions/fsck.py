@@ -25,7 +25,7 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("key", metavar="KEY|FILE", help="agent number, id or unique prefix, or name; or a file")
     command.run_argument(parser)
     parser.add_argument("--repair", action="store_true", help="write a repaired copy; the damaged file is kept")
-    help = "file for the repaired copy (FILE.mended)"
+    help = "file for the repaired copy (FILE.repaired)"
     parser.add_argument("--output", metavar="FILE", type=command.file, action=command.SetOnce, help=help)
 
 
@@ -48,7 +48,7 @@ def _fsck(arguments: Namespace) -> int:
 def _of_agent(arguments: Namespace) -> dict[str, Any]:
     params = {"ref": arguments.key, "repair": arguments.repair}
     result: dict[str, Any] = Connection(run=arguments.run).call("check_session", params)
-    return result | {"mended": result["path"] if result["kept"] else ""}
+    return result | {"repaired_file": result["path"] if result["kept"] else ""}
 
 
 def _of_file(arguments: Namespace) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def _of_file(arguments: Namespace) -> dict[str, Any]:
 
     path = Path(os.path.abspath(arguments.key))
     found = findings_of(path)
-    target = Path(os.path.abspath(arguments.output or f"{path}.mended"))
+    target = Path(os.path.abspath(arguments.output or f"{path}.repaired"))
     writes_copy = bool(found) and arguments.repair
     repairs = write_repaired_copy(path, target) if writes_copy else []
     return {
@@ -69,7 +69,7 @@ def _of_file(arguments: Namespace) -> dict[str, Any]:
         "found": msgspec.to_builtins(found),
         "repaired": repairs,
         "kept": str(path) if writes_copy else "",
-        "mended": str(target) if writes_copy else "",
+        "repaired_file": str(target) if writes_copy else "",
     }
 
 
@@ -84,8 +84,9 @@ def page(result: dict[str, Any]) -> str:
         if not result["kept"]:
             lines.append(f"      {terminal.safe(each['do'])}")
     if result["kept"]:
-        lines += ["set right:", *(f"  {terminal.safe(each)}" for each in result["repaired"])]
-        lines += [f"mended:  {terminal.safe(result['mended'])}", f"damaged: {terminal.safe(result['kept'])}"]
+        lines += ["repairs:", *(f"  {terminal.safe(each)}" for each in result["repaired"])]
+        lines.append(f"repaired file: {terminal.safe(result['repaired_file'])}")
+        lines.append(f"damaged file:  {terminal.safe(result['kept'])}")
     return "\n".join(lines)
 
 

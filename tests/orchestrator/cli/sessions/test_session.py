@@ -142,7 +142,7 @@ def test_fsck_finds_a_file_by_its_path(desk: Desk, tmp_path: Path, capsys: Captu
     capsys.readouterr()
     Path(name).write_text('[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]')
     assert run(["session", "fsck", name]) == 0
-    assert run(["session", "fsck", name, "--repair", "--output", "mended"]) == 0
+    assert run(["session", "fsck", name, "--repair", "--output", "copy"]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'project' / name}: no damage found\n" * 2
 
 
