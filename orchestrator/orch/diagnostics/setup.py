@@ -74,9 +74,13 @@ def _ask(url: str, required: bool) -> ModelServer | None:
         return ask_server(url, seconds=SECONDS, load=False)
     except (OSError, ValueError, ConfigError) as error:
         if required:
-            reason = getattr(error, "strerror", None) or str(error)
-            remedy = "start the server, or pass the address of another one, such as http://localhost:8080/v1"
-            raise ConfigError(f"no model server answers at {url}: {reason}; {remedy}") from None
+            other = "pass the address of another one, such as http://localhost:8080/v1"
+            if isinstance(error, OSError):
+                reason = error.strerror or str(error)
+                text = f"no model server answers at {url}: {reason}; start the server, or {other}"
+            else:
+                text = f"cannot use {url} as a model server: {error}; {other}"
+            raise ConfigError(text) from None
         return None
 
 

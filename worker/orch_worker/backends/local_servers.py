@@ -304,10 +304,9 @@ class _Connection:
                 break
             sleep(POLL_SECONDS)
         if status != 200:
-            wants_key = (
-                ": it wants a key; add it as a provider to $ORCH_HOME/models.json" if status in (401, 403) else ""
-            )
-            raise ValueError(f"HTTP status {status}{wants_key}")
+            needs_key = status in (401, 403)
+            remedy = ": it requires a key; add it as a provider to $ORCH_HOME/models.json" if needs_key else ""
+            raise ValueError(f"HTTP status {status}{remedy}")
         try:
             return msgspec.json.decode(body)
         except msgspec.MsgspecError as error:

@@ -160,7 +160,11 @@ def test_no_other_setting_changes(before: str, after: str, url: str, home: Path,
         ('model = "openai:x"\n', ["--model", "gpt-4o"], "did you mean openai:gpt-4o"),
         ("", [], "standard input is no terminal; pass --yes, --model or --json"),
         ("", ["--yes", "--server", "http://127.0.0.1:1/v1"], "1:1/v1: Connection refused; start the server"),
-        ("", ["--yes", "--server", "nonsense"], "at nonsense: invalid address: .*; .*such as http://localhost:8080/v1"),
+        (
+            "",
+            ["--yes", "--server", "nonsense"],
+            "cannot use nonsense as a model server: .*; pass .*such as http://localhost:8080/v1",
+        ),
     ],
 )
 @pytest.mark.usefixtures("url")
@@ -232,7 +236,7 @@ def test_error_of_the_server_is_followed_by_the_next_steps(
 
 @pytest.mark.parametrize(
     ("status", "problem"),
-    [(404, "HTTP status 404; start the server, or pass"), (401, "HTTP status 401: it wants a")],
+    [(404, "HTTP status 404; pass the address"), (401, "HTTP status 401: it requires a key; add it")],
 )
 def test_server_that_lists_no_models_is_refused(
     url: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch, status: int, problem: str
@@ -240,7 +244,7 @@ def test_server_that_lists_no_models_is_refused(
     """The error has the address and the status."""
     monkeypatch.setattr(Handler, "do_GET", lambda handler: handler._send(status, b"no"))
     assert run(["init", "--yes", "--server", url]) == 2
-    assert f"no model server answers at {url}: {problem}" in capsys.readouterr().err
+    assert f"cannot use {url} as a model server: {problem}" in capsys.readouterr().err
 
 
 def test_file_that_cannot_be_written_is_named(home: Path, capsys: Captured) -> None:
