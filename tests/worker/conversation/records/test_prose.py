@@ -49,6 +49,8 @@ def test_text_asks_for_nothing(text: str) -> None:
         ("[Request interrupted by user]no, use Celsius", "no, use Celsius"),
         ("<user_instructions>x</user_instructions>\n<environment_context>y</environment_context>\nRun it", "Run it"),
         ("What does <environment_context> mean?", "What does <environment_context> mean?"),
+        ("# AGENTS.md instructions\nMake them shorter", "# AGENTS.md instructions\nMake them shorter"),
+        ('<file name="a"> needs a mode', '<file name="a"> needs a mode'),
         ("<system-reminder>x</system-reminder>\nRun it again on the server", "Run it again on the server"),
         ("<command-name>/review</command-name>\n<command-args>all files</command-args>", "/review all files"),
     ],

@@ -33,9 +33,10 @@ _NOTICE: Final = re.compile(
     r"\A\s*(?:"
     r"\[Request interrupted by user[^\]]*\]|\[(?:Interrupted|Denied)\b[^\]]*\]"
     rf"|<({CLIENT_INSTRUCTIONS}|task-notification|local-command-[\w-]+|command-(?:message|contents)"
-    r"|bash-(?:input|stdout|stderr)|ide_[\w-]+|turn_aborted|user_action|(?:skill|file)(?= name=))\b[^>]*>"
+    r"|bash-(?:input|stdout|stderr)|ide_[\w-]+|turn_aborted|user_action)\b[^>]*>"
     r".*?(?:</\1>|\Z)"
-    r"|# AGENTS\.md instructions\b.*?(?:</INSTRUCTIONS>|\Z)"
+    r"|<(skill|file) name=[^>]*>.*?</\2>"  # a user may write the first of these tags without the second
+    r"|# AGENTS\.md instructions\b[^\n]*\s*<INSTRUCTIONS>.*?(?:</INSTRUCTIONS>|\Z)"
     r"|# Context from my IDE setup:.*?(?:## My request for Codex:|\Z)"
     r")\s*",
     re.DOTALL,
