@@ -115,11 +115,14 @@ def cut(text: str, width: int | None, *, start: bool = False) -> str:
 
 
 def wrap(text: str, width: int | None, indent: str = "") -> list[str]:
-    """Return the lines of `text` with `indent`, wrapped to `width` columns: at spaces, or else inside words."""
+    """Return the lines of `text` with `indent`, wrapped to `width` columns: at spaces, or else inside words.
+
+    Tabs become spaces if there is a width.
+    """
     limit = None if width is None else max(1, width - len(indent))
     found = []
     for line in text.splitlines():
-        rest = line
+        rest = line if limit is None else line.expandtabs()
         while limit is not None and len(rest) > 1 and display_width(rest) > limit:
             head = _prefix(rest, limit) or rest[0]
             end = len(head) if rest.startswith(" ", len(head)) else head.rfind(" ")

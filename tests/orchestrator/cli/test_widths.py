@@ -206,6 +206,7 @@ def test_cut_text_fits_and_has_an_ellipsis(text: str, width: int, start: bool, e
         ("one  two", ["  one  two"]),
         ("onetwothreefour", ["  onetwoth", "  reefour"]),
         ("a\n\nb", ["  a", "  ", "  b"]),
+        ("a\tb", ["  a", "  b"]),
         ("ポンプ ポンプ", ["  ポンプ", "  ポンプ"]),
         ("ポンプポンプ", ["  ポンプポ", "  ンプ"]),
     ],
