@@ -146,7 +146,7 @@ def with_edits(found: ImportedSession) -> ImportedSession:
     if not edited:
         return found
     entries = tuple(edited.get(entry.id, entry) for entry in found.entries)
-    note = f"messages with the content of later edits: {len(edited)}"
+    note = f"messages that later edits changed or removed: {len(edited)}"
     return msgspec.structs.replace(found, entries=entries, edits={}, notes=(*found.notes, note))
 
 

@@ -209,7 +209,7 @@ class TestPi:
         results = [block.content if isinstance(block, ToolResult) else (block,) for block in blocks]
         texts = [part.text for parts in results for part in parts if isinstance(part, Text)]
         assert texts == expected
-        assert found.notes == ("messages with the content of later edits: 1",)
+        assert found.notes == ("messages that later edits changed or removed: 1",)
 
     def test_pi_context_edit_of_another_branch_has_no_effect(self, tmp_path: Path) -> None:
         """An edit belongs to its branch."""
