@@ -11,6 +11,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+    from typing import TextIO
 
 __all__ = ["DEFAULT_WIDTH", "cut", "display_width", "format_columns", "output_width", "wrap"]
 
@@ -24,18 +25,19 @@ MIN_TEXT = 16
 ELLIPSIS = "…"
 
 
-def output_width() -> int | None:
-    """Return the number of columns of the terminal on stdout. The result is None if stdout is not a terminal.
+def output_width(out: TextIO | None = None) -> int | None:
+    """Return the number of columns of the terminal at `out`, or None if it is not a terminal. The default is stdout.
 
     The environment variable COLUMNS overrides the width of the terminal.
     """
-    if not sys.stdout.isatty():
+    out = sys.stdout if out is None else out
+    if not out.isatty():
         return None
     set_width = os.environ.get("COLUMNS", "")
     if set_width.isascii() and set_width.isdigit() and int(set_width):
         return int(set_width)
     try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns or DEFAULT_WIDTH
+        return os.get_terminal_size(out.fileno()).columns or DEFAULT_WIDTH
     except (OSError, ValueError):
         return DEFAULT_WIDTH
 

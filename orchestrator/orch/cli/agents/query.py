@@ -11,6 +11,7 @@ from ...client.failure import CommandError
 from ...config.interrupts import InterruptLimit
 from ...render import terminal as render
 from ...render.approvals import DETACHED_WAYS
+from ...render.columns import DEFAULT_WIDTH, cut, output_width
 from ...render.worktrees import worktree_note
 from .. import command
 from ..command import CliCommand
@@ -52,7 +53,6 @@ __all__ = [
 
 INTERRUPTED = "Interrupted"
 CANCEL_WINDOW_SECONDS = 2.0
-DEFAULT_WIDTH = 80
 
 
 def wait(
@@ -129,7 +129,8 @@ class StatusLine:
         except CommandError:
             self.close()
             return
-        sys.stderr.write(f"\r{line[: _width() - 1]}\x1b[K")
+        width = output_width(sys.stderr) or DEFAULT_WIDTH
+        sys.stderr.write(f"\r{cut(line, width - 1)}\x1b[K")
         sys.stderr.flush()
         self._is_shown = True
 
@@ -142,13 +143,6 @@ class StatusLine:
             self._is_shown = False
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
-
-
-def _width() -> int:
-    try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns or DEFAULT_WIDTH
-    except (OSError, ValueError):
-        return DEFAULT_WIDTH
 
 
 REPLY_FIELDS = ("id", "query_id", "text", "stop_reason", "usage", "tool_calls", "files_changed", "warning", "denied")

@@ -510,7 +510,7 @@ class TestStatusLine:
     def test_status_line_fits_the_terminal(self, desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
         """The line is cut at the width of the terminal."""
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-        monkeypatch.setattr("orch.cli.agents.query._width", lambda: 8)
+        monkeypatch.setenv("COLUMNS", "8")
         desk.silences = 1
         assert run(["query", "n", "?"]) == 0
-        assert capsys.readouterr().err == "\rn: tool\x1b[K\r\x1b[K"
+        assert capsys.readouterr().err == "\rn: too…\x1b[K\r\x1b[K"
