@@ -26,6 +26,7 @@ from orch_worker.backends import models
 from orch_worker.sandbox.launcher_client import unavailable_reason
 from orch_worker.sandbox.probe import available_levels, describe
 from orch_worker.session.log.lock import FolderLock
+from orch_worker.session.log.log_reader import read_header
 from orch_worker.system.secrets import SEARCH_KEY
 
 from ..client.connection import Connection
@@ -43,6 +44,7 @@ from ..supervisor.recovery.orphan_cleanup import (
     sweep_runs,
     unnamed_runs,
 )
+from ..tree.journal.journal import HEADER, JOURNAL
 
 __all__ = ["CHECKS", "Finding", "clean_up", "findings", "run_check"]
 MODULES: Final = ("msgspec", "multiprocess", "structlog", "tenacity", "zmq")
@@ -234,9 +236,10 @@ def configuration() -> Finding:
 
 
 def daemon() -> Finding:
-    """Check that a running daemon answers and has the same protocol version."""
+    """Check that a running daemon has the same protocol version, or else that a new one can read the journal."""
     connection = Connection(start=None)
     if not connection.dial():
+        read_header(paths.run_dir(paths.home(), paths.DAEMON_RUN) / JOURNAL, HEADER)
         return Finding("ok", "not running; commands start it")
     connection.call("list")
     status = connection.call("daemon_status")

@@ -23,6 +23,7 @@ from orch_protocol.core.ids import new_id
 from orch_worker.backends import models
 from orch_worker.sandbox.probe import AvailableLevels
 from orch_worker.session.log.lock import FolderLock
+from orch_worker.session.log.record_format import seal_lines
 
 LEFT = "of ended programs; the next start, or orch doctor --clean, removes them: "
 
@@ -54,6 +55,17 @@ def test_failed_check_sets_exit_code_1(home: Path, capsys: pytest.CaptureFixture
     (home / "config.toml").write_text("modle = 1\n")
     assert run(["doctor"]) == 1
     assert "fail configuration" in capsys.readouterr().out
+
+
+def test_journal_of_another_version_fails(home: Path) -> None:
+    """No daemon can start with it, although none is running."""
+    folder = home / "runs" / "daemon"
+    folder.mkdir(parents=True)
+    header, _, _ = seal_lines([b'{"type":"orch_journal","version":1}'], 0, 0)
+    (folder / "journal.jsonl").write_bytes(header)
+    level, text = doctor.run_check(doctor.daemon)
+    assert level == "fail"
+    assert text.startswith(f"{folder}/journal.jsonl has version 1, but this orch reads only version 2: use the older")
 
 
 def test_unwritable_home_fails(home: Path) -> None:
