@@ -3,8 +3,7 @@
     python examples/own_loop/agent.py examples/bug_hunt/project
 
 The agent reads each file of a folder, and then looks for a text that it has read. The HTTP client of the gateway
-archives. With --url, `orch proxy` does, and the agent needs nothing of orch. Without --model, an offline model answers,
-which needs no key.
+archives. With --url, `orch proxy` archives instead. Without --model, an offline model answers, which needs no key.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """A model server for the example `agent.py`, which needs no key. It speaks the Messages API on the loopback interface.
 
-python examples/own_loop/offline_model.py        prints its address, and serves until it is interrupted
+python examples/own_loop/offline_model.py        prints its address, and serves until its standard input ends
 """
 
 import json
