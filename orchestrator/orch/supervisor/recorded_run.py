@@ -52,8 +52,8 @@ def refusal_of_run(folder: Path, service: str) -> ConfigError:
     else:
         why = f"its program has ended; a program continues its agents with Orchestrator(run={run!r})"
     return ConfigError(
-        f"{service!r} is not possible in run {run!r}: {why}. `list`, `show`, `events`, `session`, `archive` and "
-        "`workspace` can read it"
+        f"{service!r} is not possible in run {run!r}: {why}. `list`, `show`, `events`, `session`, `archive`, "
+        "`workspace` and `costs` can read it"
     )
 
 

@@ -150,6 +150,8 @@ def _package(arguments: Namespace) -> int:
     from ..scratch import scratch
 
     name, output = replace_invalid_utf8(arguments.name), Path(arguments.output).expanduser().absolute()
+    if arguments.run is not None and arguments.session is None:
+        raise CommandError("UsageError", "--run needs --session: it is the run of that session's agent", 2)
     if arguments.prompt is None and arguments.template is None and arguments.session is None:
         if not arguments.zip or not Path(name).is_dir():
             raise CommandError(

@@ -108,6 +108,13 @@ def test_commands_about_agents_sessions_and_archives_have_the_run_option() -> No
     assert others == {"costs", "events", "forget", "skills package"}
 
 
+def test_run_of_a_skill_needs_a_session(desk: Desk, capsys: Captured) -> None:
+    """A package from instructions or a template comes from no run."""
+    assert run(["skills", "package", "pumps", "--prompt", "p", "--description", "d", "--run", "report"]) == 2
+    assert "--run needs --session" in capsys.readouterr().err
+    assert desk.asked == []
+
+
 def test_forget_finds_the_session_in_the_run(desk: Desk, capsys: Captured) -> None:
     """The agent is looked up in the run. The daemon deletes the session by its id."""
     desk.answers["forget_session"] = {"sessions": [], "archives": 0, "bytes": 0}
