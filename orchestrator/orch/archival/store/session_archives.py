@@ -359,10 +359,7 @@ def read_archive(path: Path, record: ArchiveRecord, first: int = 1, last: int | 
 
 
 def _convert_record(collapse: Collapse) -> ArchiveRecord:
-    """Return the metadata of the archive in `collapse`.
-
-    If another version of orch wrote the archive, set only the fields that all versions have in common.
-    """
+    """Return the metadata of the archive in `collapse`. If they are invalid, set only what `collapse` contains."""
     try:
         return msgspec.convert(collapse.record, ArchiveRecord)
     except msgspec.ValidationError:
