@@ -17,11 +17,12 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.core.errors import AgentError, BudgetExceededError, ConfigError, QueryTimeoutError
+from orch_protocol.core.errors import AgentError, BudgetExceededError, ConfigError, OrchError, QueryTimeoutError
 from orch_protocol.core.messages import Image, Prompt, Reply, prompt_of
 from orch_protocol.core.text import scrub
 from orch_protocol.policy.budget import Budget, is_limited
 from orch_protocol.services.agents.spawn import Spawn
+from orch_worker.system.threads import describe_exception
 
 __all__ = [
     "CORRECTION",
@@ -32,6 +33,7 @@ __all__ = [
     "Place",
     "complete_reply",
     "default_name",
+    "failed_prompt",
     "item_id",
     "make_items",
     "run_items",
@@ -58,12 +60,16 @@ KEY_CHARS: Final = 120
 
 
 class MapItem(Struct, frozen=True):
-    """One item of a map: its key, its value in the program, and the prompt for its agent."""
+    """One item of a map: its key, its value in the program, and the prompt for its agent.
+
+    If the prompt function raised an exception, `failure` is this exception, and the item is not asked.
+    """
 
     key: str
     value: Any
     prompt: str
     images: tuple[Image, ...] = ()
+    failure: Exception | None = None
 
 
 def make_items(
@@ -71,7 +77,8 @@ def make_items(
 ) -> list[MapItem]:
     """Return the items of a map. Raises ConfigError for a key that is not unique, and for an invalid prompt.
 
-    `prompt` is a template with `{item}` or `{item.field}`, or a function that returns the prompt of an item.
+    `prompt` is a template with `{item}` or `{item.field}`, or a function that returns the prompt of an item. An
+    exception of the function is the `failure` of its item.
     """
     if isinstance(prompt, str):
         if FIELD.search(prompt) is None:
@@ -88,7 +95,15 @@ def make_items(
             raise ConfigError(
                 f"two items have the key {item_key[:KEY_CHARS]!r}; remove one of them, or choose a key that is unique"
             )
-        text, images = prompt_of(fill(prompt, value) if isinstance(prompt, str) else prompt(value))
+        if isinstance(prompt, str):
+            filled: Prompt = fill(prompt, value)
+        else:
+            try:
+                filled = prompt(value)
+            except Exception as error:
+                found[item_key] = MapItem(item_key, value, "", failure=error)
+                continue
+        text, images = prompt_of(filled)
         text = scrub(text)
         if not text.strip():
             raise ConfigError(f"the prompt for the item {item_key[:KEY_CHARS]!r} is empty")
@@ -219,6 +234,17 @@ class MapProgress(Struct, frozen=True):
 
 
 OnProgress = Callable[[MapProgress], None]
+
+
+def failed_prompt(item: MapItem, failure: Exception) -> MapResult[Any]:
+    """Return the result of an item whose prompt function raised `failure`."""
+    return MapResult(
+        item.key,
+        item.value,
+        error=f"the prompt function failed for the item {item.key[:KEY_CHARS]!r}: {describe_exception(failure)}",
+        error_type=type(failure).__name__,
+        exit_code=failure.exit_code if isinstance(failure, OrchError) else 1,
+    )
 
 
 def complete_reply(reply: Reply) -> Reply:

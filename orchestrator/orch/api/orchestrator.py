@@ -114,6 +114,7 @@ from .fan_out import (
     Place,
     complete_reply,
     default_name,
+    failed_prompt,
     make_items,
     run_items,
     stops_at,
@@ -662,7 +663,7 @@ class AsyncOrchestrator(Registration):
         key, its prompt or the settings of its agent changed. A failed item has an error and does not stop the others.
 
         - `prompt`: a template with `{item}`, or `{item.field}` for a mapping or object; or a function that returns the
-          prompt of an item.
+          prompt of an item. If the function raises an exception, only this item fails.
         - `workers`: how many agents work at a time. At most `subagents.max_concurrent` have a process.
         - `returns`: the type of the values; see `AsyncSubagent.query`. Without a type, the values are texts.
         - `key`: a function that returns the unique key of an item. None uses the item as text or JSON.
@@ -718,6 +719,8 @@ class AsyncOrchestrator(Registration):
     async def _answer_item(
         self, item: MapItem, name: str, parent: str, expected: ReturnType[Any] | None, options: MapOptions
     ) -> MapResult[Any]:
+        if item.failure is not None:
+            return failed_prompt(item, item.failure)
         agents, agent, before = self.supervisor.tree.agents, None, 0.0
         result: MapResult[Any] = MapResult(item.key, item.value)
         try:

@@ -24,6 +24,7 @@ from orchestrator.root_double import Gate, World, opened
 from virtual_clock import passed, until, virtual
 
 ECHO = ScriptedBackend([{"loop": [{"echo": True}]}])
+QUOTED = ScriptedBackend(['"82 degrees"'])
 NUMBERS = [1, 2, 3]
 
 
@@ -162,6 +163,20 @@ async def test_one_failed_item_does_not_stop_the_others(tmp_path: Path) -> None:
         items = ["```json\n1\n```", "x", "```json\n3\n```"]
         results = await world.map(items, "{item}", returns={"type": "integer"}, backend=ECHO, tools=[], workers=1)
         assert [(each.value, each.error_type) for each in results] == [(1, ""), (None, "BadReplyError"), (3, "")]
+
+
+async def test_a_prompt_function_that_raises_fails_only_its_item(tmp_path: Path) -> None:
+    """The error names the item and the exception. With `stop_on_error`, later items are not started."""
+    (tmp_path / "pump.md").write_text("82 degrees")
+    files = [tmp_path / "missing.md", tmp_path / "pump.md"]
+    async with opened(tmp_path / "home") as world:
+        missing, pump = await world.map(files, Path.read_text, returns={"type": "string"}, backend=QUOTED, tools=[])
+        assert (pump.value, pump.error) == ("82 degrees", None)
+        assert (missing.value, missing.agent, missing.exit_code) == (None, "", 1)
+        assert missing.error_type == "FileNotFoundError"
+        assert "missing.md': FileNotFoundError: [Errno 2] No such file" in str(missing.error)
+        stopped = await world.map(files, Path.read_text, backend=ECHO, tools=[], workers=1, stop_on_error=True)
+        assert str(stopped[1].error).startswith("not started: the item ")
 
 
 @virtual
