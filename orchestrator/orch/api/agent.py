@@ -50,7 +50,7 @@ from ..supervisor.watchers import watching
 from ..tree.interface.topics import QueryTopic
 from . import structured_output
 from .agent_session import AsyncAgentSession
-from .arguments import as_names
+from .arguments import as_names, named_arguments
 from .resources.agent_queue import AsyncAgentQueue
 from .resources.agent_workspace import AsyncAgentWorkspace
 from .return_types import JsonSchema, ReturnType, return_type
@@ -132,6 +132,7 @@ class AsyncSubagent:
     async def query(
         self, prompt: Prompt, *, timeout: float | None = None, returns: None = None, on_event: OnEvent | None = None
     ) -> Reply: ...
+    @named_arguments()
     async def query(
         self,
         prompt: Prompt,

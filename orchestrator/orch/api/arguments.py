@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypedDict, TypeVar, get_args
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from functools import wraps
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypedDict, TypeVar, cast, get_args
 
 import msgspec
 
@@ -48,6 +51,7 @@ __all__ = [
     "as_names",
     "check_arguments",
     "executor_spec",
+    "named_arguments",
     "split_tools",
     "validate_request",
 ]
@@ -83,6 +87,7 @@ ToolLike = str | Tool | Callable[..., Any]
 """The name of a built-in tool, or a function that runs in this program."""
 
 
+Method = TypeVar("Method", bound=Callable[..., Coroutine[Any, Any, Any]])
 Request = TypeVar("Request", Spawn, ImportSession)
 
 
@@ -295,6 +300,32 @@ def check_arguments(*values: Any) -> None:
             f"invalid run name {run!r}: use up to 64 letters, digits, '.', '_' and '-', beginning with a letter or "
             f"digit and not with {paths.UNNAMED_RUN_PREFIX!r}; leave it out for a run that ends with this program"
         )
+
+
+def named_arguments(options: type | None = None) -> Callable[[Method], Method]:
+    """Return a decorator of coroutine functions. The function raises TypeError for a misspelt keyword argument.
+
+    The error has the name of the function, which is that of the blocking function too, and the nearest argument.
+    `options` is the TypedDict of the `**options` of the function.
+    """
+
+    def decorate(method: Method) -> Method:
+        declared = inspect.signature(method).parameters.values()
+        names = [each.name for each in declared if each.kind is not each.VAR_KEYWORD]
+        known = frozenset((*names, *(options.__annotations__ if options is not None else ())))
+
+        @wraps(method)
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            if unknown := kwargs.keys() - known:
+                wrong = min(unknown)
+                similar = get_close_matches(wrong, sorted(each for each in known if each[0] != "_"), n=1)
+                hint = f"; did you mean {similar[0]!r}?" if similar else ""
+                raise TypeError(f"{method.__name__}() got an unexpected keyword argument {wrong!r}{hint}")
+            return await method(*args, **kwargs)
+
+        return cast("Method", call)
+
+    return decorate
 
 
 def as_list(name: str, values: Iterable[Any]) -> list[Any]:

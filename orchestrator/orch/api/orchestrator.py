@@ -103,6 +103,7 @@ from .arguments import (
     as_names,
     check_arguments,
     executor_spec,
+    named_arguments,
     split_tools,
     validate_request,
 )
@@ -360,6 +361,7 @@ class AsyncOrchestrator(Registration):
 
     # Agents.
 
+    @named_arguments()
     async def spawn(
         self,
         task: str,
@@ -497,6 +499,7 @@ class AsyncOrchestrator(Registration):
             self.supervisor.approvals.set_approver(spawned.id, approve)
         return AsyncSubagent(self, spawned.id)
 
+    @named_arguments(AgentOptions)
     async def session(
         self,
         *,
@@ -576,6 +579,7 @@ class AsyncOrchestrator(Registration):
     async def ask_all(
         self, agents: AgentRefs, prompt: Prompt, *, timeout: float | None = None, returns: None = None
     ) -> list[AskAllResult]: ...
+    @named_arguments()
     async def ask_all(
         self,
         agents: AgentRefs,
@@ -639,6 +643,7 @@ class AsyncOrchestrator(Registration):
         returns: None = None,
         **options: Unpack[MapArguments],
     ) -> list[MapResult[str]]: ...
+    @named_arguments(MapOptions)
     async def map(
         self,
         items: Iterable[Any],
@@ -865,12 +870,7 @@ def _agent_refs(agents: Iterable[AgentHandle | str | int]) -> tuple[str, ...]:
 
 
 def _check_session_options(system: str | None, options: AgentOptions) -> None:
-    """Check the arguments of `session`. Raise TypeError for an unknown option. Raise ConfigError for wrong values.
-
-    Only values that a resumed session uses are checked here.
-    """
-    if unknown := options.keys() - AgentOptions.__annotations__.keys():
-        raise TypeError(f"session() got an unexpected keyword argument {min(unknown)!r}")
+    """Raise ConfigError for wrong arguments of `session`. Only values that a resumed session uses are checked here."""
     if not isinstance(system, str | None):
         raise ConfigError(f"system must be a string; got {system!r}")
     conflicting = [name for name in ("prompt_template", "vars", "agent") if options.get(name)]

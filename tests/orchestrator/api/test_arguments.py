@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from orch import AsyncOrchestrator, AsyncSubagent, Config, ConfigError, ScriptedBackend
+from orch import AsyncOrchestrator, AsyncSubagent, Config, ConfigError, Orchestrator, ScriptedBackend
 from orch.api.arguments import as_list
+from orch.processes.in_process import InProcessLauncher
 from orch.testing import fake_world
 
 
@@ -51,6 +52,38 @@ def test_invalid_arguments_are_refused(tmp_path: Path, given: dict[str, Any], ma
     with pytest.raises(ConfigError, match=match):
         AsyncOrchestrator(**({"home": tmp_path / "home"} | given))
     assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda o, _: o.map(["a"], "{item}", worker=6), "map() got an unexpected keyword argument 'worker'; 'workers'"),
+        (
+            lambda o, _: o.map(["a"], "{item}", retuns=str),
+            "map() got an unexpected keyword argument 'retuns'; 'returns'",
+        ),
+        (lambda o, _: o.map(["a"], "{item}", tool=[]), "map() got an unexpected keyword argument 'tool'; 'tools'"),
+        (lambda o, _: o.spawn("a", modle="x"), "spawn() got an unexpected keyword argument 'modle'; 'model'"),
+        (lambda o, _: o.spawn("a", zzz=1), "spawn() got an unexpected keyword argument 'zzz'"),
+        (lambda o, _: o.session(sytem="x"), "session() got an unexpected keyword argument 'sytem'; 'system'"),
+        (lambda o, _: o.session(tool=[]), "session() got an unexpected keyword argument 'tool'; 'tools'"),
+        (
+            lambda _, agent: agent.query("a", retuns=str),
+            "query() got an unexpected keyword argument 'retuns'; 'returns'",
+        ),
+        (lambda o, _: o.ask_all([], "a", time=1), "ask_all() got an unexpected keyword argument 'time'; 'timeout'"),
+    ],
+)
+def test_a_misspelt_argument_names_the_called_method_and_the_nearest_argument(
+    tmp_path: Path, call: Callable[[Any, Any], Any], message: str
+) -> None:
+    """Nothing is started."""
+    with Orchestrator(home=tmp_path, env={}, launcher=InProcessLauncher) as o:
+        agent = o.spawn("a", backend=ScriptedBackend(["b"]))
+        with pytest.raises(TypeError) as caught:
+            call(o, agent)
+        assert str(caught.value) == message.replace("; ", "; did you mean ") + "?" * ("; " in message)
+        assert [row.id for row in o.agents(all=True)] == [agent.id]
 
 
 def test_deleted_working_directory_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
