@@ -150,7 +150,7 @@ class AsyncSubagent:
         With `returns` the result is a value of that type. The type is a dataclass, TypedDict, msgspec Struct, pydantic
         model, or another type that JSON can represent. For a JSON schema the result is JSON data. The model gets the
         JSON schema of the type. If the reply is invalid, the model can correct it once. If the correction is invalid
-        too, the call raises BadReplyError.
+        too, the call raises BadReplyError. If no model is configured, the call raises ConfigError.
 
         With `return_name` the result is a `Returned`. The `value` of the `Returned` is the object that the agent's
         `run_python` bound to that name, or the object stored under that handle. If there is no such object, the call
@@ -167,6 +167,7 @@ class AsyncSubagent:
         if returns is None:
             return await self._query(text, timeout, on_event, images)
         expected: ReturnType[T] = return_type(returns)
+        structured_output.check_model(self._node.model)
         reply = await self._query(structured_output.prompt_for_value(text, expected), timeout, on_event, images)
         return (
             await parse_with_correction(
@@ -221,6 +222,7 @@ class AsyncSubagent:
         if returns is None:
             return self._submit(text, images, queue=queue)
         expected: ReturnType[T] = return_type(returns)
+        structured_output.check_model(self._node.model)
         reply = self._submit(structured_output.prompt_for_value(text, expected), images, queue=queue)
         value = asyncio.ensure_future(self._parse_submitted(reply, expected))
         value.add_done_callback(_mark_retrieved)
@@ -470,11 +472,13 @@ async def parse_with_correction(
 ) -> tuple[T, Reply]:
     """Return the value in `reply` together with `reply`. If `reply` is invalid, ask for a correction with `ask` first.
 
-    After a correction, return the new value with the new reply. Raises BadReplyError if both replies are invalid.
+    After a correction, return the new value with the new reply. Raises BadReplyError if both replies are invalid, and
+    ConfigError if the agent has no model that could correct the first one.
     """
     try:
         return await agent._parse_reply(reply, expected), reply
     except BadReplyError as error:
+        structured_output.check_model(agent._node.model)
         reply = await ask(structured_output.prompt_for_correction(error))
     try:
         return await agent._parse_reply(reply, expected), reply

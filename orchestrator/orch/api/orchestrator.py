@@ -131,7 +131,7 @@ from .resources.skills import Skills
 from .return_types import JsonSchema, ReturnType, return_type
 from .sessions import AsyncSessions
 from .shared_namespace import share_namespace
-from .structured_output import AskedValue, prompt_for_value
+from .structured_output import AskedValue, check_model, prompt_for_value
 
 __all__ = ["AsyncOrchestrator", "AsyncSession", "ToolLike"]
 
@@ -681,12 +681,14 @@ class AsyncOrchestrator(Registration):
           or ends.
         - `options` are the arguments of `spawn` for each agent.
 
-        If the call is cancelled, the turns in progress are cancelled. Raises ConfigError for invalid arguments and keys
-        that are not unique.
+        If the call is cancelled, the turns in progress are cancelled. Raises ConfigError for invalid arguments, for
+        keys that are not unique, and for `returns` if no model is configured.
         """
         if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
             raise ConfigError(f"workers must be a whole number above 0; got {workers!r}")
         expected: ReturnType[Any] | None = None if returns is None else return_type(returns)
+        if expected is not None and options.get("agent") is None and options.get("backend") is None:
+            check_model(options.get("model") or self.config.model)
         todo = make_items(as_list("items", items), prompt, key)
         if expected is not None:
             todo = [replace(item, prompt=prompt_for_value(item.prompt, expected)) for item in todo]

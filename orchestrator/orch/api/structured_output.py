@@ -8,16 +8,19 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.core.errors import BadReplyError
+from orch_protocol.agent.config import parse_model
+from orch_protocol.core.errors import BadReplyError, ConfigError
 from orch_protocol.core.messages import Reply
 from orch_protocol.services.resources.values import TakenValue
 from orch_worker.tools.values.values import value_of
 
+from ..config.config import OFFLINE
 from .return_types import MismatchError, ReturnType
 
 __all__ = [
     "AskedValue",
     "Returned",
+    "check_model",
     "load_value",
     "parse_value",
     "prompt_for_correction",
@@ -29,6 +32,18 @@ __all__ = [
 T = TypeVar("T")
 
 FENCED = re.compile(r"```(?:json)?\s*\n(.*?)\n?```", re.DOTALL)
+
+
+def check_model(model: str | None) -> None:
+    """Raise ConfigError if `model` is the offline search, which cannot answer with a value.
+
+    `model` is `provider:name`. None stands for the offline search.
+    """
+    if model is None or parse_model(model) == parse_model(OFFLINE):
+        raise ConfigError(
+            "no model configured: offline search quotes files and cannot answer with a value. Run `orch init`, or pass "
+            "model= or backend= (in the shell --model or --script)"
+        )
 
 
 def prompt_for_value(prompt: str, expected: ReturnType[Any]) -> str:

@@ -106,6 +106,23 @@ async def test_values_have_the_requested_type(tmp_path: Path) -> None:
         assert model_calls(world) == 1 + 2 + 2 * 2  # only the failed item is asked again, by a new agent
 
 
+async def test_a_type_of_values_needs_a_model(tmp_path: Path) -> None:
+    """Without a configured model, a map starts no agent, and a query asks nothing."""
+    async with opened(tmp_path) as world:
+        with pytest.raises(ConfigError, match=r"^no model configured: .*Run `orch init`, or pass model= or backend="):
+            await world.map(NUMBERS, "{item}", returns=Review)
+        assert await world.agents(all=True) == []
+        agent = await world.spawn("read")
+        with pytest.raises(ConfigError, match=r"^no model configured: "):
+            await agent.query("a", returns=Review)
+        with pytest.raises(ConfigError, match=r"^no model configured: "):
+            agent.submit("a", returns=Review)
+        assert (await agent.state()).queries == 0
+        (asked,) = await world.ask_all([agent], "a", returns=Review)
+        assert str(asked.error).startswith("no model configured: ")
+        assert (await agent.state()).queries == 1
+
+
 async def test_finished_items_cost_nothing_when_the_map_runs_again(tmp_path: Path) -> None:
     """Another prompt, setting or name of the map asks again. Other limits and the order of items do not."""
     options: dict[str, Any] = {"backend": ECHO, "tools": []}

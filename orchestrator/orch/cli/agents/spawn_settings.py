@@ -156,6 +156,10 @@ def spawn_settings(cwd: str, arguments: Namespace) -> tuple[dict[str, Any], str 
         if settings["model"] is None:
             default = config.default_model(paths.home(os.environ), os.environ)
             settings["model"], model_note = default.model or config.OFFLINE, default.notice
+        if getattr(arguments, "returns", None) is not None:
+            from ...api.structured_output import check_model
+
+            check_model(settings["model"])
     if arguments.tools is not None:
         settings["tools"], settings["preset"] = command.names(arguments.tools), arguments.preset
     elif arguments.preset is None and type is not None and type.grants_tools:

@@ -52,6 +52,19 @@ def test_invalid_items_are_refused(
     assert desk.asked == []
 
 
+@pytest.mark.parametrize("argv", [["map", "Q {item}", "--over", "a.py"], ["run", "Q"]])
+def test_a_value_needs_a_configured_model(
+    desk: Desk, capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str]
+) -> None:
+    """Without one, no agent is started, and the message says how to choose a model."""
+    monkeypatch.chdir(tmp_path)
+    Path("a.py").write_text("")
+    Path("schema.json").write_text('{"type": "integer"}')
+    assert run([*argv, "--returns", "schema.json"]) == 2
+    assert "no model configured: offline search quotes files" in capsys.readouterr().err
+    assert not [method for method, _ in desk.asked if method != "daemon_status"]
+
+
 def test_standard_input_without_items(desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     """`-` reads the items from standard input."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"same\nsame\n")))
