@@ -425,6 +425,7 @@ def test_replay_command_takes_the_prices_of_a_model(
         (("missing.jsonl",), 1, "missing.jsonl"),
         (("SESSION", "--model", "anthropic:claude-next"), 2, "is unknown: choose one"),
         (("SESSION", "--model", "acme:large"), 2, "unknown provider 'acme'"),
+        (("SESSION", "--model", "claude-opus-4-5"), 2, "did you mean anthropic:claude-opus-4-5?"),
         (("SESSION", "--policy", "prayer"), 2, "prayer"),
         (("SESSION", "--policy", ","), 2, "no policy"),
         (("SESSION", "--window", "0"), 2, "--window"),

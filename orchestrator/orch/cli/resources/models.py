@@ -26,22 +26,33 @@ __all__ = ["VERBS"]
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("name", metavar="MODEL", nargs="?", help='PROVIDER:MODEL, a model name, or "local"')
+    parser.add_argument(
+        "name", metavar="MODEL", nargs="?", help='PROVIDER:MODEL, a model name or a part of it, or "local"'
+    )
 
 
 def _models(arguments: Namespace) -> int:
     catalog = with_installed(models.load(paths.home(os.environ)))
     keys = {name for name, value in os.environ.items() if value}
     if arguments.name is not None:
-        row = _find_model(catalog, replace_invalid_utf8(arguments.name), keys)
-        command.print_result(arguments, data(row), page(row))
-        return 0
-    rows = list(list_entries(catalog, keys))
+        name = replace_invalid_utf8(arguments.name)
+        if (row := _find_model(catalog, name, keys)) is not None:
+            command.print_result(arguments, data(row), page(row))
+            return 0
+        rows = [each for each in list_entries(catalog, keys) if name.lower() in each.model.lower()]
+        if not rows:
+            raise ConfigError(
+                f"no listed model contains {name!r}: write PROVIDER:MODEL, with a provider out of "
+                f"{', '.join(catalog.providers)}"
+            )
+    else:
+        rows = list(list_entries(catalog, keys))
     command.print_result(arguments, list(map(data, rows)), table(rows))
     return 0
 
 
-def _find_model(catalog: ModelCatalog, name: str, keys: Container[str]) -> ModelRow:
+def _find_model(catalog: ModelCatalog, name: str, keys: Container[str]) -> ModelRow | None:
+    """Return the model `name`. Return None if `name` has no provider and begins with no listed model."""
     spec = asyncio.run(locate(parse_model(name), catalog, os.environ)) if name == LOCAL else parse_model(name)
     if (row := asyncio.run(local_entry(spec, catalog, os.environ))) is not None:
         return row
@@ -52,17 +63,13 @@ def _find_model(catalog: ModelCatalog, name: str, keys: Container[str]) -> Model
         return model_entry(catalog, spec.provider, model, keys)
     listed = {provider: catalog.listed_as(provider, name) or "" for provider in catalog.providers}
     provider = max(listed, key=lambda each: len(listed[each]))
-    if not listed[provider]:
-        raise ConfigError(
-            f"no listed model begins with {name!r}: write PROVIDER:MODEL, with a provider out of {', '.join(listed)}"
-        )
-    return model_entry(catalog, provider, name, keys)
+    return model_entry(catalog, provider, name, keys) if listed[provider] else None
 
 
 VERBS = {
     "models": CliCommand(
-        "List known models, or show one. Works without a daemon.",
-        "orch models; orch models local",
+        "List known models or those whose name contains a text, or show one. Works without a daemon.",
+        "orch models sonnet; orch models local",
         _arguments,
         _models,
     ),

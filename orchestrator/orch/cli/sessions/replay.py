@@ -191,8 +191,12 @@ def _pricing(arguments: Namespace) -> ReplayPricing:
 
 def _model(name: str) -> Model:
     """Return the catalog entry of the model `provider:name`. Raises ConfigError if its price is unknown."""
-    spec = parse_model(name)
-    model = load(paths.home(os.environ)).look_up(spec.provider, spec.model)
+    from orch_worker.backends.registry import unknown_provider  # imported here because only --model needs it
+
+    spec, known = parse_model(name), load(paths.home(os.environ))
+    if spec.provider not in known.providers:
+        raise unknown_provider(spec, known)
+    model = known.look_up(spec.provider, spec.model)
     if not model.price_known:
         raise ConfigError(f"the price of {name} is unknown: choose one from `orch models`, or pass --usd and others")
     return model

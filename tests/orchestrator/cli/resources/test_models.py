@@ -124,12 +124,23 @@ def test_provider_is_found_by_model_name(capsys: Captured, name: str, found: str
     assert data(capsys, name)["model"] == found
 
 
+@pytest.mark.parametrize("part", ["sonnet", "Claude-S"])
+def test_a_part_of_a_name_lists_the_models_that_contain_it(capsys: Captured, part: str) -> None:
+    """Upper and lower case are equal. With --json, the result is a list."""
+    listed = [each["model"] for each in data(capsys)]
+    found = [each["model"] for each in data(capsys, part)]
+    assert found == [each for each in listed if part.lower() in each]
+    assert "anthropic:claude-sonnet-5-5" in found
+    assert run(["models", part]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["MODEL", *found]
+
+
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("nope", r"no listed model begins with 'nope'"),
+        ("nope", "no listed model contains 'nope'"),
         ("home", "no model given for provider home"),
-        ("local:x", "begins with 'local:x'"),
+        ("local:x", "contains 'local:x'"),
     ],
 )
 def test_unknown_name_says_what_to_write(capsys: Captured, name: str, complaint: str) -> None:
