@@ -85,7 +85,9 @@ Call = Callable[..., Awaitable[Any]]
 
 
 class DaemonStatus(Struct, frozen=True):
-    """The status of the daemon. `agents` and `busy` are counts. `model` is None for the offline backend.
+    """The status of the daemon. `agents` counts agents without holders and killed ones, and `busy` those that work.
+
+    `model` is None for the offline backend.
 
     `settings` contains the values that apply to all agents of the daemon, by dotted key. `sandbox` is the default level
     of tools. With `sandbox_required`, no agent gets a lower level. `sandbox_offered` describes the levels that this

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .config import toml_value
-from .terminal import age, pluralize, safe, truncate_line
+from .terminal import age, safe, truncate_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,12 +19,11 @@ MAX_SETTINGS = 8
 def status_page(status: dict[str, Any], defaults: dict[str, Any], *, details: bool, now: float | None = None) -> str:
     """Return the main facts, and the settings that differ from `defaults`. With `details`, list all settings."""
     minimum = ", required" if status["sandbox_required"] else ""
-    agents = pluralize(status["agents"], "agent")
     facts = {
         "process": f"{status['pid']}, for {age(status['started_at'], now)}",
         "version": f"{status['version']}, protocol {status['protocol']}",
         "home": safe(status["home"]),
-        "agents": agents + (f", {status['busy']} at work" if status["busy"] else ""),
+        "agents": str(status["agents"]) + (f", {status['busy']} at work" if status["busy"] else ""),
         "model": safe(status["model"] or "the offline one"),
         "sandbox": f"{status['sandbox']}{minimum}; this machine offers {safe(status['sandbox_offered'])}",
     }

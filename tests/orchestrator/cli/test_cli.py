@@ -320,11 +320,14 @@ def test_daemon_status_fits_a_screen(desk: Desk, capsys: Captured) -> None:
     desk.answers["daemon_status"] = desk.answers["daemon_status"] | {
         "sandbox_offered": "files by Landlock, " * 9,
         "settings": settings | changed,
+        "agents": 154,
+        "busy": 2,
     }
     assert run(["daemon", "status"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert (len(lines) <= 24, max(map(len, lines)) <= 80) == (True, True)
     assert f"{len(settings) - 8} more" in lines[-1]
+    assert "agents    154, 2 at work" in lines
     desk.answers["daemon_status"] = desk.answers["daemon_status"] | {"settings": settings | {"subagents.depth_cap": 9}}
     assert run(["daemon", "status"]) == 0
     assert [line.split() for line in capsys.readouterr().out.splitlines() if line[:2] == "  "][-1] == [

@@ -40,7 +40,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
             f"process {row['pid']}" if row["pid"] else row["state"],
             str(row["agents"]),
             str(row["busy"] or ""),
-            f"${row['cost_usd']:.4f}" if row["cost_usd"] else "",
+            terminal.format_cost(row) if not row["error"] else "",
             terminal.age(row["last_activity"]) if row["last_activity"] else "",
             terminal.safe(row["cwd"]),
         ]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from orch_protocol.core.errors import OrchError
+from orch_protocol.core.messages import Usage
 from orch_protocol.services.agents.runs import LIST_RUNS, RunRow
 from orch_protocol.services.service import Empty
 
@@ -65,14 +66,17 @@ def _row(folder: Path, pid: int | None, nodes: TreeState) -> RunRow:
     every = list(nodes)
     agents = [node for node in every if not node.is_holder]
     top = [node for node in agents if node.spec.parent_id is None]
+    usage = sum((node.usage for node in every), Usage())
     return RunRow(
         folder.name,
         str(folder),
         "ended" if pid is None else "running",
         pid,
-        agents=len(agents),
+        agents=sum(node.status != "killed" for node in agents),
         busy=sum(node.status in WORKING for node in agents),
-        cost_usd=sum(node.usage.cost_usd for node in every),
+        cost_usd=usage.cost_usd,
+        cost_known=usage.cost_known,
+        ceiling_usd=usage.ceiling_usd,
         last_activity=iso_time(max(node.last_activity for node in every)) if every else "",
         cwd=top[-1].spec.cwd if top else "",
     )

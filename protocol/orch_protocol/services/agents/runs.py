@@ -15,9 +15,9 @@ class RunRow(Struct, frozen=True):
     """A run: the agents of one root. Times are ISO 8601 UTC.
 
     `folder` contains the journal, and `cwd` is the working folder of the latest top-level agent. `pid` is the process
-    of the root of a running run. `agents` counts agents without holders, including killed ones; `busy` counts those
-    that work. `cost_usd` is the cost of all queries that the journal contains. `error` is the reason why the journal
-    cannot be read, otherwise "".
+    of the root of a running run. `agents` counts agents without holders and killed ones, as `DaemonStatus.agents` does;
+    `busy` counts those that work. `cost_usd`, `cost_known` and `ceiling_usd` are those of the `Usage` of all agents,
+    with killed ones. `error` is the reason why the journal cannot be read, otherwise "".
     """
 
     name: str
@@ -30,6 +30,8 @@ class RunRow(Struct, frozen=True):
     last_activity: str = ""
     cwd: str = ""
     error: str = ""
+    cost_known: bool = True
+    ceiling_usd: float = 0.0
 
 
 LIST_RUNS: Final = Service("runs", Empty, list[RunRow], USERS_ONLY, "List the runs of the daemon and of programs.")

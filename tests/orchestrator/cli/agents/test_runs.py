@@ -25,7 +25,9 @@ def desk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
     monkeypatch.setattr(runs, "Connection", made)
     made.answers["runs"] = msgspec.to_builtins(
         [
-            RunRow("report", "/h/runs/report", "running", 77, 3, 1, 0.25, "2026-01-01T00:00:00Z", "/project"),
+            RunRow(
+                "report", "/h/runs/report", "running", 77, 3, 1, 0.25, "2026-01-01T00:00:00Z", "/p", cost_known=False
+            ),
             RunRow("old", "/h/runs/old", "ended", None, 30, last_activity="2025-01-01T00:00:00Z", cwd="/\x1b[2J"),
             RunRow("lost", "/h/runs/lost", "ended", None, error="cannot read it"),
         ]
@@ -40,8 +42,8 @@ def test_runs_are_a_table_with_folders_and_costs(capsys: Captured) -> None:
     out, err = capsys.readouterr()
     head, *lines = (line.split() for line in out.splitlines())
     assert head == ["RUN", "STATE", "AGENTS", "BUSY", "COST", "ACTIVE", "FOLDER"]
-    assert [*lines[0][:6], lines[0][-1]] == ["report", "process", "77", "3", "1", "$0.2500", "/project"]
-    assert [*lines[1][:3], lines[1][-1]] == ["old", "ended", "30", "/\\x1b[2J"]
+    assert [*lines[0][:6], lines[0][-1]] == ["report", "process", "77", "3", "1", ">=$0.2500", "/p"]
+    assert [*lines[1][:4], lines[1][-1]] == ["old", "ended", "30", "$0.0000", "/\\x1b[2J"]
     assert lines[2] == ["lost", "ended", "0"]
     assert err == "orch: run lost: cannot read it\n"
     assert run(["runs", "--running", "--json"]) == 0

@@ -80,6 +80,21 @@ async def test_runs_are_listed_with_state_agents_and_activity(tmp_path: Path) ->
         assert unnamed.run not in {row.name for row in await call(runs.daemon.supervisor, USER, LIST_RUNS, Empty())}
 
 
+async def test_runs_and_status_count_the_same_agents(tmp_path: Path) -> None:
+    """Killed agents are not counted. Their costs are."""
+    async with opened(tmp_path, run="daemon") as world:
+        for _ in range(2):
+            await (await world.scripted("done")).query("go")
+        (ended, _) = await world.agents()
+        await world.kill(ended.id)
+        (row,) = await world.runs()
+        daemon = Daemon(world.supervisor, call, home=tmp_path, config=Config())
+        status = await daemon.handle("daemon_status", msgspec.Raw(b"{}"), Client(1, os.getuid()))
+        usage = world.supervisor.tree.agents.usage
+        assert (row.agents, row.busy, status.agents) == (1, 0, 1)
+        assert (row.cost_usd, row.cost_known, row.ceiling_usd) == (usage.cost_usd, usage.cost_known, usage.ceiling_usd)
+
+
 @pytest.mark.parametrize(("run", "status", "text"), [("live", "idle", "present"), ("ended", "cold", "past")])
 async def test_another_run_is_read(tmp_path: Path, run: str, status: str, text: str) -> None:
     """Agents, conversations and session trees of other runs can be read, and nothing is written to their journals."""
