@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +28,7 @@ from .. import command
 from ..command import CliCommand
 from ..scratch import scratch
 
-__all__ = ["VERBS"]
+__all__ = ["VERBS", "shell_command"]
 
 MAX_USD: Final = 2.0
 """The maximum total cost of `orch demo --live` in US dollars."""
@@ -66,7 +67,7 @@ def _live_model(arguments: Namespace) -> str:
 
 
 def _print_summary(screen: DemoScreen, result: DemoResult, remaining_count: int, seconds: float) -> None:
-    program = _command()
+    program = shell_command(os.environ, Path(sys.argv[0]), Path(sys.executable))
     screen.heading(f"That was orch, in {seconds:.0f} s")
     screen.say(f"{result.steps} steps, {len(result.fan_out.answers)} reviews. Processes left: {remaining_count}.")
     screen.say("Choose a model: an API key, or a server on this machine.")
@@ -80,17 +81,22 @@ def _print_summary(screen: DemoScreen, result: DemoResult, remaining_count: int,
     screen.untruncated(f"   {program} map 'Review {{item}}' --over '**/*.py'")
 
 
-def _command() -> str:
-    """Return how to start orch in this shell.
+def shell_command(env: Mapping[str, str], program: Path, python: Path) -> str:
+    """Return how to start orch in the shell that started `program` with the interpreter `python`.
 
-    The result is "orch" if orch is on the PATH, otherwise the path of this program.
+    The result is "orch" if orch is on the PATH of the shell, "uv run orch" after `uv run`, and otherwise the path of
+    the program. `env` is the environment of the program.
     """
-    if shutil.which("orch"):
+    folders = env.get("PATH", os.defpath).split(os.pathsep)
+    if "UV" in env and Path(folders[0]) == python.parent:
+        del folders[0]  # uv adds this folder for the program; the shell does not have it
+    if shutil.which("orch", path=os.pathsep.join(folders)):
         return "orch"
-    program = Path(sys.argv[0])
+    if "UV_RUN_RECURSION_DEPTH" in env:  # uv sets it for the commands of `uv run`
+        return "uv run orch"
     if program.name == "orch" and program.is_file():
         return shlex.quote(os.path.relpath(program))
-    return f"{shlex.quote(sys.executable)} -m orch"
+    return f"{shlex.quote(str(python))} -m orch"
 
 
 def _arguments(parser: ArgumentParser) -> None:
