@@ -43,7 +43,7 @@ def main() -> int:
     path = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     files = sorted(arguments.folder.rglob("*.py"))
-    with Orchestrator(arguments.model, run="reviews") as o:
+    with Orchestrator(arguments.model, run="docstrings") as o:
         results = o.map(files, question, workers=6, returns=Review, tools=[], on_progress=show)
     for each in results:
         answer = each.error or f"{each.value.lines} lines, undocumented: {', '.join(each.value.undocumented) or 'none'}"

@@ -50,6 +50,14 @@ def test_calls_of_tools_in_examples_use_existing_arguments() -> None:
     assert found > 20
 
 
+def test_programs_with_different_items_have_different_run_names() -> None:
+    """A run with the same name continues the earlier one, so that the agents of two programs would be mixed."""
+    programs = [ROOT / "README.md", ROOT / "docs/start/coming_from.md", *(ROOT / "examples").rglob("*.py")]
+    names = {file: set(re.findall(r'\brun="([\w-]+)"', file.read_text())) for file in programs}
+    used = [name for found in names.values() for name in found]
+    assert len(used) == len(set(used)) >= 3, names
+
+
 def first_cells(name: str, heading: str) -> list[str]:
     """Return the code in the first column of the first table at or below the line that begins with `heading`."""
     lines = dropwhile(lambda line: not line.startswith(heading), page(name).splitlines())

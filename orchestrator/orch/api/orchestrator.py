@@ -271,7 +271,7 @@ class AsyncOrchestrator(Registration):
         async with AsyncExitStack() as stack:
             if not self._has_run_name:
                 stack.callback(remove_run, folder)
-            stack.callback(FolderLock.acquire(folder).release)
+            stack.callback(FolderLock.acquire(folder, "another run name").release)
             if self._has_run_name:
                 kill_orphans(folder)
             shutil.rmtree(folder / "spool", ignore_errors=True)  # files that a killed root left

@@ -14,7 +14,14 @@ import pytest
 
 from orch import AsyncOrchestrator
 from orch.testing import FakeLauncher, fake_world
-from orch_protocol.core.errors import AgentBusyError, AgentDiedError, AgentGoneError, ConfigError, LaunchError
+from orch_protocol.core.errors import (
+    AgentBusyError,
+    AgentDiedError,
+    AgentGoneError,
+    ConfigError,
+    LaunchError,
+    LockedError,
+)
 from orch_protocol.core.messages import text_of
 from orchestrator.root_double import Gate, World, opened
 from virtual_clock import passed, until, virtual
@@ -112,6 +119,14 @@ async def test_requests_during_close_are_refused(tmp_path: Path) -> None:
         root.ask(root.tree.agents[agent.id], "go")
     launcher.may_stop.set()
     await closing
+
+
+async def test_a_run_in_use_can_have_another_name(tmp_path: Path) -> None:
+    """The error of the second orchestrator says so."""
+    async with AsyncOrchestrator(home=tmp_path, env={}, run="mine", **fake_world()):
+        second = AsyncOrchestrator(home=tmp_path, env={}, run="mine", **fake_world())
+        with pytest.raises(LockedError, match=r"runs/mine is in use by process \d+: .*, or choose another run name$"):
+            await second.start()
 
 
 async def test_blocked_default_executor_does_not_block_the_root(tmp_path: Path) -> None:

@@ -35,11 +35,12 @@ class FolderLock:
         _held.add(self)
 
     @classmethod
-    def acquire(cls, folder: Path) -> FolderLock:
+    def acquire(cls, folder: Path, alternative: str = "another folder") -> FolderLock:
         """Lock `folder`. Create the folder with mode 0700 if necessary. This method never waits.
 
-        Raise LockedError with the owner if the folder is locked. Raise StoreError if the folder is not writable. Also
-        raise StoreError for a network file system, where a lock may be valid on one machine only.
+        Raise LockedError if the folder is locked. The error names the owner, and `alternative` as what the user can
+        choose instead. Raise StoreError if the folder is not writable. Also raise StoreError for a network file system,
+        where a lock may be valid on one machine only.
         """
         private_folder(folder)
         kind = file_system(folder)
@@ -59,7 +60,7 @@ class FolderLock:
             remedy = "end this process"
             if owner == str(os.getpid()):
                 remedy = "this program has opened the folder before; close that first, for example its Archiver"
-            raise LockedError(f"{folder} is in use by process {owner}: {remedy}, or choose another folder") from error
+            raise LockedError(f"{folder} is in use by process {owner}: {remedy}, or choose {alternative}") from error
         except OSError as error:
             os.close(descriptor)
             raise io_error("lock", folder, error) from error
