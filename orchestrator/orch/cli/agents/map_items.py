@@ -144,6 +144,11 @@ def _files(patterns: list[str]) -> list[str]:
         files = sorted(path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path))
         if not files and os.path.isfile(pattern):
             files = [pattern]  # a name with [ or ]
+        if not files and os.path.isdir(pattern):
+            inside = os.path.join(glob.escape(pattern), "**", "*")
+            raise CommandError(
+                "ConfigError", f"--over: {pattern!r} is a folder; for all files in it, use {inside!r}", 2
+            )
         if not files:
             raise CommandError("ConfigError", f"--over: no file matches {pattern!r} in {os.getcwd()}", 2)
         found |= dict.fromkeys(files)

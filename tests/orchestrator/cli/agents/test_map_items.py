@@ -26,6 +26,11 @@ def desk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
     ("argv", "why"),
     [
         (["Review {item}", "--over", "*.py", "nope/*.py"], r"--over: no file matches 'nope/*.py' in "),
+        (["Review {item}", "--over", "docs"], "--over: 'docs' is a folder; for all files in it, use 'docs/**/*'"),
+        (
+            ["Review {item}", "--over", "a.py", "docs/"],
+            "--over: 'docs/' is a folder; for all files in it, use 'docs/**/*'",
+        ),
         (["Review it", "--over", "a.py"], "has no {item}"),
         (["Q {item}", "--lines", "twice"], "two items have the key 'x'"),
         (["Q {item}", "--lines", "empty"], "no items: empty has no lines"),
@@ -45,6 +50,7 @@ def test_invalid_items_are_refused(
 ) -> None:
     """The message names the option, the file or the item. The exit code is 2."""
     monkeypatch.chdir(tmp_path)
+    Path("docs").mkdir()
     for name, text in (("a.py", ""), ("twice", "x\ny\nx\n"), ("empty", "\n"), ("data", '{"id": 1}\n')):
         Path(name).write_text(text)
     assert run(["map", *argv]) == 2
