@@ -10,6 +10,7 @@ import msgspec
 
 from orch_protocol.core.errors import (
     AgentDiedError,
+    BackendError,
     BadReplyError,
     ConcurrencyLimitError,
     ConfigError,
@@ -479,7 +480,12 @@ async def parse_with_correction(
         return await agent._parse_reply(reply, expected), reply
     except BadReplyError as error:
         structured_output.check_model(agent._node.model)
-        reply = await ask(structured_output.prompt_for_correction(error))
+        try:
+            corrected = await ask(structured_output.prompt_for_correction(error))
+        except BackendError as failure:
+            message = structured_output.failed_correction(failure, error, reply.text)
+            raise type(failure)(message).as_outcome(failure.outcome) from failure
+        reply = corrected
     try:
         return await agent._parse_reply(reply, expected), reply
     except BadReplyError as error:

@@ -21,6 +21,7 @@ __all__ = [
     "AskedValue",
     "Returned",
     "check_model",
+    "failed_correction",
     "load_value",
     "parse_value",
     "prompt_for_correction",
@@ -55,6 +56,11 @@ def prompt_for_value(prompt: str, expected: ReturnType[Any]) -> str:
 def prompt_for_correction(error: Exception) -> str:
     """Return the prompt that asks the model to correct its reply."""
     return f"That is not the JSON value that was asked for: {error}. Answer again, with the JSON value alone."
+
+
+def failed_correction(failure: Exception, error: BadReplyError, text: str) -> str:
+    """Return the message of `failure`, which ended the correction of the reply `text`. `error` is why it is invalid."""
+    return f"{failure}. This ended the correction of a reply that does not match `returns` ({error}): {text[:200]!r}"
 
 
 def parse_value(text: str, expected: ReturnType[T]) -> T:

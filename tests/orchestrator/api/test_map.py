@@ -106,6 +106,16 @@ async def test_values_have_the_requested_type(tmp_path: Path) -> None:
         assert model_calls(world) == 1 + 2 + 2 * 2  # only the failed item is asked again, by a new agent
 
 
+async def test_an_error_of_the_correction_names_the_reply_that_was_invalid(tmp_path: Path) -> None:
+    """For example, the script of the test has no second reply."""
+    async with opened(tmp_path) as world:
+        backend = ScriptedBackend(['{"verdit": "ok"}'])
+        (result,) = await world.map(["a"], "{item}", returns=Review, backend=backend)
+        assert result.error_type == "BackendError"
+        assert str(result.error).startswith("the script has no more items: ")
+        assert '(Object missing required field `verdict`): \'{"verdit": "ok"}\'' in str(result.error)
+
+
 async def test_a_type_of_values_needs_a_model(tmp_path: Path) -> None:
     """Without a configured model, a map starts no agent, and a query asks nothing."""
     async with opened(tmp_path) as world:

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.core.errors import BadReplyError, ConfigError
+from orch_protocol.core.errors import BackendError, BadReplyError, ConfigError
 from orch_protocol.core.text import TextEncodingError, decode_text
 from orch_protocol.services.resources.values import TakenValue
 
 from ...api.return_types import ReturnType, return_type
-from ...api.structured_output import parse_value, prompt_for_correction, prompt_for_value, value_of
+from ...api.structured_output import failed_correction, parse_value, prompt_for_correction, prompt_for_value, value_of
 from ...client.connection import Connection
 from ...client.failure import CommandError
 
@@ -52,7 +52,14 @@ def ask_for_value(
     try:
         return _value(connection, reply, expected), reply
     except BadReplyError as error:
-        reply = ask({"prompt": prompt_for_correction(error), "images": [], "request_id": os.urandom(8).hex()})
+        try:
+            corrected = ask({"prompt": prompt_for_correction(error), "images": [], "request_id": os.urandom(8).hex()})
+        except CommandError as failure:
+            if failure.kind != BackendError.__name__:
+                raise
+            message = failed_correction(failure, error, reply["text"])
+            raise CommandError(failure.kind, message, failure.exit_code, failure.outcome) from failure
+        reply = corrected
     try:
         return _value(connection, reply, expected), reply
     except BadReplyError as error:

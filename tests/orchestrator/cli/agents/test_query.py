@@ -44,6 +44,17 @@ def reply(whole: str, steps: int, **changes: Any) -> dict[str, Any]:
     return REPLY | {"text": whole, "steps": steps} | changes
 
 
+def test_a_failed_correction_names_the_reply_that_was_invalid(desk: Desk, capsys: Captured) -> None:
+    """For example, a script has no second reply."""
+    Path("schema.json").write_text('{"type": "integer"}')
+    desk.answers["query"] = [REPLY | {"text": "seven"}, CommandError("BackendError", "the script has no more items")]
+    desk.in_turn = {"query"}
+    assert run(["query", "n", "How many?", "--returns", "schema.json"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("orch: the script has no more items. This ended the correction of a reply that does not")
+    assert error.endswith("): 'seven'\n")
+
+
 def test_returns_and_return_name_cannot_be_combined(desk: Desk, capsys: Captured) -> None:
     """No query is sent."""
     Path("schema.json").write_text('{"type": "integer"}')
