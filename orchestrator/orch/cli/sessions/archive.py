@@ -68,9 +68,15 @@ def _search(arguments: Namespace) -> int:
         params = {"query": query, "ref": arguments.ref, "limit": limit}
         hits = _merge(Connection(run=arguments.run).call("search_archive", params), hits)[:limit]
     command.print_result(arguments, hits, search_hits(hits))
+    if hits and not arguments.json and sys.stdout.isatty():
+        print(f"\nTo read a hit in full: {_read_command(hits[0], arguments.run)}")
     if not hits and not arguments.json:
         print("orch: no match in the archives", file=sys.stderr)
     return 0
+
+
+def _read_command(hit: dict[str, Any], run: str | None) -> str:
+    return f"orch archive read {hit['id']} {hit['entry']}" + (f" --run {run}" if run is not None else "")
 
 
 def _imports() -> ImportCatalog | None:

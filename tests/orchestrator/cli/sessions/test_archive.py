@@ -73,6 +73,21 @@ class TestSearch:
         assert desk.asked == [("search_archive", {"query": "4711", "ref": "1", "limit": 3})]
         assert capsys.readouterr().out == "b0d9f3 entry 2 (look)\n  port = 4711\n"
 
+    def test_search_on_a_terminal_says_how_to_read_a_hit(
+        self, desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The last line is a command for the first hit. Pipes, JSON and empty results have no such line."""
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+        assert run(["archive", "search", "4711"]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == "To read a hit in full: orch archive read b0d9f3 2"
+        assert run(["archive", "search", "4711", "--run", "report"]) == 0
+        assert capsys.readouterr().out.endswith(": orch archive read b0d9f3 2 --run report\n")
+        assert run(["archive", "search", "4711", "--json"]) == 0
+        assert "To read" not in capsys.readouterr().out
+        desk.answers["search_archive"] = []
+        assert run(["archive", "search", "4711"]) == 0
+        assert capsys.readouterr().out == ""
+
     def test_approximate_hits_are_marked(self, desk: Desk, capsys: Captured) -> None:
         """A hit that is not exact is marked as similar."""
         desk.answers["search_archive"][0] = desk.answers["search_archive"][0] | {"exact": False}
