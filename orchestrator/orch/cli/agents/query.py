@@ -6,6 +6,7 @@ import os
 import sys
 import time
 
+from ...client.calling_agent import calling_agent
 from ...client.connection import Connection
 from ...client.failure import CommandError
 from ...config.interrupts import InterruptLimit
@@ -287,6 +288,10 @@ def query(arguments: Namespace) -> int:
     prompt_fields = prompt_params(command.text(arguments.prompt), read_images(arguments))
     params = {"ref": arguments.ref, **prompt_fields, "request_id": os.urandom(8).hex()}
     connection = Connection(run=arguments.run)
+    if returned_type(arguments) is not None and calling_agent() is None:  # agents may not use `state`
+        from ...api.structured_output import check_model
+
+        check_model(connection.call("state", {"ref": arguments.ref})["model"])
     if arguments.no_wait:
         if getattr(arguments, "return_name", None):
             raise CommandError(

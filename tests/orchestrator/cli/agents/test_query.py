@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from orch.cli import run
+from orch.cli.agents import query
 from orch.cli.agents.send import format_quote
 from orch.client.failure import CommandError
 from orch_protocol.core.messages import Image
@@ -53,6 +54,25 @@ def test_a_failed_correction_names_the_reply_that_was_invalid(desk: Desk, capsys
     error = capsys.readouterr().err
     assert error.startswith("orch: the script has no more items. This ended the correction of a reply that does not")
     assert error.endswith("): 'seven'\n")
+
+
+def test_an_agent_without_a_model_is_not_asked_for_a_value(desk: Desk, capsys: Captured) -> None:
+    """The offline search would quote files twice."""
+    Path("schema.json").write_text('{"type": "integer"}')
+    desk.answers["state"] = ROW | {"model": "extractive"}
+    assert run(["query", "n", "How many?", "--returns", "schema.json"]) == 2
+    assert "no model configured" in capsys.readouterr().err
+    assert desk.asked == [("state", {"ref": "n"})]
+
+
+def test_a_command_of_an_agent_asks_for_a_value_without_reading_the_state(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Agents may query, but only users may read the state of an agent."""
+    monkeypatch.setattr(query, "calling_agent", lambda: "abc")
+    Path("schema.json").write_text('{"type": "integer"}')
+    assert run(["query", "n", "How many?", "--returns", "schema.json"]) == 0
+    assert [method for method, _ in desk.asked] == ["query"]
 
 
 def test_returns_and_return_name_cannot_be_combined(desk: Desk, capsys: Captured) -> None:
