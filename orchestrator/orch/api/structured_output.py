@@ -8,7 +8,6 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.agent.config import parse_model
 from orch_protocol.core.errors import BadReplyError, ConfigError
 from orch_protocol.core.messages import Reply
 from orch_protocol.services.resources.values import TakenValue
@@ -40,7 +39,7 @@ def check_model(model: str | None) -> None:
 
     `model` is `provider:name`. None stands for the offline search.
     """
-    if model is None or parse_model(model) == parse_model(OFFLINE):
+    if model is None or model.removesuffix(":") == OFFLINE.removesuffix(":"):
         raise ConfigError(
             "no model configured: offline search quotes files and cannot answer with a value. Run `orch init`, or pass "
             "model= or backend= (in the shell --model or --script)"

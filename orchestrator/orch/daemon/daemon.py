@@ -85,7 +85,7 @@ Call = Callable[..., Awaitable[Any]]
 
 
 class DaemonStatus(Struct, frozen=True):
-    """The status of the daemon. `agents` counts agents without holders and killed ones, and `busy` those that work.
+    """The status of the daemon. `agents` counts agents except holders and killed agents, and `busy` those that work.
 
     `model` is None for the offline backend.
 

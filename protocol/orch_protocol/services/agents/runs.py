@@ -15,9 +15,9 @@ class RunRow(Struct, frozen=True):
     """A run: the agents of one root. Times are ISO 8601 UTC.
 
     `folder` contains the journal, and `cwd` is the working folder of the latest top-level agent. `pid` is the process
-    of the root of a running run. `agents` counts agents without holders and killed ones, as `DaemonStatus.agents` does;
-    `busy` counts those that work. `cost_usd`, `cost_known` and `ceiling_usd` are those of the `Usage` of all agents,
-    with killed ones. `error` is the reason why the journal cannot be read, otherwise "".
+    of the root of a running run. `agents` counts agents except holders and killed agents, as `DaemonStatus.agents`
+    does; `busy` counts those that work. `cost_usd`, `cost_known` and `ceiling_usd` are those of the `Usage` of all
+    agents and holders, also killed ones. `error` is the reason why the journal cannot be read, otherwise "".
     """
 
     name: str
