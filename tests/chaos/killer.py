@@ -48,7 +48,7 @@ STANDSTILL = 60.0
 LONGEST = 0.12
 TOLD = 100
 """The number of kills between two progress reports."""
-VERSION = 2
+VERSION = 3
 
 
 class Lost(Exception):

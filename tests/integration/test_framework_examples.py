@@ -54,7 +54,7 @@ def test_loop_accepts_any_backend(tmp_path: Path) -> None:
         assert (state.status, state.model) == ("idle", "fake:fake-model")
         assert [message.role for message in agent.show().messages] == ["user", "assistant"]
         header, *entries = map(json.loads, (Path(state.folder) / "session.jsonl").read_text().splitlines())
-    assert (header["type"], header["version"]) == ("session", 3)
+    assert (header["type"], header["version"]) == ("session", 4)
     assert [entry["message"]["role"] for entry in entries if entry["type"] == "message"] == ["user", "assistant"]
 
 

@@ -120,5 +120,5 @@ def test_failed_replacement_keeps_the_agent_and_its_names(shell: Shell) -> None:
     assert "It was 4711." in texts(shown[3])
     assert "continuing the earlier" not in texts(shown[3])
     assert ["I remember 4711." in texts(cell) for cell in shown[4:6]] == [True, True]
-    _head, row = texts(shown[6]).splitlines()
+    _head, row, _task = texts(shown[6]).splitlines()
     assert "notebook" in row
