@@ -391,8 +391,8 @@ async def test_an_unreachable_server_is_named_in_the_format_of_the_api(
         ("POST /v1/messages", b"\xff\xfe"),
         ("POST /v1/chat/completions", b'{"messages": 3}'),
         ("POST /v1/responses", b"[" * 9000),
-        ("POST /v2/unknown?a=/v1/messages", b"{}"),
-        ("GET /", b""),
+        ("POST /v1/unknown?a=/v1/messages", b"{}"),
+        ("GET /openai/", b""),
         ("POST /v1/messages", b""),
     ],
 )
@@ -404,14 +404,15 @@ async def test_what_the_gateway_does_not_understand_passes(
     port = await start(upstream.url)
     status, _, received = await exchange(port, line, body=body)
     assert (status, received) == ("HTTP/1.1 400 Bad Request", b'{"error": "theirs"}')
-    assert (upstream.requests[0].line, upstream.requests[0].body) == (f"{line} HTTP/1.1", body)
+    sent = line.replace("/openai", "")
+    assert (upstream.requests[0].line, upstream.requests[0].body) == (f"{sent} HTTP/1.1", body)
 
 
 @pytest.mark.parametrize(
     ("line", "status"),
     [
         ("GET http://example.com/v1/models", 400),
-        ("GET //example.com/v1/models", 200),
+        ("GET //example.com/v1/models", 404),
         ("OPTIONS *", 400),
         ("POST /stats", 405),
     ],
@@ -504,7 +505,7 @@ async def test_the_token_opens_the_proxy_and_is_not_passed_on(
         ("GET /other/v1/x?y=/z", (), "other /base/v1/x?y=/z"),
         ("GET /versioned/v1/x", (), "versioned /api/v1/x"),
         ("GET /versioned/x", (), "versioned /api/v1/x"),
-        ("GET /otherwise/x", (), "openai /otherwise/x"),
+        ("GET /v1?x", ("X-Api-Key: k",), "anthropic /v1?x"),
     ],
 )
 async def test_each_request_reaches_its_server(line: str, headers: tuple[str, ...], found: str, start: Start) -> None:
@@ -519,6 +520,23 @@ async def test_each_request_reaches_its_server(line: str, headers: tuple[str, ..
         await exchange(port, line, *headers)
         got = [(name, each.line.split()[1]) for name, server in servers.items() for each in server.requests]
     assert got == [tuple(found.split())]
+
+
+@pytest.mark.parametrize("kind", PATHS)
+@pytest.mark.parametrize("name", ["ollama", "anthropc", "", "v2", "v1beta", "chat"])
+async def test_a_request_with_an_unknown_server_name_is_sent_nowhere(
+    kind: str, name: str, upstream: RawServer, start: Start
+) -> None:
+    """Its key and its prompt belong to another server. The error names the servers, and the option that adds one."""
+    port = await start(upstream.url, f"local={upstream.url}")
+    for request in (f"POST /{name}{PATHS[kind]}", f"GET /{name}?{PATHS[kind]}"):
+        status, _, body = await exchange(port, request, "X-Api-Key: k", body=BODY)
+        assert status == "HTTP/1.1 404 Not Found"
+        assert upstream.requests == []
+        message = json.loads(body)["error"]["message"]
+        assert f"no model server {name!r}:" in message
+        assert "/anthropic, /openai, /local or /v1" in message
+        assert "orch proxy --upstream NAME=URL" in message
 
 
 async def test_an_encoded_request_is_archived(upstream: RawServer, start: Start) -> None:

@@ -48,6 +48,8 @@ IDLE_SECONDS: Final = 30.0
 CANCEL_SECONDS: Final = 0.5
 EVENT_STREAM: Final = "text/event-stream"
 JSON: Final = "application/json"
+KINDS: Final = {401: "authentication_error", 404: "not_found_error"}
+"""The types of errors, by status."""
 CHANGED_HEADERS: Final = (hdrs.CONTENT_LENGTH, hdrs.CONTENT_ENCODING)
 
 log: Final = logging.getLogger("orch.gateway.proxy")
@@ -146,8 +148,7 @@ class ProxyServer:
             style = ANTHROPIC if upstream.name == ANTHROPIC else style
             return await self._pass(request, upstream, target, client)
         except Refused as refused:
-            kind = "authentication_error" if refused.status == 401 else "invalid_request_error"
-            return _error(style, refused.status, kind, str(refused))
+            return _error(style, refused.status, KINDS.get(refused.status, "invalid_request_error"), str(refused))
         except _Failed as failed:
             log.warning("%s", failed)
             return _error(style, 502, "api_error", str(failed))

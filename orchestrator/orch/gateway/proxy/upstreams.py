@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from orch_protocol.core.errors import ConfigError
 
-from .access import TOKEN_PREFIX, is_loopback_host
+from .access import TOKEN_PREFIX, Refused, is_loopback_host
 
 __all__ = [
     "ANTHROPIC",
@@ -62,14 +62,21 @@ class Upstreams:
     def find(self, target: str, headers: Mapping[str, str]) -> tuple[Upstream, str]:
         """Return the server for a request, and the target there.
 
-        The first part of the path names the server. Without a name, the server of Anthropic gets its paths and the
-        requests with its headers, so that it alone gets its keys; that of OpenAI gets all others. `headers` have
-        lower-case names.
+        The first part of the path names the server. Paths that begin with the version instead, as SDKs send them, have
+        no name: the server of Anthropic gets its paths and the requests with its headers, so that it alone gets its
+        keys; that of OpenAI gets all others. `headers` have lower-case names. Raises Refused for an unknown name.
         """
         first, slash, rest = target[1:].partition("/")
         name, question, query = first.partition("?")
         if name in self.by_name:
             return self.by_name[name], f"/{question}{query}{slash if question else ''}{rest}"
+        if f"/{name}" != VERSION:
+            known = ", ".join(f"/{each}" for each in self.by_name)
+            raise Refused(
+                404,
+                f"orch proxy has no model server {name!r:.100}: the path of the base URL must begin with {known} or "
+                f"{VERSION}. To add a server, start the proxy with: orch proxy --upstream NAME=URL",
+            )
         is_anthropic = target.startswith("/v1/messages") or any(name in headers for name in ANTHROPIC_HEADERS)
         return self.by_name[ANTHROPIC if is_anthropic else OPENAI], target
 
