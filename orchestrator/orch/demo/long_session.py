@@ -82,7 +82,7 @@ def session_cost(recording: Recording, folder: Path, terms: ReplayPricing) -> Se
     `terms` contains the prices. The calculation creates archives in `folder`.
     """
     outcomes = [replay([recording], name, terms, folder) for name in POLICIES]
-    return [dollars(outcome.units, terms.usd) for outcome in outcomes]
+    return [dollars(outcome.units, terms.price.usd) for outcome in outcomes]
 
 
 class PlayedSession(Struct, frozen=True):

@@ -16,7 +16,6 @@ from typing import Final, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Usage
 from orch_worker.backends.formats.lenient_json import decode_plain
 from orch_worker.backends.models import Model, ModelCatalog
@@ -362,19 +361,10 @@ def tokens_in(raw: bytes) -> int:
 def model_named(models: ModelCatalog, api: str, name: str) -> Model | None:
     """Return the model `name` of a server with the message format `api`. Return None if its price is unknown.
 
-    `name` can have the form provider/model. Raises nothing.
+    `name` can have the form provider/model.
     """
-    first, _, rest = name.partition("/")
-    places = [(PROVIDERS.get(api, ""), name), *([(first, rest)] if rest else [])]
-    places += [(provider, name) for provider in models.providers]
-    for provider, each in places:
-        try:
-            model = models.look_up(provider, each)
-        except (ConfigError, LookupError):
-            continue
-        if model.price_known and not model.is_free:
-            return model
-    return None
+    found = models.find_priced(name, PROVIDERS.get(api, ""))
+    return found[1] if found is not None else None
 
 
 def _digest(request: ClientRequest, raw: bytes) -> bytes:

@@ -6,7 +6,7 @@ A recording contains the messages up to the leaf, and the usage that was reporte
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import islice
@@ -58,7 +58,7 @@ class Recorded(Struct, frozen=True):
 
     For a message of the assistant, `input_tokens` and `output_tokens` are the reported usage. `at` is the time in
     seconds, if the time was recorded. `id` is the id of the entry in the session file. The content of a `deleted`
-    message was deleted permanently.
+    message was deleted permanently. `model` is the name of the model as `PROVIDER:NAME` or `NAME`, or "".
     """
 
     message: Message
@@ -67,6 +67,7 @@ class Recorded(Struct, frozen=True):
     at: float | None = None
     id: str = ""
     deleted: bool = False
+    model: str = ""
 
 
 class Compaction(Struct, frozen=True):
@@ -126,6 +127,12 @@ class Recording(Struct, frozen=True):
             and not each.deleted
             and (not place or self.messages[place - 1].message.role != "assistant")
         ]
+
+    @property
+    def model(self) -> str:
+        """The model of the most calls, as `PROVIDER:NAME` or `NAME`. "" if no call names its model."""
+        names = Counter(name for place in self.calls if (name := self.messages[place].model))
+        return max(names, key=names.__getitem__, default="")
 
     def contexts(self) -> Iterator[tuple[int, list[Message]]]:
         """Yield the index of each model call, and the messages in the request of that call.
@@ -295,7 +302,10 @@ def _recorded(entry: AnyMessageEntry) -> Recorded:
     usage = reported if reported is not None and entry.message.role == "assistant" else Usage()
     given = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
     at, deleted = _seconds(entry.timestamp), bool(entry.deleted)
-    return Recorded(entry.message, given or None, usage.output_tokens or None, at, entry.id, deleted)
+    model = entry.model
+    if not model and entry.origin is not None:
+        model = ":".join(filter(None, (entry.origin.provider, entry.origin.model)))
+    return Recorded(entry.message, given or None, usage.output_tokens or None, at, entry.id, deleted, model)
 
 
 def _seconds(timestamp: str) -> float | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from orch_protocol.core.messages import Message
 from orch_worker.backends.prices import Prices, dollars
@@ -24,6 +25,7 @@ from .retained_facts import KINDS, Share, evidence_in, reachable_shares
 
 __all__ = [
     "USD_PER_MILLION",
+    "ModelPrice",
     "Outcome",
     "Point",
     "ReplayPricing",
@@ -40,22 +42,37 @@ MAX_ITEMS: Final = 500
 USD_PER_MILLION: Final = 3.0
 
 
+class ModelPrice(Struct, frozen=True):
+    """What a model costs: `usd` for a million uncached input tokens, and `prices` relative to it.
+
+    `model` is the name of the model, or "" if no model has this price.
+    """
+
+    model: str = ""
+    prices: Prices = Prices()
+    usd: float = USD_PER_MILLION
+
+
 class ReplayPricing(Struct, frozen=True):
     """Parameters of a replay.
 
+    `models` contains the prices of models by the name that recordings use. All other recordings have the price `price`.
     `beside` is the number of tokens of the system prompt and the tools. If `beside` is None, the recorded number or a
     default is used. `lifetime` is the number of seconds until a cache entry expires; None means that entries do not
-    expire. `usd` is the price of a million uncached input tokens. `items` is the maximum number of facts of each kind
-    to search for; 0 means none.
+    expire. `items` is the maximum number of facts of each kind to search for; 0 means none.
     """
 
-    prices: Prices = Prices()
+    price: ModelPrice = ModelPrice()
+    models: Mapping[str, ModelPrice] = {}
     beside: int | None = None
     lifetime: float | None = None
     window: int = 200_000
     summary_tokens: int = SUMMARY_TOKENS
-    usd: float = USD_PER_MILLION
     items: int = MAX_ITEMS
+
+    def price_of(self, recording: Recording) -> ModelPrice:
+        """Return the price of the model that `recording` names."""
+        return self.models.get(recording.model, self.price)
 
 
 class Point(Struct, frozen=True):
@@ -69,7 +86,7 @@ class Point(Struct, frozen=True):
 
 
 class Outcome(Struct, frozen=True):
-    """The result of one policy for all recordings.
+    """The result of one policy for all recordings. One unit costs as much as an uncached input token at `price`.
 
     `edits` is the number of edits of text that an earlier message contains. `recalls` is the number of these edits
     whose text has left the conversation, and `recall_units` the cost of looking it up. `course` contains one point for
@@ -91,6 +108,12 @@ class Outcome(Struct, frozen=True):
     def units(self) -> float:
         """The cost in units with forced recalls."""
         return self.bill.units + self.recall_units
+
+    def scaled(self, factor: float) -> Outcome:
+        """Return the outcome with all costs multiplied by `factor`."""
+        bill = structs.replace(self.bill, units=self.bill.units * factor, extra_units=self.bill.extra_units * factor)
+        course = tuple(Point(point.context, point.units * factor) for point in self.course)
+        return structs.replace(self, bill=bill, recall_units=self.recall_units * factor, course=course)
 
     def __add__(self, other: Outcome) -> Outcome:
         kinds = {**self.evidence, **other.evidence}
@@ -134,10 +157,12 @@ def replay(
     for number, recording in enumerate(recordings, first):
         scale = scale_of(recording, terms.beside)
         where = folder / f"{name}-{number:04d}"
-        setting = ReplaySetting(scale, terms.prices, where, terms.window, terms.summary_tokens)
+        price = terms.price_of(recording)
+        setting = ReplaySetting(scale, price.prices, where, terms.window, terms.summary_tokens)
         policy = policy_named(name, setting)
         try:
-            outcome += _run(recording, policy, name, scale, terms, count_step)
+            replayed = _run(recording, policy, name, scale, terms, count_step)
+            outcome += replayed if price.usd == terms.price.usd else replayed.scaled(price.usd / terms.price.usd)
         finally:
             policy.close()
     return outcome
@@ -151,9 +176,10 @@ def _run(
     terms: ReplayPricing,
     progress: Callable[[], None],
 ) -> Outcome:
-    meter = Meter(terms.prices, terms.lifetime)
+    prices = terms.price_of(recording).prices
+    meter = Meter(prices, terms.lifetime)
     needs = edit_needs(recording)
-    recalls = RecallMeter(recording, needs, scale, terms.prices)
+    recalls = RecallMeter(recording, needs, scale, prices)
     calls = set(recording.calls)
     context: list[Message] = []
     parts: list[tuple[object, int]] = [("system", scale.beside)]
@@ -211,7 +237,8 @@ class ReplayedFile(Struct, frozen=True):
     """One file of a report.
 
     `calls` contains the number of model calls of each conversation. `recorded` contains the input tokens that the file
-    reports and the estimated tokens of the same requests, or is None. `skipped` lists what was left out of the file.
+    reports and the estimated tokens of the same requests, or is None. `skipped` lists what was left out or repaired.
+    `priced` contains the model that each conversation names, and the price that was used.
     """
 
     file: str
@@ -219,6 +246,7 @@ class ReplayedFile(Struct, frozen=True):
     recorded: tuple[int, int] | None
     outcomes: tuple[Outcome, ...]
     skipped: tuple[str, ...] = ()
+    priced: tuple[tuple[str, ModelPrice], ...] = ()
 
 
 def report(files: Sequence[ReplayedFile], terms: ReplayPricing, unread: dict[str, str] | None = None) -> dict[str, Any]:
@@ -241,11 +269,24 @@ def report(files: Sequence[ReplayedFile], terms: ReplayPricing, unread: dict[str
         }
         if recorded
         else None,
+        "prices": _prices(files),
         "policies": [_row(each, outcomes, terms) for each in outcomes],
         "evidence": {kind: archiving.evidence.get(kind, Share()).ratio for kind in KINDS} if archiving else None,
         "sessions": [_file_row(each, terms) for each in files],
         "unread": [{"file": file, "reason": reason} for file, reason in (unread or {}).items()],
     }
+
+
+def _prices(files: Sequence[ReplayedFile]) -> list[dict[str, Any]]:
+    """Return the prices that were used, those of the most conversations first.
+
+    An assumed price has the name of the recorded model, whose price is unknown, or "".
+    """
+    uses = Counter((price.model or recorded, not price.model, price.usd) for e in files for recorded, price in e.priced)
+    return [
+        {"model": model, "is_assumed": is_assumed, "usd_per_million": usd, "recordings": count}
+        for (model, is_assumed, usd), count in uses.most_common()
+    ]
 
 
 def totals(files: Sequence[ReplayedFile]) -> list[Outcome]:
@@ -280,9 +321,9 @@ def _cost(outcome: Outcome, outcomes: Sequence[Outcome], terms: ReplayPricing) -
     base = next((each.bill.units for each in outcomes if each.name == "none"), 0.0)
     return {
         "cost_units": round(outcome.bill.units),
-        "cost_usd": round(dollars(outcome.bill.units, terms.usd), 4),
+        "cost_usd": round(dollars(outcome.bill.units, terms.price.usd), 4),
         "cost_with_recalls": round(outcome.units),
-        "cost_with_recalls_usd": round(dollars(outcome.units, terms.usd), 4),
+        "cost_with_recalls_usd": round(dollars(outcome.units, terms.price.usd), 4),
         "cost_percent": round(100 * outcome.bill.units / base, 2) if base else None,
         "cost_with_recalls_percent": round(100 * outcome.units / base, 2) if base else None,
     }

@@ -419,6 +419,54 @@ def test_replay_command_takes_the_prices_of_a_model(
     assert bill("--model", "ollama:qwen3")["cost_usd"] == 0
 
 
+def named(model: str, turns: int = 3) -> list[dict[str, Any]]:
+    """Return a session of pi whose replies name `model`."""
+    lines = pi(turns)
+    for line in lines:
+        if line.get("message", {}).get("role") == "assistant":
+            line["message"] |= {"provider": "anthropic", "model": model} if model else {}
+    return lines
+
+
+def test_replay_command_uses_the_price_of_the_recorded_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each conversation costs what its own model costs, as with --model. The output says which prices were used."""
+
+    def replayed(path: Path, *more: str) -> dict[str, Any]:
+        given = ("replay", str(path), "--policy", "none,mask", "--evidence", "0", "--json", *more)
+        assert run(tmp_path / "home", monkeypatch, *given) == 0
+        return dict(json.loads(capsys.readouterr().out))
+
+    folder = tmp_path / "sessions"
+    folder.mkdir()
+    models = {"opus": "claude-opus-4-6", "haiku": "claude-haiku-4-5-20251001", "next": "claude-next", "none": ""}
+    files = {name: dump_lines(folder / f"{name}.jsonl", named(model)) for name, model in models.items()}
+    costs = {name: replayed(file)["policies"][0]["cost_usd"] for name, file in files.items()}
+    for name, usd in (("opus", 5), ("haiku", 1), ("next", 3), ("none", 3)):
+        at_one = replayed(files[name], "--usd", "1")["policies"][0]["cost_usd"]
+        assert costs[name] == pytest.approx(usd * at_one, abs=1e-3), name
+    other = replayed(files["haiku"], "--model", "anthropic:claude-opus-4-6")["policies"][0]["cost_usd"]
+    assert other == pytest.approx(5 * costs["haiku"], abs=1e-3)
+
+    whole = replayed(folder)
+    assert whole["policies"][0]["cost_usd"] == pytest.approx(sum(costs.values()), abs=1e-3)
+    assert sorted((each["model"], each["is_assumed"], each["usd_per_million"]) for each in whole["prices"]) == [
+        ("", True, 3.0),
+        ("anthropic:claude-haiku-4-5-20251001", False, 1.0),
+        ("anthropic:claude-next", True, 3.0),
+        ("anthropic:claude-opus-4-6", False, 5.0),
+    ]
+    assert run(tmp_path / "home", monkeypatch, "replay", str(files["next"]), "--policy", "none") == 0
+    out = capsys.readouterr().out
+    assert "Prices: assumed for anthropic:claude-next, $3 per million input tokens; --model sets others\n" in out
+    assert run(tmp_path / "home", monkeypatch, "replay", str(folder), "--policy", "none") == 0
+    out = capsys.readouterr().out
+    assert "Prices: anthropic:claude-opus-4-6, $5 per million input tokens; 1 conversation\n" in out
+    assert run(tmp_path / "home", monkeypatch, "replay", str(folder), "--model", "anthropic:claude-opus-4-6") == 0
+    assert "Prices: anthropic:claude-opus-4-6, $5 per million input tokens\n\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

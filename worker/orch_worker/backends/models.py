@@ -299,6 +299,20 @@ class ModelCatalog(Struct, frozen=True, forbid_unknown_fields=True):
             body=about.body | entry.body,
         )
 
+    def find_priced(self, name: str, provider: str = "") -> tuple[str, Model] | None:
+        """Return the model that a server or a recording calls `name`, with its name as `provider:name`.
+
+        `name` can have the form provider/model. The provider `provider` comes first. Return None if no price is known.
+        """
+        first, _, rest = name.partition("/")
+        places = [(provider, name), *([(first, rest)] if rest else []), *((each, name) for each in self.providers)]
+        for each, own_name in places:
+            if each in self.providers:
+                model = self.look_up(each, own_name)
+                if model.price_known and not model.is_free:
+                    return f"{each}:{own_name}", model
+        return None
+
     @property
     def secrets(self) -> tuple[str, ...]:
         """The names of variables that contain keys or secret headers of providers."""

@@ -19,15 +19,15 @@ import msgspec
 from orch_protocol.agent.config import parse_model
 from orch_protocol.core.errors import ConfigError, ForeignFileError, OrchError
 from orch_worker.backends.models import Model, load
-from orch_worker.backends.prices import Prices, prices_of
+from orch_worker.backends.prices import prices_of
 
 from ...config import paths
-from ...render.terminal import safe, to_json
+from ...render.terminal import pluralize, safe, to_json
 from ...replay import plot
 from ...replay.policy_names import DEFAULT, NAMES
 from ...replay.readers import Recording, read_recordings
 from ...replay.report import (
-    USD_PER_MILLION,
+    ModelPrice,
     Outcome,
     ReplayedFile,
     ReplayPricing,
@@ -57,6 +57,7 @@ def _replay(arguments: Namespace) -> int:
     names = _names(arguments.policy)
     plot_path = plot.check_picture_path(arguments.plot) if arguments.plot is not None else None
     pricing = _pricing(arguments)
+    models: dict[str, ModelPrice | None] = {}
     unread: dict[str, str] = {}
     sources = _distinct([source for name in arguments.files for source in _sources(Path(name), unread)])
     files: list[ReplayedFile] = []
@@ -71,16 +72,24 @@ def _replay(arguments: Namespace) -> int:
                 continue
             first = sum(len(each.calls) for each in files)
             calls = sum(len(recording.calls) for recording in found)
+            if arguments.model is None:
+                models |= {
+                    name: _listed_price(name, arguments) for name in {each.model for each in found} - models.keys()
+                }
+            known = {name: price for name, price in models.items() if price is not None}
+            terms = msgspec.structs.replace(pricing, models=known)
             outcomes = [
-                replay(found, name, pricing, folder, progress(number, name, calls), first=first) for name in names
+                replay(found, name, terms, folder, progress(number, name, calls), first=first) for name in names
             ]
-            files.append(_replayed_file(file, found, outcomes, pricing))
+            files.append(_replayed_file(file, found, outcomes, terms))
     if not files:
         raise ForeignFileError(_nothing_read(arguments.files, unread))
     data = report(files, pricing, unread)
     if plot_path is not None:
         call_counts = [calls for each in files for calls in each.calls]
-        plot.draw(totals(files), call_counts, plot_path, usd=pricing.usd, title=_title([file for file, _ in sources]))
+        plot.draw(
+            totals(files), call_counts, plot_path, usd=pricing.price.usd, title=_title([file for file, _ in sources])
+        )
     for line in _warnings(files, unread):
         print(safe(line), file=sys.stderr)
     if arguments.json:
@@ -126,6 +135,7 @@ def _replayed_file(
         recorded_input(recordings, pricing),
         tuple(outcomes),
         tuple(line for recording in recordings for line in recording.skipped),
+        tuple((recording.model, pricing.price_of(recording)) for recording in recordings),
     )
 
 
@@ -150,16 +160,27 @@ def _nothing_read(names: Sequence[str], unread: Mapping[str, str]) -> str:
 
 
 def _text(data: dict[str, Any], *, with_files: bool) -> str:
-    parts = [f"{data['calls']} model calls"]
+    parts = [pluralize(data["calls"], "model call")]
     if data["recordings"] > 1:
         parts = [f"{data['recordings']} conversations, {parts[0]}"]
     if data["recorded"] is not None:
         recorded = data["recorded"]["input_tokens"]
         deviation = 100 * (data["recorded"]["replayed"] / recorded - 1)
         parts.append(f"Recorded: {recorded:,} input tokens; replaying what it did: {deviation:+.1f} %")
+    parts += _price_lines(data["prices"])
     if with_files:
         parts += ["", safe(files_table(data))]
     return "\n".join([*parts, "", safe(table(data))])
+
+
+def _price_lines(prices: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield lines about the prices that were used, with the number of conversations if there are several prices."""
+    for price in prices:
+        model = safe(price["model"])
+        name = f"assumed{model and f' for {model}'}" if price["is_assumed"] else model
+        share = f"; {pluralize(price['recordings'], 'conversation')}" if len(prices) > 1 else ""
+        more = "; --model sets others" if price["is_assumed"] else ""
+        yield f"Prices: {name}, ${price['usd_per_million']:g} per million input tokens{share}{more}"
 
 
 def _title(files: Sequence[Path]) -> str:
@@ -168,25 +189,42 @@ def _title(files: Sequence[Path]) -> str:
 
 
 def _pricing(arguments: Namespace) -> ReplayPricing:
-    prices, usd = Prices(), USD_PER_MILLION
+    price = _with_options(ModelPrice(), arguments)
     if arguments.model is not None:
-        model = _model(arguments.model)
-        prices, usd = prices_of(model), model.price_at(0).input or 0.0
-    prices_given = {"read": arguments.cache_read, "write": arguments.cache_write, "output": arguments.output_price}
-    fields = {
-        "prices": msgspec.to_builtins(prices)
-        | {kind: price for kind, price in prices_given.items() if price is not None},
-        "beside": arguments.system_tokens,
-        "lifetime": None if arguments.cache_minutes is None else 60.0 * arguments.cache_minutes,
-        "window": arguments.window,
-        "summary_tokens": arguments.summary_tokens,
-        "usd": usd if arguments.usd is None else arguments.usd,
-        "items": arguments.evidence,
-    }
-    numbers = [value for value in (*fields.values(), *fields["prices"].values()) if isinstance(value, (int, float))]
+        price = _price_of(arguments.model, _model(arguments.model), arguments)
+    lifetime = None if arguments.cache_minutes is None else 60.0 * arguments.cache_minutes
+    sizes = (arguments.system_tokens, lifetime, arguments.window, arguments.summary_tokens, arguments.evidence)
+    prices: tuple[float, ...] = msgspec.structs.astuple(price.prices)
+    numbers = [number for number in (*sizes, *prices, price.usd) if number is not None]
     if not all(0 <= value < math.inf for value in numbers) or not arguments.window or not arguments.summary_tokens:
         raise ConfigError("prices and sizes must be at least 0, --window and --summary-tokens at least 1")
-    return msgspec.convert(fields, ReplayPricing)
+    return ReplayPricing(
+        price=price,
+        beside=arguments.system_tokens,
+        lifetime=lifetime,
+        window=arguments.window,
+        summary_tokens=arguments.summary_tokens,
+        items=arguments.evidence,
+    )
+
+
+def _with_options(price: ModelPrice, arguments: Namespace) -> ModelPrice:
+    """Return `price` with the prices of the command line."""
+    given = {"read": arguments.cache_read, "write": arguments.cache_write, "output": arguments.output_price}
+    own = {kind: each for kind, each in given.items() if each is not None}
+    usd = price.usd if arguments.usd is None else arguments.usd
+    return ModelPrice(price.model, msgspec.structs.replace(price.prices, **own), usd)
+
+
+def _price_of(name: str, model: Model, arguments: Namespace) -> ModelPrice:
+    return _with_options(ModelPrice(name, prices_of(model), model.price_at(0).input or 0.0), arguments)
+
+
+def _listed_price(recorded: str, arguments: Namespace) -> ModelPrice | None:
+    """Return the price of the model that a recording names. Return None if it is unknown."""
+    provider, _, name = recorded.rpartition(":")
+    found = load(paths.home(os.environ)).find_priced(name, provider) if name else None
+    return _price_of(*found, arguments) if found is not None else None
 
 
 def _model(name: str) -> Model:
@@ -276,12 +314,21 @@ def _arguments(parser: ArgumentParser) -> None:
         help="tokens of system prompt and tools (as recorded, else 12000)",
     )
     add("--summary-tokens", type=int, default=220, metavar="TOKENS", help="tokens of a model's summary of a turn (220)")
-    add("--model", metavar="MODEL", help="use the prices of PROVIDER:MODEL; the options below override them")
+    add(
+        "--model",
+        metavar="MODEL",
+        help="use the prices of PROVIDER:MODEL for all; the options below override them",
+    )
     add("--cache-read", type=float, metavar="X", help="price of a cached token, relative to an uncached one (0.1)")
     add("--cache-write", type=float, metavar="X", help="price of writing a token to the cache, relative (1.25)")
     add("--output-price", type=float, metavar="X", help="price of an output token, relative (5)")
     add("--cache-minutes", type=float, metavar="N", help="lifetime of an unused cache entry (unlimited)")
-    add("--usd", type=float, metavar="X", help="US dollars for one million uncached input tokens (3)")
+    add(
+        "--usd",
+        type=float,
+        metavar="X",
+        help="US dollars for a million uncached input tokens (of the model, else 3)",
+    )
 
 
 VERBS = {
