@@ -9,10 +9,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["entry_range", "numbered_entries", "pages", "search_hits", "table"]
+__all__ = ["ARCHIVE_LIST", "entry_range", "numbered_entries", "pages", "search_hits", "table"]
 
 HEAD = ("ID", "KIND", "AGENT", "AGE", "MESSAGES", "TURNS", "TOKENS", "")
 RIGHT = frozenset({3, 4, 5, 6})
+ARCHIVE_LIST = "orch archive list"
 
 
 def table(rows: list[dict[str, Any]], now: float | None = None) -> str:
@@ -69,15 +70,17 @@ def _indented(text: str) -> list[str]:
     return wrap(terminal.safe_for_stdout(text), output_width(), "  ")
 
 
-def numbered_entries(messages: list[dict[str, Any]], id: str, first: int) -> list[dict[str, Any]]:
+def numbered_entries(
+    messages: list[dict[str, Any]], id: str, first: int, command: str = ARCHIVE_LIST
+) -> list[dict[str, Any]]:
     """Add entry numbers, beginning with `first`, to messages of an archive.
 
-    Raises EntryNotFoundError if there are none.
+    Raises EntryNotFoundError if there are none. `command` lists the archives with their numbers of entries.
     """
     if not messages:
         from orch_protocol.core.errors import EntryNotFoundError
 
-        raise EntryNotFoundError(f"archive {id} has no entry {first}: orch archive list shows how many it has")
+        raise EntryNotFoundError(f"archive {id} has no entry {first}: {command} shows how many it has")
     return [{"entry": number, **message} for number, message in enumerate(messages, first)]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from orch.cli import run
+from orch.client.failure import CommandError
 from orchestrator.daemon_double import Desk, opened
 from orchestrator.imports.claude_rows import add_rows, write_session
 
@@ -98,6 +99,21 @@ def test_unknown_session_is_not_found(desk: Desk, capsys: Captured) -> None:
     assert run(["archive", "read", "ffff"]) == 3
     assert "orch import --list" in capsys.readouterr().err
     assert desk.asked == []
+
+
+def test_messages_about_sessions_name_the_command_that_lists_them(desk: Desk, capsys: Captured, tmp_path: Path) -> None:
+    """`orch archive list` contains the archives of agents only."""
+    (hit,) = search(capsys, "output of pump")
+    assert run(["archive", "read", hit["id"], "999"]) == 3
+    assert "has no entry 999: orch import --list shows how many it has" in capsys.readouterr().err
+    (tmp_path / "home" / "runs" / "daemon").mkdir(parents=True)
+    desk.answers["read_archive"] = CommandError("AgentNotFoundError", "no archive 'x': list archives with `y`", 3)
+    assert run(["archive", "read", "x"]) == 3
+    assert capsys.readouterr().err.endswith("list archives with `y`, imported sessions with `orch import --list`\n")
+    desk.answers["list_archives"] = []
+    assert run(["archive", "list"]) == 0
+    assert "no archives of agents" in (err := capsys.readouterr().err)
+    assert "orch import --list" in err
 
 
 @pytest.mark.usefixtures("desk")

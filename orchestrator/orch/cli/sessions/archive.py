@@ -9,7 +9,7 @@ from ...client.connection import Connection
 from ...client.failure import CommandError
 from ...config import paths
 from ...render import terminal
-from ...render.archives import entry_range, numbered_entries, pages, search_hits, table
+from ...render.archives import ARCHIVE_LIST, entry_range, numbered_entries, pages, search_hits, table
 from .. import command
 from ..agents.query import exit_code_of, query, query_arguments, stable_fields
 from ..command import CliCommand, CommandGroup
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ...imports.catalog import ImportCatalog
 
 __all__ = ["VERBS"]
+
+IMPORT_LIST = "orch import --list"
 
 
 def _optional_ref(parser: ArgumentParser) -> None:
@@ -45,6 +47,8 @@ def _list(arguments: Namespace) -> int:
         )
         if settings.get("archival.enabled"):
             hint = f" yet; archival is on, with the profile {settings['archival.profile']!r}"
+        if arguments.run is None and _imports() is not None:
+            hint = f" of agents{hint}. To list the imported sessions: {IMPORT_LIST}"
         print(f"orch: no archives{hint}", file=sys.stderr)
     return 0
 
@@ -126,12 +130,27 @@ def _id_argument(parser: ArgumentParser) -> None:
 def _read(arguments: Namespace) -> int:
     first, last = entry_range(arguments.entries)
     messages = _read_import(arguments.id, first, last) if arguments.run is None else None
+    command_with_ids = IMPORT_LIST
     if messages is None:
-        params = {"id": arguments.id, "first": first, "last": last}
-        messages = Connection(run=arguments.run).call("read_archive", params)
-    entries = numbered_entries(messages, arguments.id, first)
+        command_with_ids = ARCHIVE_LIST
+        messages = _read_archive(arguments, first, last)
+    entries = numbered_entries(messages, arguments.id, first, command_with_ids)
     command.print_result(arguments, entries, "" if arguments.json else pages(entries))
     return 0
+
+
+def _read_archive(arguments: Namespace, first: int, last: int | None) -> list[dict[str, Any]]:
+    """Return messages of an archive of an agent."""
+    params = {"id": arguments.id, "first": first, "last": last}
+    try:
+        messages: list[dict[str, Any]] = Connection(run=arguments.run).call("read_archive", params)
+    except CommandError as error:
+        if error.kind == "AgentNotFoundError" and arguments.run is None and _imports() is not None:
+            raise CommandError(
+                error.kind, f"{error}, imported sessions with `{IMPORT_LIST}`", error.exit_code
+            ) from None
+        raise
+    return messages
 
 
 def _read_import(id: str, first: int, last: int | None) -> list[dict[str, Any]] | None:
