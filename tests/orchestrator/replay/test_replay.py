@@ -349,7 +349,7 @@ def test_replay_command_reads_folders(
     ]
     assert "package.json is not a readable recording" in err
     assert "notes.txt" not in err
-    assert "a.jsonl is damaged; it was replayed without these parts:\n  line 2 is not" in err
+    assert "a.jsonl is damaged:\n  line 2 is not" in err
     assert "and 5 more" in err
     assert run(tmp_path / "home", monkeypatch, *given, "--json") == 0
     data = json.loads(capsys.readouterr().out)

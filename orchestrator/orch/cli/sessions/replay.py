@@ -143,7 +143,7 @@ def _warnings(files: Sequence[ReplayedFile], unread: Mapping[str, str]) -> Itera
     """Yield lines about the parts of files and the files that were left out."""
     for file in files:
         if file.skipped:
-            yield f"orch: warning: {file.file} is damaged; it was replayed without these parts:"
+            yield f"orch: warning: {file.file} is damaged:"
             yield from (f"  {line}" for line in file.skipped[:MAX_LISTED])
             if len(file.skipped) > MAX_LISTED:
                 yield f"  and {len(file.skipped) - MAX_LISTED} more (--json lists all)"
