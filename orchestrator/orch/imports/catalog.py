@@ -46,8 +46,8 @@ class ImportRecord(Struct, frozen=True):
     `source` is the path of its file, and `number` its number in this file, which contains `conversations` of them.
     `shape` is the format, `title` the title or the first request. `started` and `ended` are times of messages. `record`
     is the computed record of the whole session. `size` is the number of bytes of the source that were read, `sha256`
-    their hash, and `modified_ns` the modification time. `left_out` is the number of damaged places in the file.
-    `store` is the name of the folder with the archives.
+    their hash, and `modified_ns` the modification time. `left_out` is the number of damaged places in the file, and
+    `damage` describes the first 20 of them. `store` is the name of the folder with the archives.
     """
 
     id: str
@@ -67,16 +67,18 @@ class ImportRecord(Struct, frozen=True):
     sha256: str
     left_out: int
     store: str
+    damage: tuple[str, ...] = ()
 
 
 class SeenFiles(Struct):
     """Files that were read before and are not read again until they change.
 
-    `other` contains the size and modification time of each file that is no session, by path. `forgotten` contains the
-    ids of forgotten sessions.
+    `other` contains the size and modification time of each file that is no session, by path, and `reasons` why it is
+    none. `forgotten` contains the ids of forgotten sessions.
     """
 
     other: dict[str, tuple[int, int]] = {}
+    reasons: dict[str, str] = {}
     forgotten: set[str] = set()
 
 

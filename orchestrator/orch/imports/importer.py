@@ -40,6 +40,7 @@ __all__ = ["ImportResult", "OnProgress", "import_sessions"]
 RECORD_CHARS: Final = 2_000
 REASON: Final = "imported"
 BLOCK_BYTES: Final = 1 << 20
+MAX_REASONS: Final = 3
 
 OnProgress = Callable[[int, int, str], None]
 """A function that is called before each file, with the bytes so far, the bytes of all files, and the path."""
@@ -49,9 +50,9 @@ class ImportResult(Struct):
     """What an import did.
 
     `new`, `grown`, `replaced`, `unchanged` and `forgotten` are numbers of sessions; forgotten sessions are not imported
-    again. `turns` and `messages` are the numbers of imported turns and messages. `other_files` is the number of files
-    that are no sessions, `left_out` the number of damaged places that were left out. `unread` contains the reason for
-    each file that could not be read. `bytes` is the disk space of all imported sessions.
+    again. `turns` and `messages` are the numbers of imported turns and messages. `other_files` contains the reason for
+    each file that is no session, and `unread` for each file that could not be read. `left_out` is the number of damaged
+    places, and `damaged` describes the first 20 of each file. `bytes` is the disk space of all imported sessions.
     """
 
     files: int = 0
@@ -62,8 +63,9 @@ class ImportResult(Struct):
     forgotten: int = 0
     turns: int = 0
     messages: int = 0
-    other_files: int = 0
+    other_files: dict[str, str] = {}
     left_out: int = 0
+    damaged: dict[str, tuple[str, ...]] = {}
     unread: dict[str, str] = {}
     bytes: int = 0
 
@@ -102,14 +104,19 @@ def import_sessions(catalog: ImportCatalog, paths: Sequence[Path], on_progress: 
     cannot be read or a session cannot be written. The sessions that were imported before the error stay imported.
     """
     unread: dict[str, str] = {}
+    other: dict[str, str] = {}
 
     def add_unread(error: OSError) -> None:
-        unread[str(error.filename)] = f"cannot read {error.filename}: {error.strerror}"
+        unread[_plain(error.filename)] = _plain(f"cannot read {error.filename}: {error.strerror}")
 
-    sources = list(_sources(paths, catalog.folder, add_unread))
+    def add_special(path: Path) -> None:
+        why = "is not a regular file" if path.exists() else "is a link without a target"
+        other[_plain(path)] = _plain(f"{path} {why}")
+
+    sources = list(_sources(paths, catalog.folder, add_unread, add_special))
     with catalog.lock():
         catalog.remove_unfinished()
-        importer = _Importer(catalog, unread)
+        importer = _Importer(catalog, unread, other)
         total, done = sum(source.size for source in sources), 0
         try:
             for source in sources:
@@ -121,27 +128,33 @@ def import_sessions(catalog: ImportCatalog, paths: Sequence[Path], on_progress: 
     result = importer.result
     if not result.sessions and not result.unread:
         names = ", ".join(map(str, paths))
-        if not sources:
+        if not sources and not other:
             raise ConfigError(
                 f"{names} contains no files that end in {' or '.join(SUFFIXES)}: pass a folder of sessions"
             )
         raise ConfigError(
-            f"{names} contains no session among {result.other_files} files: pass the folder or file of a program whose "
-            "sessions orch reads"
+            f"{names} contains no session among {len(other)} files: pass the folder or file of a program whose "
+            f"sessions orch reads. {'; '.join(list(other.values())[:MAX_REASONS])}"
         )
     result.bytes = sum(map(catalog.bytes_of, catalog.records()))
     return result
 
 
-def _sources(paths: Iterable[Path], excluded: Path, on_error: Callable[[OSError], None]) -> Iterator[_Source]:
-    """Yield each file once. The file of a session stands for the files of its subagents too."""
+def _sources(
+    paths: Iterable[Path], excluded: Path, on_error: Callable[[OSError], None], on_special: Callable[[Path], None]
+) -> Iterator[_Source]:
+    """Yield each file once. The file of a session stands for the files of its subagents too.
+
+    `on_error` is called for each folder that cannot be read, `on_special` for each link without a target and each
+    other path in a folder that is no regular file.
+    """
     seen: set[str] = set()
     imported = os.path.join(os.path.realpath(excluded), "")
     for path in paths:
         if f"{os.path.realpath(path)}{os.sep}".startswith(imported):
             raise ConfigError(f"{path} contains the imported sessions themselves: pass the folder of another program")
         if path.is_dir():
-            files = [(file, False) for file in session_files(path, on_error) if os.path.isfile(file)]
+            files = [(file, False) for file in session_files(path, on_error)]
         else:
             beside = filter(os.path.isfile, session_files(path.with_suffix("") / "subagents"))
             files = [(path, True), *((file, True) for file in beside)]
@@ -150,6 +163,9 @@ def _sources(paths: Iterable[Path], excluded: Path, on_error: Callable[[OSError]
             if real in seen or real.startswith(imported):
                 continue
             seen.add(real)
+            if not is_named and not os.path.isfile(real):
+                on_special(file)
+                continue
             try:
                 status = os.stat(real)
             except OSError as error:
@@ -164,8 +180,8 @@ def _sources(paths: Iterable[Path], excluded: Path, on_error: Callable[[OSError]
 class _Importer:
     """Imports files, one at a time. `seen` are the files that need not be read again."""
 
-    def __init__(self, catalog: ImportCatalog, unread: dict[str, str]) -> None:
-        self.result = ImportResult(unread=unread)
+    def __init__(self, catalog: ImportCatalog, unread: dict[str, str], other: dict[str, str]) -> None:
+        self.result = ImportResult(unread=unread, other_files=other)
         self.seen = catalog.seen_files()
         self._catalog = catalog
         self._known: dict[str, dict[int, ImportRecord]] = {}
@@ -182,31 +198,38 @@ class _Importer:
         is_same = all((record.size, record.modified_ns) == state for record in known.values())
         if is_complete and is_readable and is_same:
             self.result.unchanged += len(known)
+            record = next(iter(known.values()))
+            self._add_damage(source, record.left_out, record.damage)
             return
-        if not known and not source.is_named and self.seen.other.get(source.name) == state:
-            self.result.other_files += 1
+        reason = self.seen.reasons.get(source.name)
+        if not known and not source.is_named and self.seen.other.get(source.name) == state and reason is not None:
+            self.result.other_files[source.name] = reason
             return
         before = {record.size for record in known.values()}
         try:
             hashes = _hashes(source, before)
-            found, left_out = _conversations(source) if source.size else ([], 0)
+            reading = Reading(source.path, repair=True, subagent_files=False)
+            found = _conversations(reading)
+            reason = f"{source.name} contains no messages"
         except ForeignFileError as error:
-            found, left_out = [], 0
-            if source.is_named:
-                self.result.unread[source.name] = str(error)
+            found, reason = [], _plain(error)
+            if source.is_named and source.size:
+                self.result.unread[source.name] = reason
                 return
         except (DamagedError, StoreError) as error:
-            self.result.unread[source.name] = str(error)
+            self.result.unread[source.name] = _plain(error)
             return
         except SHAPE_ERRORS as error:
             # A file of an unknown version must not stop the import of all others.
             self.result.unread[source.name] = f"{source.name} has an unexpected content: {error!r:.200}"
             return
         if not found:
-            self.result.other_files += 1
+            self.result.other_files[source.name] = self.seen.reasons[source.name] = reason
             self.seen.other[source.name] = state
             return
         self.seen.other.pop(source.name, None)
+        self.seen.reasons.pop(source.name, None)
+        damage = tuple(map(_plain, reading.repairs))
         is_grown = (
             bool(known) and is_readable and all(hashes.get(record.size) == record.sha256 for record in known.values())
         )
@@ -216,7 +239,9 @@ class _Importer:
                 self.result.forgotten += 1
                 continue
             self.seen.forgotten.discard(id)
-            session = _Session(self._catalog, id, source, number, len(found), conversation, left_out)
+            session = _Session(
+                self._catalog, id, source, number, len(found), conversation, reading.repair_count, damage
+            )
             try:
                 outcome = session.write(known.get(number), hashes[source.size], append=is_grown)
             except StoreError as error:
@@ -227,7 +252,12 @@ class _Importer:
             self._count(outcome, session)
         for number in known.keys() - range(1, len(found) + 1):
             self._catalog.forget(known[number])
-        self.result.left_out += left_out
+        self._add_damage(source, reading.repair_count, damage)
+
+    def _add_damage(self, source: _Source, count: int, damage: tuple[str, ...]) -> None:
+        self.result.left_out += count
+        if damage:
+            self.result.damaged[source.name] = damage
 
     def _count(self, outcome: str, session: _Session) -> None:
         setattr(self.result, outcome, getattr(self.result, outcome) + 1)
@@ -247,6 +277,7 @@ class _Session:
         conversations: int,
         found: ImportedSession,
         left_out: int,
+        damage: tuple[str, ...],
     ) -> None:
         self.written_turns = 0
         self.written_messages = 0
@@ -257,6 +288,7 @@ class _Session:
         self._conversations = conversations
         self._found = found
         self._left_out = left_out
+        self._damage = damage
         self._turns = _turns(found, iso_time(source.modified_ns / 1e9))
 
     def write(self, old: ImportRecord | None, hash: str, *, append: bool) -> str:
@@ -325,6 +357,7 @@ class _Session:
             sha256=hash,
             left_out=self._left_out,
             store=name,
+            damage=self._damage,
         )
 
     def _first_words(self) -> str:
@@ -373,15 +406,14 @@ def _turns(found: ImportedSession, latest: str = "") -> list[_Turn]:
     return turns
 
 
-def _conversations(source: _Source) -> tuple[list[ImportedSession], int]:
-    """Return the conversations with messages in a file, each before its subagents, and the number of repairs.
+def _conversations(reading: Reading) -> list[ImportedSession]:
+    """Return the conversations with messages in the file of `reading`, each before its subagents. Raises OrchError."""
+    return [each for session in read_with(reading) for each in (session, *session.subagents) if _turns(each)]
 
-    Raises OrchError.
-    """
-    reading = Reading(source.path, repair=True, limit=None, subagent_files=False)
-    found = read_with(reading)
-    sessions = [each for session in found for each in (session, *session.subagents) if _turns(each)]
-    return sessions, len(reading.repairs)
+
+def _plain(text: object) -> str:
+    """Return the text of a path or an error without parts of names that are not text, which JSON cannot contain."""
+    return str(text).encode(errors="backslashreplace").decode()
 
 
 def _hashes(source: _Source, sizes: set[int]) -> dict[int, str]:

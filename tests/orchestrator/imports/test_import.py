@@ -204,17 +204,58 @@ class TestFirstImport:
         (past / "history.jsonl").write_text('{"display": "hello"}\n')
         (past / ".credentials.json").write_text('{"messages": [{"role": "user", "content": "secret"}]}')
         done = call("import", past)
-        assert (done["new"], done["other_files"], done["unread"]) == (1, 2, {})
-        (past / "history.jsonl").chmod(0)
-        assert call("import", past)["other_files"] == 2
+        assert (done["new"], len(done["other_files"]), done["unread"]) == (1, 2, {})
+        history = past / "history.jsonl"
+        status = history.stat()
+        history.write_bytes(b"\xff\xfe".ljust(status.st_size, b"x"))
+        os.utime(history, ns=(status.st_atime_ns, status.st_mtime_ns))
+        assert call("import", past)["other_files"] == done["other_files"]
 
-    def test_damaged_lines_are_counted(self, call: Call, past: Path) -> None:
-        """The rest of the session is imported."""
+    def test_files_that_are_no_sessions_are_listed_with_the_reason(
+        self, call: Call, past: Path, capsys: Captured
+    ) -> None:
+        """A session in another encoding comes first. Links without a target and pipes are named too."""
+        file = write_session(past / "one.jsonl", "first")
+        (past / "a.json").write_text('{"theme": "dark"}')
+        (past / "empty.json").write_text("")
+        (past / "wide.jsonl").write_bytes(file.read_text().encode("utf-16"))
+        (past / "gone.jsonl").symlink_to("nowhere")
+        os.mkfifo(past / "pipe.json")
+        write_session(past / os.fsdecode(b"\xff.json"), "").write_text("{}")
+        other = call("import", past)["other_files"]
+        reasons = {Path(name).name: reason for name, reason in other.items()}
+        assert "is encoded as UTF-16: save it as UTF-8" in reasons["wide.jsonl"]
+        assert "expected a session" in reasons["a.json"]
+        assert "it is empty" in reasons["empty.json"]
+        assert "is a link without a target" in reasons["gone.jsonl"]
+        assert "is not a regular file" in reasons["pipe.json"]
+        assert len(reasons) == 6
+        assert call("import", past)["other_files"] == other
+        assert run(["import", str(past)]) == 0
+        out, err = capsys.readouterr()
+        assert "6 other files" in out
+        lines = err.splitlines()
+        assert lines[0] == "orch: files that are not readable sessions: 6"
+        assert sorted(line.strip() for line in lines[1:]) == sorted(other.values())
+        assert "expected a session" in lines[-1]
+        for number in range(30):
+            (past / f"{number}.json").write_text("{}")
+        run(["import", str(past)])
+        assert capsys.readouterr().err.endswith("\n  and 16 more files (--json lists all)\n")
+
+    def test_damaged_places_are_listed_by_each_import(self, call: Call, past: Path, capsys: Captured) -> None:
+        """The rest of the session is imported. The places are stored with the session."""
         file = write_session(past / "one.jsonl", "first", "second")
         lines = file.read_bytes().splitlines(keepends=True)
         file.write_bytes(b"".join([*lines[:2], b'{"type": \n', *lines[2:5], b"[]\n", *lines[5:], b'{"type": "us']))
         done = call("import", past)
         assert (done["new"], done["messages"], done["left_out"]) == (1, 8, 3)
+        assert [place.partition(" is ")[0] for place in done["damaged"][str(file)]] == ["line 3", "line 7", "line 11"]
+        assert call("import", "--list")[0]["damage"] == done["damaged"][str(file)]
+        assert run(["import", str(past)]) == 0
+        out, err = capsys.readouterr()
+        assert "1 unchanged; 3 damaged places; " in out
+        assert err.startswith(f"orch: {file} is damaged:\n  line 3 is not a JSON object")
 
     def test_unreadable_file_does_not_stop_the_import(self, call: Call, past: Path) -> None:
         """The other sessions are imported, the reason is reported, and the command fails."""
@@ -344,7 +385,9 @@ class TestFailures:
         """The message says what was looked for."""
         assert "no files that end in .jsonl or .json" in call("import", past, code=2)["message"]
         (past / "settings.json").write_text("{}")
-        assert "contains no session among 1 files" in call("import", past, code=2)["message"]
+        message = call("import", past, code=2)["message"]
+        assert "contains no session among 1 files" in message
+        assert "settings.json is not a readable recording" in message
         assert "No such file" in call("import", past / "none", code=1)["message"]
         assert call("import", past / "settings.json", code=1)["unread"]
 

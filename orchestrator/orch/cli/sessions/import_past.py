@@ -9,7 +9,7 @@ import contextlib
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +21,7 @@ from ...imports.catalog import ImportCatalog, ImportRecord
 from ...imports.importer import ImportResult, import_sessions
 from ...render import terminal
 from ...render.columns import format_columns
+from ...sessions.formats.conversation import EXPECTED
 from .. import command
 from ..command import CliCommand
 
@@ -63,7 +64,8 @@ def _import(arguments: Namespace) -> int:
         result = import_sessions(catalog, [Path(each).expanduser() for each in arguments.paths], progress)
     command.print_result(arguments, msgspec.to_builtins(result), _summary(result))
     if not arguments.json:
-        _print_unread(result.unread)
+        for line in _warnings(result):
+            print(terminal.safe(line), file=sys.stderr)
     return int(bool(result.unread))
 
 
@@ -76,16 +78,31 @@ def _summary(result: ImportResult) -> str:
     ]
     parts += [f"{result.unchanged} unchanged"] * bool(result.unchanged)
     parts += [f"{result.forgotten} forgotten earlier"] * bool(result.forgotten)
-    parts += [f"{terminal.pluralize(result.other_files, 'other file')}"] * bool(result.other_files)
-    parts += [f"{terminal.pluralize(result.left_out, 'damaged place')} left out"] * bool(result.left_out)
+    parts += [f"{terminal.pluralize(len(result.other_files), 'other file')}"] * bool(result.other_files)
+    parts += [f"{terminal.pluralize(result.left_out, 'damaged place')}"] * bool(result.left_out)
     return f"{'; '.join(parts)}; {_size(result.bytes)} on disk"
 
 
-def _print_unread(unread: dict[str, str]) -> None:
-    for reason in list(unread.values())[:MAX_LISTED]:
-        print(f"orch: not imported: {terminal.safe(reason)}", file=sys.stderr)
-    if len(unread) > MAX_LISTED:
-        print(f"orch: and {len(unread) - MAX_LISTED} more files (--json lists all)", file=sys.stderr)
+def _warnings(result: ImportResult) -> Iterator[str]:
+    """Yield lines about the files that were not imported, and about the damaged places of the others."""
+    yield from _listed((f"orch: not imported: {reason}" for reason in result.unread.values()), "orch: ")
+    if result.other_files:
+        yield f"orch: files that are not readable sessions: {len(result.other_files)}"
+        # A file with another reason may be a session.
+        reasons = sorted(result.other_files.values(), key=lambda reason: reason.endswith(EXPECTED))
+        yield from _listed((f"  {reason}" for reason in reasons), "  ")
+    places = (
+        [f"orch: {file} is damaged:", *(f"  {place}" for place in damage)] for file, damage in result.damaged.items()
+    )
+    yield from _listed(("\n".join(lines) for lines in places), "orch: ")
+
+
+def _listed(texts: Iterable[str], indent: str) -> Iterator[str]:
+    """Yield the first of `texts`, one for each file, and the number of the others."""
+    found = list(texts)
+    yield from found[:MAX_LISTED]
+    if len(found) > MAX_LISTED:
+        yield f"{indent}and {len(found) - MAX_LISTED} more files (--json lists all)"
 
 
 def _list(arguments: Namespace, catalog: ImportCatalog) -> int:

@@ -16,6 +16,7 @@ from orch_worker.conversation.tokens import PLAIN, CharsPerToken
 from orch_worker.session.entry_codec import DECODE_ERRORS
 
 __all__ = [
+    "EXPECTED",
     "SHAPE_ERRORS",
     "ForeignEntry",
     "ImportedEntry",
@@ -111,6 +112,11 @@ class Reading:
         """The repairs so far, in order."""
         more = (f"and {self._more} more such places",) if self._more else ()
         return (*self._repairs, *more)
+
+    @property
+    def repair_count(self) -> int:
+        """The number of repairs so far, with those that are not listed."""
+        return len(self._repairs) + self._more
 
     def add_repair(self, what: str) -> None:
         """Record a repair."""
