@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import terminal
-from .columns import cut, format_columns, output_width, wrap
+from .columns import cut, escape, format_columns, output_width, wrap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def _session(hit: dict[str, Any]) -> str:
     """Return the record of the imported session of a hit."""
     name = f"session {hit['id']} ("
     title = _shortened(name, hit["session"], ")")
-    head = wrap(f"{name}{title}), {terminal.safe(hit['source'])}", output_width())
+    head = wrap(f"{name}{title}), {escape(hit['source'])}", output_width())
     return "\n".join([*head, *_indented(hit["record"])])
 
 

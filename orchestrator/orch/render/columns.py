@@ -6,6 +6,7 @@ If stdout is not a terminal, the width is unlimited and no text is cut.
 from __future__ import annotations
 
 import os
+import re
 import sys
 
 TYPE_CHECKING = False
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from typing import TextIO
 
-__all__ = ["DEFAULT_WIDTH", "cut", "display_width", "format_columns", "output_width", "wrap"]
+__all__ = ["DEFAULT_WIDTH", "cut", "display_width", "escape", "format_columns", "output_width", "wrap"]
 
 DEFAULT_WIDTH = 80
 """The assumed width of a front end or terminal that does not tell its width."""
@@ -23,6 +24,8 @@ INDENT = 4
 MIN_TEXT = 16
 """The width to which a column of text is cut at most."""
 ELLIPSIS = "…"
+SPECIAL = "[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]"
+"""Control characters, line breaks and bidirectional marks."""
 
 
 def output_width(out: TextIO | None = None) -> int | None:
@@ -52,6 +55,8 @@ def format_columns(
 ) -> str:
     """Return `lines` of cells as aligned columns, which are at most `width` wide. The default is the output's width.
 
+    Control characters and line breaks in cells are escaped, so that a name cannot look like several rows.
+
     The numbers are indexes of columns. The columns `right` are aligned to the right. If the columns are too wide, the
     columns `text` lose the end of their cells, and the columns `paths` the start. Other columns are never cut. If the
     columns are still too wide, each row takes several lines, and the further lines are indented. A cell that is never
@@ -59,6 +64,7 @@ def format_columns(
     """
     if not lines:
         return ""
+    lines = [[*map(escape, line)] for line in lines]
     natural = [max(map(display_width, column)) for column in zip(*lines, strict=True)]
     limit = output_width() if width is None else width
     rows = _layout(natural, {*text, *paths}, limit)
@@ -74,6 +80,17 @@ def format_columns(
             if row or not number:
                 found.append(" " * INDENT * bool(number) + row)
     return "\n".join(found)
+
+
+def escape(text: str, kept: str = "") -> str:
+    """Return `text` with its control characters and line breaks escaped, except those in `kept`."""
+    if text.isprintable():  # the usual case; compiling the regular expression takes as long as connecting
+        return text
+
+    def escaped(found: re.Match[str]) -> str:
+        return found[0] if found[0] in kept else found[0].encode("unicode_escape").decode()
+
+    return re.sub(SPECIAL, escaped, text)
 
 
 def _layout(natural: list[int], shrinkable: set[int], limit: int | None) -> list[dict[int, int]]:

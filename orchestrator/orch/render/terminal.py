@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 
-from .columns import format_columns
+from .columns import escape, format_columns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,8 +35,6 @@ __all__ = [
     "truncate_line",
 ]
 
-# Control characters and bidirectional marks, except tab and newline.
-CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 HEAD = ("#", "ID", "RUN", "NAME", "STATUS", "AGE", "MODEL", "CONTEXT", "TOKENS", "COST", "BUDGET", "")
 RIGHT = frozenset({"#", "AGE", "CONTEXT", "TOKENS", "COST", "BUDGET"})
 TEXT = frozenset({""})
@@ -56,10 +53,8 @@ def to_json(value: object) -> str:
 
 
 def safe(text: str) -> str:
-    """Return `text` with control characters escaped."""
-    if text.isprintable():  # the usual case; compiling the regular expression takes as long as connecting
-        return text
-    return re.sub(CONTROL, lambda found: found[0].encode("unicode_escape").decode(), text)
+    """Return `text` with control characters escaped. Line breaks and tabs stay."""
+    return escape(text, kept="\t\n\u2028\u2029")
 
 
 def safe_for_stdout(text: str) -> str:

@@ -94,6 +94,28 @@ def test_archives_of_agents_are_searched_too_if_a_daemon_has_run(desk: Desk, cap
     assert desk.asked[-1] == ("read_archive", {"id": "b0d9f3", "first": 1, "last": None})
 
 
+@pytest.mark.usefixtures("desk")
+def test_name_with_a_line_break_is_one_row_everywhere(capsys: Captured, tmp_path: Path) -> None:
+    """The name of a file cannot look like several rows, in tables, hits and warnings."""
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    write_session(folder / "a\nb\x1b[31m\u2028c.jsonl", "strange")
+    with (folder / "a\nb\x1b[31m\u2028c.jsonl").open("a") as file:
+        file.write("{x\n")
+    shown = "a\\nb\\x1b[31m\\u2028c.jsonl"
+    commands = [
+        *(["import", str(folder)], ["import", "--list"], ["archive", "search", "answer to strange"]),
+        ["replay", str(folder), "--policy", "none"],
+    ]
+    for words in commands:
+        capsys.readouterr()
+        assert run(words) == 0
+        out, err = capsys.readouterr()
+        lines = (out + err).splitlines()
+        assert [line for line in lines if shown in line], words
+        assert [line for line in lines if line.startswith(("b\\x1b", "b\x1b", "c.jsonl"))] == [], words
+
+
 def test_unknown_session_is_not_found(desk: Desk, capsys: Captured) -> None:
     """Without agents, no daemon is started to look for an archive."""
     assert run(["archive", "read", "ffff"]) == 3

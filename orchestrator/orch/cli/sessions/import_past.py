@@ -9,7 +9,7 @@ import contextlib
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +20,7 @@ from ...config import paths
 from ...imports.catalog import ImportCatalog, ImportRecord
 from ...imports.importer import ImportResult, import_sessions
 from ...render import terminal
-from ...render.columns import format_columns
+from ...render.columns import escape, format_columns
 from ...sessions.formats.conversation import EXPECTED
 from .. import command
 from ..command import CliCommand
@@ -65,7 +65,7 @@ def _import(arguments: Namespace) -> int:
     command.print_result(arguments, msgspec.to_builtins(result), _summary(result))
     if not arguments.json:
         for line in _warnings(result):
-            print(terminal.safe(line), file=sys.stderr)
+            print(escape(line), file=sys.stderr)
     return int(bool(result.unread))
 
 
@@ -85,24 +85,22 @@ def _summary(result: ImportResult) -> str:
 
 def _warnings(result: ImportResult) -> Iterator[str]:
     """Yield lines about the files that were not imported, and about the damaged places of the others."""
-    yield from _listed((f"orch: not imported: {reason}" for reason in result.unread.values()), "orch: ")
+    yield from _listed([[f"orch: not imported: {reason}"] for reason in result.unread.values()], "orch: ")
     if result.other_files:
         yield f"orch: files that are not readable sessions: {len(result.other_files)}"
         # A file with another reason may be a session.
         reasons = sorted(result.other_files.values(), key=lambda reason: reason.endswith(EXPECTED))
-        yield from _listed((f"  {reason}" for reason in reasons), "  ")
-    places = (
-        [f"orch: {file} is damaged:", *(f"  {place}" for place in damage)] for file, damage in result.damaged.items()
-    )
-    yield from _listed(("\n".join(lines) for lines in places), "orch: ")
+        yield from _listed([[f"  {reason}"] for reason in reasons], "  ")
+    places = [[f"orch: {file} is damaged:", *(f"  {each}" for each in found)] for file, found in result.damaged.items()]
+    yield from _listed(places, "orch: ")
 
 
-def _listed(texts: Iterable[str], indent: str) -> Iterator[str]:
-    """Yield the first of `texts`, one for each file, and the number of the others."""
-    found = list(texts)
-    yield from found[:MAX_LISTED]
-    if len(found) > MAX_LISTED:
-        yield f"{indent}and {len(found) - MAX_LISTED} more files (--json lists all)"
+def _listed(files: Sequence[Sequence[str]], indent: str) -> Iterator[str]:
+    """Yield the lines about the first of `files`, and the number of the others."""
+    for lines in files[:MAX_LISTED]:
+        yield from lines
+    if len(files) > MAX_LISTED:
+        yield f"{indent}and {len(files) - MAX_LISTED} more files (--json lists all)"
 
 
 def _list(arguments: Namespace, catalog: ImportCatalog) -> int:

@@ -22,6 +22,7 @@ from orch_worker.backends.models import Model, load
 from orch_worker.backends.prices import prices_of
 
 from ...config import paths
+from ...render.columns import escape
 from ...render.terminal import pluralize, safe, to_json
 from ...replay import plot
 from ...replay.policy_names import DEFAULT, NAMES
@@ -91,7 +92,7 @@ def _replay(arguments: Namespace) -> int:
             totals(files), call_counts, plot_path, usd=pricing.price.usd, title=_title([file for file, _ in sources])
         )
     for line in _warnings(files, unread):
-        print(safe(line), file=sys.stderr)
+        print(escape(line), file=sys.stderr)
     if arguments.json:
         print(to_json(data))
         return 0
