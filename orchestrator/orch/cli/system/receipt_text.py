@@ -5,19 +5,22 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from ...gateway.receipt import ConversationReceipt, Receipt
-from ...render.columns import format_columns
-from ...render.terminal import count, pluralize, safe
+from ...config import paths
+from ...gateway.receipt import PROVIDERS, ConversationReceipt, Receipt
+from ...render.columns import format_columns, output_width, wrap
+from ...render.terminal import count, pluralize, safe, to_json
 
 __all__ = ["receipt_text", "savings_text"]
 
-COLUMNS: Final = ["LAST", "MODEL", "REQS", "RECALL", "SEEN", "SENT", "READ", "WRITE", "COST", "WITHOUT", "SAVED"]
+COLUMNS: Final = ["LAST", "MODEL", "REQS", "RECALL", "COST", "WITHOUT", "SAVED", "SEEN", "SENT", "READ", "WRITE"]
 LISTED: Final = 10
 MODEL_WIDTH: Final = 19
 NO_REQUESTS: Final = "no requests yet: orch proxy"
 EXPLANATION: Final = (
-    "SEEN: tokens that clients sent. SENT: tokens that servers got, with cache READ and WRITE.\n"
-    "COST: from the usage that servers report. WITHOUT: the cost of what clients sent."
+    "SEEN: tokens that clients sent\n"
+    "SENT: tokens that servers got, with cache READ and WRITE\n"
+    "COST: from the usage that servers report\n"
+    "WITHOUT: the cost of what clients sent"
 )
 
 
@@ -29,7 +32,8 @@ def receipt_text(receipt: Receipt, conversations: int = LISTED) -> str:
     listed = receipt.conversations[:conversations]
     rows = [[_time(each), _short(each.model), *_numbers(each)] for each in listed]
     table = format_columns([COLUMNS, *rows, ["total", "", *_numbers(total)]], frozenset(range(2, len(COLUMNS))))
-    return "\n".join([table, "", EXPLANATION, *_gaps(total)])
+    unpriced = next((each for each in receipt.conversations if each.unpriced_requests), None)
+    return "\n".join([table, "", EXPLANATION, *_gaps(total, unpriced)])
 
 
 def savings_text(sums: ConversationReceipt) -> str:
@@ -56,10 +60,10 @@ def _short(model: str) -> str:
 
 def _numbers(sums: ConversationReceipt) -> list[str]:
     tokens = (sums.received_tokens, sums.sent_tokens, sums.cache_read_tokens, sums.cache_write_tokens)
-    counts = list(map(count, (sums.requests, sums.recalls, *tokens)))
+    costs = [_usd(sums.cost_usd), _usd(sums.cost_without_usd), _saved(sums)]
     if sums.unpriced_requests + sums.uncounted_requests == sums.requests:
-        return [*counts, "?", "?", ""]
-    return [*counts, _usd(sums.cost_usd), _usd(sums.cost_without_usd), _saved(sums)]
+        costs = ["?", "?", ""]
+    return [count(sums.requests), count(sums.recalls), *costs, *map(count, tokens)]
 
 
 def _usd(amount: float) -> str:
@@ -74,15 +78,21 @@ def _saved(sums: ConversationReceipt) -> str:
     return f"{100 - 100 * sums.cost_usd / sums.cost_without_usd:.0f}%"
 
 
-def _gaps(sums: ConversationReceipt) -> list[str]:
-    """Return what the costs do not contain."""
-    lines = []
+def _gaps(sums: ConversationReceipt, unpriced: ConversationReceipt | None = None) -> list[str]:
+    """Return lines about what the costs do not contain. `unpriced` is a conversation whose model has no price."""
+    texts = []
     if sums.unpriced_requests:
         number = pluralize(sums.unpriced_requests, "request")
-        lines.append(
-            f"Costs do not contain {number} to models whose price is unknown: add it to ORCH_HOME/models.json."
-        )
+        texts.append(f"Costs do not contain {number} to models whose price is unknown.")
+        texts.append(f"Add the price in US dollars per million tokens to {paths.home() / 'models.json'}:")
+        texts.append(_price_example(unpriced or sums))
     if sums.uncounted_requests:
         number = pluralize(sums.uncounted_requests, "request")
-        lines.append(f"Tokens and costs do not contain {number} for which the server reported no usage.")
-    return lines
+        texts.append(f"Tokens and costs do not contain {number} for which the server reported no usage.")
+    return [line for text in texts for line in wrap(text, output_width())]
+
+
+def _price_example(sums: ConversationReceipt) -> str:
+    """Return the entry of models.json for the model of `sums`."""
+    provider = PROVIDERS.get(sums.api, "PROVIDER")
+    return to_json({"models": {provider: {sums.model or "MODEL": {"prices": [{"input": 3, "output": 15}]}}}})

@@ -10,6 +10,7 @@ import pytest
 
 import orch.gateway
 from orch.cli import run
+from orch_worker.backends.models import load
 from orchestrator.gateway.billed_client import BilledClient, prepared
 from orchestrator.gateway.gateway_world import ChatClient, MessagesClient, Worker, World
 
@@ -43,7 +44,7 @@ def test_stats_work_without_a_proxy_and_without_requests(home: Path, capsys: Cap
 def test_stats_show_the_last_conversations_and_the_total(
     home: Path, world: Callable[..., World], capsys: Captured
 ) -> None:
-    """Each line has at most 100 columns. `--last` selects the number of conversations."""
+    """A row has at most 100 columns. `--last` selects the number. The text says where an unknown price is added."""
     billed = BilledClient(world, prepared(MessagesClient()), Worker(5))
     billed.turns(12)
     expected = billed.direct_usd()
@@ -55,16 +56,20 @@ def test_stats_show_the_last_conversations_and_the_total(
         other.send(client, stream=False)
     assert run(["proxy", "stats"]) == 0
     out = capsys.readouterr().out
-    assert max(map(len, out.splitlines())) <= 100
+    assert max(map(len, out.split("\n\n")[0].splitlines())) <= 100
     assert "\x1b" not in out
     header, *rows = out.split("\n\n")[0].splitlines()
     assert header.split()[:3] == ["LAST", "MODEL", "REQS"]
     assert len(rows) == 11
     assert rows[-1].startswith("total")
     assert "12 requests to models whose price is unknown" in out
+    assert f"to {home / 'models.json'}:" in out
+    (home / "models.json").write_text(next(line for line in out.splitlines() if line.startswith("{")))
+    name = json.loads((home / "models.json").read_text())["models"]["openai"].popitem()[0]
+    assert load(home).find_priced(name) is not None
     assert run(["proxy", "stats", "--last", "20"]) == 0
     mine = next(line for line in capsys.readouterr().out.splitlines() if "claude-sonnet-5-5" in line).split()
-    cost, without = (float(each.removeprefix("$")) for each in mine[-3:-1])
+    cost, without = (float(each.removeprefix("$")) for each in mine[5:7])
     assert without == pytest.approx(expected, rel=0.1)
     assert 0 < cost < without
     assert run(["proxy", "stats", "--json"]) == 0
