@@ -134,6 +134,11 @@ class Recording(Struct, frozen=True):
         names = Counter(name for place in self.calls if (name := self.messages[place].model))
         return max(names, key=names.__getitem__, default="")
 
+    @property
+    def has_usage(self) -> bool:
+        """Whether the usage of a call was recorded."""
+        return any(self.messages[place].input_tokens for place in self.calls)
+
     def contexts(self) -> Iterator[tuple[int, list[Message]]]:
         """Yield the index of each model call, and the messages in the request of that call.
 

@@ -31,6 +31,7 @@ __all__ = [
     "ReplayPricing",
     "ReplayedFile",
     "files_table",
+    "legend",
     "recorded_input",
     "replay",
     "report",
@@ -238,7 +239,8 @@ class ReplayedFile(Struct, frozen=True):
 
     `calls` contains the number of model calls of each conversation. `recorded` contains the input tokens that the file
     reports and the estimated tokens of the same requests, or is None. `skipped` lists what was left out or repaired.
-    `priced` contains the model that each conversation names, and the price that was used.
+    `priced` contains the model that each conversation names, and the price that was used. `assumed` is the number of
+    conversations without usage, for which the size of the system prompt and the tools is assumed.
     """
 
     file: str
@@ -247,6 +249,7 @@ class ReplayedFile(Struct, frozen=True):
     outcomes: tuple[Outcome, ...]
     skipped: tuple[str, ...] = ()
     priced: tuple[tuple[str, ModelPrice], ...] = ()
+    assumed: int = 0
 
 
 def report(files: Sequence[ReplayedFile], terms: ReplayPricing, unread: dict[str, str] | None = None) -> dict[str, Any]:
@@ -270,6 +273,7 @@ def report(files: Sequence[ReplayedFile], terms: ReplayPricing, unread: dict[str
         if recorded
         else None,
         "prices": _prices(files),
+        "assumed_system_prompts": sum(each.assumed for each in files),
         "policies": [_row(each, outcomes, terms) for each in outcomes],
         "evidence": {kind: archiving.evidence.get(kind, Share()).ratio for kind in KINDS} if archiving else None,
         "sessions": [_file_row(each, terms) for each in files],
@@ -373,6 +377,15 @@ def table(data: dict[str, Any]) -> str:
             )
         )
     return _aligned(rows)
+
+
+def legend(*, with_files: bool) -> str:
+    """Return what the columns of `table` mean, and those of `files_table` if it is shown."""
+    lines = [
+        "OF NONE: share of the cost of none; WITH THEM: the share with forced RECALLS",
+        "OVER: requests that exceed the window; PATHS to EDITS: what can still be found",
+    ]
+    return "\n".join([*lines, *(["The costs of files include forced recalls."] if with_files else [])])
 
 
 def files_table(data: dict[str, Any]) -> str:

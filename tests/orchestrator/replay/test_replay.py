@@ -311,6 +311,9 @@ def test_replay_command(
     assert run(home, monkeypatch, "replay", str(session), "--policy", "none,balanced", "--evidence", "5") == 0
     out = capsys.readouterr().out
     assert out.startswith("280 model calls\nRecorded: ")
+    assert "System prompt" not in out
+    assert "\n\nOF NONE: share of the cost of none; " in out
+    assert "The costs of files" not in out
     assert "100.0 %" in out
     assert not home.exists()
 
@@ -417,6 +420,25 @@ def test_replay_command_takes_the_prices_of_a_model(
     assert cheap["cost_units"] != usual["cost_units"]
     assert bill("--model", "moonshot:kimi-k2.5", "--cache-read", "1")["cost_units"] > cheap["cost_units"]
     assert bill("--model", "ollama:qwen3")["cost_usd"] == 0
+
+
+def test_replay_command_says_which_sizes_are_assumed(
+    session: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A recording without usage has no size of the system prompt. The option that sets the size is named."""
+    talk = tmp_path / "talk.json"
+    talk.write_text(json.dumps([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]))
+    given = ("replay", "--policy", "none", "--evidence", "0", str(talk))
+    assert run(tmp_path / "home", monkeypatch, *given) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("1 model call\n")
+    assert "System prompt and tools: assumed, 12,000 tokens; --system-tokens sets others\n" in out
+    assert run(tmp_path / "home", monkeypatch, *given, str(session)) == 0
+    out = capsys.readouterr().out
+    assert "assumed, 12,000 tokens; 1 conversation; --system-tokens" in out
+    assert out.endswith("The costs of files include forced recalls.\n")
+    assert run(tmp_path / "home", monkeypatch, *given, "--system-tokens", "100") == 0
+    assert "System prompt" not in capsys.readouterr().out
 
 
 def named(model: str, turns: int = 3) -> list[dict[str, Any]]:

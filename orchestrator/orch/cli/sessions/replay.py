@@ -26,13 +26,14 @@ from ...render.columns import escape
 from ...render.terminal import pluralize, safe, to_json
 from ...replay import plot
 from ...replay.policy_names import DEFAULT, NAMES
-from ...replay.readers import Recording, read_recordings
+from ...replay.readers import ASSUMED_BESIDE, Recording, read_recordings
 from ...replay.report import (
     ModelPrice,
     Outcome,
     ReplayedFile,
     ReplayPricing,
     files_table,
+    legend,
     recorded_input,
     replay,
     report,
@@ -137,6 +138,7 @@ def _replayed_file(
         tuple(outcomes),
         tuple(line for recording in recordings for line in recording.skipped),
         tuple((recording.model, pricing.price_of(recording)) for recording in recordings),
+        sum(pricing.beside is None and not recording.has_usage for recording in recordings),
     )
 
 
@@ -169,9 +171,13 @@ def _text(data: dict[str, Any], *, with_files: bool) -> str:
         deviation = 100 * (data["recorded"]["replayed"] / recorded - 1)
         parts.append(f"Recorded: {recorded:,} input tokens; replaying what it did: {deviation:+.1f} %")
     parts += _price_lines(data["prices"])
+    if assumed := data["assumed_system_prompts"]:
+        share = f"; {pluralize(assumed, 'conversation')}" if assumed < data["recordings"] else ""
+        size = f"assumed, {ASSUMED_BESIDE:,} tokens{share}"
+        parts.append(f"System prompt and tools: {size}; --system-tokens sets others")
     if with_files:
         parts += ["", safe(files_table(data))]
-    return "\n".join([*parts, "", safe(table(data))])
+    return "\n".join([*parts, "", safe(table(data)), "", legend(with_files=with_files)])
 
 
 def _price_lines(prices: Sequence[dict[str, Any]]) -> Iterator[str]:
