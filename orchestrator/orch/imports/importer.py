@@ -31,7 +31,7 @@ from ..archival.store.search import Search
 from ..archival.store.store import ArchiveStore
 from ..sessions.formats.conversation import SHAPE_ERRORS, ImportedSession, Reading
 from ..sessions.formats.detect import read_with
-from ..sessions.formats.files import SUFFIXES, session_files
+from ..sessions.formats.files import SUFFIXES, check_exists, session_files
 from ..tree.agents.state import iso_time
 from .catalog import ImportCatalog, ImportRecord, session_id
 
@@ -151,6 +151,7 @@ def _sources(
     seen: set[str] = set()
     imported = os.path.join(os.path.realpath(excluded), "")
     for path in paths:
+        check_exists(path)
         if f"{os.path.realpath(path)}{os.sep}".startswith(imported):
             raise ConfigError(f"{path} contains the imported sessions themselves: pass the folder of another program")
         if path.is_dir():

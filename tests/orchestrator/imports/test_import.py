@@ -13,7 +13,7 @@ import pytest
 
 from orch.cli import run
 from orch.cli.sessions.import_past import bar
-from orch.imports.catalog import ImportCatalog
+from orch.imports.catalog import ImportCatalog, ImportRecord
 from orch_protocol.session.entries import SESSION_VERSION
 from orch_worker.session.log.append_log import AppendLog
 from orch_worker.session.log.record_format import seal_lines
@@ -388,8 +388,36 @@ class TestFailures:
         message = call("import", past, code=2)["message"]
         assert "contains no session among 1 files" in message
         assert "settings.json is not a readable recording" in message
-        assert "No such file" in call("import", past / "none", code=1)["message"]
+        assert "No such file" in call("import", past / "none", code=2)["message"]
         assert call("import", past / "settings.json", code=1)["unread"]
+
+    def test_missing_path_is_a_usage_error_with_the_similar_name(self, call: Call, past: Path) -> None:
+        """`orch replay` gives the same error."""
+        write_session(past / "long.jsonl", "first")
+        for command in ("import", "replay"):
+            message = call(command, past / "long.json", code=2)["message"]
+            assert message.endswith(f"long.json: No such file or directory; did you mean {past / 'long.jsonl'}?")
+            assert "pass an existing file or folder" in call(command, past / "other", code=2)["message"]
+
+    def test_interrupted_import_says_that_the_same_command_continues(
+        self, call: Call, past: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The finished session stays, and the next import adds the other one."""
+        write_session(past / "a.jsonl", "first")
+        write_session(past / "b.jsonl", "second")
+        put = ImportCatalog.put
+
+        def interrupted(catalog: ImportCatalog, record: ImportRecord) -> None:
+            put(catalog, record)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ImportCatalog, "put", interrupted)
+            error = call("import", past, code=130)
+        assert error["type"] == "Interrupted"
+        assert error["message"].endswith("the same command imports the others")
+        done = call("import", past)
+        assert (done["new"], done["unchanged"]) == (1, 1)
 
     def test_command_without_a_path_is_refused(self, call: Call, past: Path) -> None:
         """The command needs a path, --list or --forget, and only one of them."""

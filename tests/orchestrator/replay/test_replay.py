@@ -441,6 +441,21 @@ def test_replay_command_says_which_sizes_are_assumed(
     assert "System prompt" not in capsys.readouterr().out
 
 
+def test_interrupted_replay_prints_no_figures(
+    session: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error says how to replay less."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Meter, "request", interrupted)
+    assert run(tmp_path / "home", monkeypatch, "replay", str(session), "--policy", "none") == 130
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("orch: interrupted before all was replayed; ")
+
+
 def named(model: str, turns: int = 3) -> list[dict[str, Any]]:
     """Return a session of pi whose replies name `model`."""
     lines = pi(turns)
@@ -492,7 +507,7 @@ def test_replay_command_uses_the_price_of_the_recorded_model(
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("missing.jsonl",), 1, "missing.jsonl"),
+        (("missing.jsonl",), 2, "missing.jsonl"),
         (("SESSION", "--model", "anthropic:claude-next"), 2, "is unknown: choose one"),
         (("SESSION", "--model", "acme:large"), 2, "unknown provider 'acme'"),
         (("SESSION", "--model", "claude-opus-4-5"), 2, "did you mean anthropic:claude-opus-4-5?"),

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VERBS"]
 
+INTERRUPTED: Final = 130
 MAX_LISTED: Final = 20
 BAR_WIDTH: Final = 24
 HEAD: Final = ("ID", "LAST", "TURNS", "MESSAGES", "SIZE", "TITLE", "SOURCE")
@@ -60,8 +61,12 @@ def _import(arguments: Namespace) -> int:
     gc.enable()  # the command line runs without it, but an import runs for minutes
     paths.private_dir(home)
     paths.write_gitignore(home)
-    with _progress() as progress:
-        result = import_sessions(catalog, [Path(each).expanduser() for each in arguments.paths], progress)
+    try:
+        with _progress() as progress:
+            result = import_sessions(catalog, [Path(each).expanduser() for each in arguments.paths], progress)
+    except KeyboardInterrupt:
+        text = "interrupted: the finished sessions are imported; the same command imports the others"
+        raise CommandError("Interrupted", text, INTERRUPTED) from None
     command.print_result(arguments, msgspec.to_builtins(result), _summary(result))
     if not arguments.json:
         for line in _warnings(result):

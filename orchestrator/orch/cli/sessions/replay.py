@@ -21,6 +21,7 @@ from orch_protocol.core.errors import ConfigError, ForeignFileError, OrchError
 from orch_worker.backends.models import Model, load
 from orch_worker.backends.prices import prices_of
 
+from ...client.failure import CommandError
 from ...config import paths
 from ...render.columns import escape
 from ...render.terminal import pluralize, safe, to_json
@@ -40,12 +41,13 @@ from ...replay.report import (
     table,
     totals,
 )
-from ...sessions.formats.files import SUFFIXES, session_files
+from ...sessions.formats.files import SUFFIXES, check_exists, session_files
 from ..command import CliCommand
 from ..scratch import scratch
 
 __all__ = ["VERBS"]
 
+INTERRUPTED: Final = 130
 MAX_ITEMS: Final = 200
 BAR_WIDTH: Final = 20
 MAX_TITLE_FILES: Final = 3
@@ -56,6 +58,14 @@ _Source: TypeAlias = "tuple[Path, list[Recording] | None]"
 
 
 def _replay(arguments: Namespace) -> int:
+    try:
+        return _replay_files(arguments)
+    except KeyboardInterrupt:
+        text = "interrupted before all was replayed; to replay less, pass fewer files or --policy none,balanced"
+        raise CommandError("Interrupted", text, INTERRUPTED) from None
+
+
+def _replay_files(arguments: Namespace) -> int:
     names = _names(arguments.policy)
     plot_path = plot.check_picture_path(arguments.plot) if arguments.plot is not None else None
     pricing = _pricing(arguments)
@@ -112,6 +122,7 @@ def _sources(path: Path, unread: dict[str, str]) -> list[_Source]:
     def add_unread(error: OSError) -> None:
         unread[str(error.filename)] = f"cannot read {error.filename}: {error.strerror}"
 
+    check_exists(path)
     if not path.is_dir():
         return [(path, read_recordings(path))]
     found = list(session_files(path, add_unread))

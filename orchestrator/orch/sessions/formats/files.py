@@ -1,20 +1,40 @@
-"""Finds the files in a folder that can be recorded sessions."""
+"""Finds the files in a folder that can be recorded sessions, and checks paths that the user named."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
+from orch_protocol.core.errors import ConfigError
 from orch_worker.session.session_reader import NAME
 
 from ...archival.store.deletion import HOLDERS
 
-__all__ = ["SUFFIXES", "session_files"]
+__all__ = ["SUFFIXES", "check_exists", "session_files"]
 
 SUFFIXES: Final = (".jsonl", ".json")
 """The ends of the names of files that can be sessions."""
+
+
+def check_exists(path: Path) -> None:
+    """Raise ConfigError if there is nothing at `path`, with the most similar name in its folder."""
+    try:
+        os.stat(path)
+        return
+    except (FileNotFoundError, NotADirectoryError) as error:
+        why = error.strerror
+    except OSError:
+        return  # reading the path gives the reason
+    try:
+        names = os.listdir(path.parent)
+    except OSError:
+        names = []
+    similar = get_close_matches(path.name, names, n=1, cutoff=0.8)
+    hint = f"did you mean {path.with_name(similar[0])}?" if similar else "pass an existing file or folder"
+    raise ConfigError(f"cannot read {path}: {why}; {hint}")
 
 
 def session_files(folder: Path, on_error: Callable[[OSError], None] | None = None) -> Iterator[Path]:
