@@ -12,10 +12,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, ParamSpec, TypeVar, get_args
 
 from orch_protocol.agent.config import ArchivalConfig, Profile
 from orch_protocol.core.errors import ConfigError
+from orch_worker.session.log.lock import private_folder
+from orch_worker.system.files import io_error
 
 from ..config import paths
 from .core import Exchange, Gateway
@@ -33,17 +36,32 @@ def open_gateway(
     config: ArchivalConfig | None,
     warn: Callable[[str], None] | None,
 ) -> Gateway:
-    """Return a gateway whose state is below `folder`. Raises ConfigError for an unknown profile.
+    """Return a gateway whose state is below `folder`, which is created if it does not exist.
 
-    With the profile "off", nothing changes. See `Archiver` for `profile` and `config`, and `Gateway` for `warn`.
+    Raises ConfigError for an unknown profile and for a file, and StoreError if the folder cannot be written. With the
+    profile "off", nothing changes. See `Archiver` for `profile` and `config`, and `Gateway` for `warn`.
     """
     if profile != "off" and profile not in get_args(Profile):
         raise ConfigError(
             f"unknown profile {profile!r} of the gateway: use off, {', '.join(map(str, get_args(Profile)))}"
         )
     given: Any = None if profile == "off" else profile
-    store = FileStore(Path(folder).expanduser(), given, config, models=paths.home())
+    path = Path(folder).expanduser()
+    _check_writable(path)
+    store = FileStore(path, given, config, models=paths.home())
     return Gateway(store, "off" if profile == "off" else "on", warn=warn)
+
+
+def _check_writable(folder: Path) -> None:
+    """Create `folder`. Requests pass unchanged if their state cannot be stored, so the folder is checked before."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is not a folder: pass a new or existing folder for the state of conversations")
+    private_folder(folder)
+    try:
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise io_error("write to", folder, error) from error
 
 
 class CoreThread:

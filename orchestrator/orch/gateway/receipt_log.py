@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from orch_protocol.core.errors import LockedError, OrchError, StoreError
+from orch_protocol.core.errors import ConfigError, LockedError, OrchError, StoreError
 from orch_protocol.core.ids import new_id
 from orch_protocol.session.entries import SessionHeader
 from orch_worker.backends.models import Model, ModelCatalog
@@ -38,7 +38,7 @@ from .receipt import (
 )
 from .usage import Used
 
-__all__ = ["ReceiptLog", "read_receipt"]
+__all__ = ["ReceiptLog", "read_receipt", "stats"]
 
 FOLDER: Final = "receipts"
 FILE: Final = "receipts.jsonl"
@@ -120,6 +120,16 @@ def read_receipt(folder: str | os.PathLike[str]) -> Receipt:
     for path in sorted((Path(folder).expanduser() / FOLDER).glob(f"*/{FILE}")):
         add_lines(sums, _read_lines(path))
     return receipt_of(sums)
+
+
+def stats(folder: str | os.PathLike[str]) -> Receipt:
+    """Return what the conversations in the `folder` of `orch.gateway.client` have cost, in all processes.
+
+    Raises ConfigError if the folder does not exist, and StoreError if a file cannot be read.
+    """
+    if not Path(folder).expanduser().is_dir():
+        raise ConfigError(f"there is no folder {os.fspath(folder)!r}: pass the folder of orch.gateway.client")
+    return read_receipt(folder)
 
 
 def _header() -> bytes:

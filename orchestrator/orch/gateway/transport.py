@@ -42,7 +42,8 @@ def client(
     `profile` and `config` are those of `Archiver`. With the profile "off", all requests pass unchanged. `warn` is
     called with each problem, for example a damaged folder; None writes it to the log "orch.gateway". Requests are sent
     with `transport`, None for a new HTTPTransport; for a proxy, pass one with the proxy. `options` are further
-    arguments of `httpx2.Client`. Closing the client closes the files. Raises ConfigError for an unknown profile.
+    arguments of `httpx2.Client`. Closing the client closes the files. Raises ConfigError for an unknown profile or
+    a file, and StoreError if the folder cannot be created or written.
     """
     gateway = open_gateway(folder, profile, config, warn)
     sender = transport or httpx2.HTTPTransport(limits=LIMITS)

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+import orch.gateway
 from orch import ArchivalConfig
 from orch.gateway.core import MAX_OPEN, Gateway
 from orch.gateway.store import FileStore
-from orch_protocol.core.errors import StoreError
+from orch_protocol.core.errors import ConfigError, StoreError
 from orch_worker.session.log.append_log import AppendLog
 from orchestrator.gateway.gateway_world import CLIENTS, TIGHT, Client, MessagesClient, Worker, World, archives_in
 from wire.model_server import call, say
@@ -27,6 +28,29 @@ def long(client: Client, world: World) -> bytes:
     world.turns(client, 10)
     client.say("What now?")
     return client.body()
+
+
+@pytest.mark.parametrize("make", [orch.gateway.client, orch.gateway.async_client])
+def test_client_refuses_a_folder_that_it_cannot_use(make: Callable[..., object], tmp_path: Path) -> None:
+    """The error comes before the first request, which would pass unchanged. A missing folder is created."""
+    (tmp_path / "agent.py").write_text("")
+    with pytest.raises(ConfigError, match=r"agent\.py is not a folder: pass a new or existing folder"):
+        make(tmp_path / "agent.py")
+    with pytest.raises(StoreError, match=r"cannot create .*agent\.py"):
+        make(tmp_path / "agent.py" / "inside")
+    with pytest.raises(StoreError, match="cannot create /proc/conversations: "):
+        make("/proc/conversations")
+    with pytest.raises(StoreError, match="cannot write to /proc/self: "):
+        make("/proc/self")
+    make(tmp_path / "new" / "conversations")
+    assert list((tmp_path / "new" / "conversations").iterdir()) == []
+
+
+def test_stats_of_a_missing_folder_are_an_error(tmp_path: Path) -> None:
+    """A misspelt name must not look like a folder without requests."""
+    with pytest.raises(ConfigError, match=r"there is no folder '.*nope': pass the folder of orch.gateway.client"):
+        orch.gateway.stats(tmp_path / "nope")
+    assert orch.gateway.stats(tmp_path).total.requests == 0
 
 
 def test_each_conversation_has_a_folder(client: Client, world: Worlds) -> None:

@@ -23,10 +23,10 @@ def _arguments(parser: ArgumentParser) -> None:
 def _stats(arguments: Namespace) -> int:
     import msgspec
 
-    from ...gateway import stats
+    from ...gateway.receipt_log import read_receipt
     from .receipt_text import receipt_text
 
-    receipt = stats(paths.conversations_dir(paths.home()))
+    receipt = read_receipt(paths.conversations_dir(paths.home()))
     command.print_result(arguments, msgspec.to_builtins(receipt), receipt_text(receipt, arguments.last))
     return 0
 
