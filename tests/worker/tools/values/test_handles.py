@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -510,3 +511,16 @@ class TestGlimpses:
         assert memory_bytes(np.zeros(1000)) == 8000
         assert memory_bytes(pd.DataFrame({"a": range(1000)})) > 8000
         assert memory_bytes(pl.DataFrame({"a": range(1000)})) == 8000
+
+
+def test_two_processes_of_an_agent_never_share_a_handle(tmp_path: Path) -> None:
+    """The worker and the tool host store values at the same time, and each sees the values of the other."""
+    one, other = (ValueFiles(ToolContext(tmp_path, folder=tmp_path)) for _ in range(2))
+
+    def keep_all(files: ValueFiles, name: str) -> list[str]:
+        return [files.keep(f"{name} {number}") for number in range(100)]
+
+    with ThreadPoolExecutor(2) as threads:
+        kept = [handle for handles in threads.map(keep_all, (one, other), ("a", "b")) for handle in handles]
+    assert len(set(kept)) == len(one.files()) == len(other.files()) == 200
+    assert not list(tmp_path.glob("stash/*.note"))

@@ -139,24 +139,46 @@ class ValueFiles:
                     return f".{handle}"
             handle = self.next_handle()
             # The note is written before the file, so that `local` is known as soon as the file exists.
-            if note is not None:
-                self.note(handle, note)
-            _write_file(self._folder / f"{handle}-{suffix}", data)
+            try:
+                if note is not None:
+                    self.note(handle, note)
+                _write_file(self._folder / f"{handle}-{suffix}", data)
+            finally:
+                if note is None:
+                    self._note_file(handle).unlink(missing_ok=True)
             return f".{handle}"
 
     def next_handle(self) -> str:
-        """Return a new handle."""
+        """Return a new handle.
+
+        The tool host and the worker of an agent store values at the same time. An empty note reserves the handle until
+        the caller stores its value.
+        """
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        return f"h_{1 + max((int(handle[2:]) for handle in self.handles()), default=0):03}"
+        number = 1 + max((int(handle[2:]) for handle in self.handles()), default=0)
+        while True:
+            handle = f"h_{number:03}"
+            try:
+                os.close(os.open(self._note_file(handle), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            except FileExistsError:
+                number += 1
+                continue
+            if handle not in self.files():
+                return handle
+            self._note_file(handle).unlink(missing_ok=True)  # Another process was faster and has released its note.
+            number += 1
 
     def note(self, handle: str, note: HandleMetadata) -> None:
         """Store the metadata of `handle`. Raise OSError if writing fails."""
-        _write_file(self._folder / f"{handle}.note", msgspec.json.encode(note))
+        _write_file(self._note_file(handle), msgspec.json.encode(note))
+
+    def _note_file(self, handle: str) -> Path:
+        return self._folder / f"{handle_name(handle)}.note"
 
     def metadata(self, handle: str) -> HandleMetadata | None:
         """Return the metadata of `handle`. Return None if there is only a file."""
         try:
-            with open_regular_file(self._folder / f"{handle_name(handle)}.note") as opened:
+            with open_regular_file(self._note_file(handle)) as opened:
                 return msgspec.json.decode(opened.read(), type=HandleMetadata)
         except (OSError, msgspec.MsgspecError):
             return None
