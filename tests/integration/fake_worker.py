@@ -23,7 +23,9 @@ PR_SET_PDEATHSIG, PR_GET_PDEATHSIG, PR_GET_DUMPABLE, PR_GET_CHILD_SUBREAPER = 1,
 LIFELINE = 3
 
 
-def main(*, birth: WorkerBirth, address: str, ident: bytes, incarnation: int, agent_id: str, spool: str) -> int:
+def main(
+    *, birth: WorkerBirth, address: str, ident: bytes, incarnation: int, agent_id: str, spool: str, **_: object
+) -> int:
     """Report to the test that this worker runs, then do the requested action."""
     what, _, path = address.partition("@")
     name, _, argument = what.partition(":")

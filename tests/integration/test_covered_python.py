@@ -1,4 +1,4 @@
-"""run_python in a worker whose mount namespace hides the folders of orch and the denied paths."""
+"""run_python in a tool host whose mount namespace hides the folders of orch and the denied paths."""
 
 from __future__ import annotations
 
@@ -153,11 +153,24 @@ async def test_code_and_commands_work_in_the_mount_namespace(spawn: Spawn, tmp_p
 
 
 async def test_names_and_session_survive_beside_the_mounts(spawn: Spawn) -> None:
-    """Python names stay bound from one turn to the next, and the worker can write its session."""
+    """Python names stay bound from one turn to the next."""
     agent = await spawn(python("x = 41"), "one", python("x + 1"), "two", policy=DENIED)
     await agent.query("go")
     await agent.query("go")
     assert results((await agent.show()).messages)[-1].strip() == "42"
+
+
+async def test_code_stores_values_and_cannot_write_the_transcript(spawn: Spawn) -> None:
+    """The session folder is read-only for the code, except for the folders of values, jobs and commands."""
+    mounts = r"re.findall(r'\S+/sessions/[0-9a-f]+', open('/proc/self/mountinfo').read())"
+    find = f"import re\nfolder = min({mounts}, key=len)\n"
+    agent = await spawn(
+        python("list(range(5000))"), python(f"{find}open(folder + '/session.jsonl', 'a')"), "done", policy=DENIED
+    )
+    await agent.query("go")
+    stored, refused = results((await agent.show()).messages)
+    assert stored.startswith("[.h_001: list, 5,000 items")
+    assert "Read-only file system" in refused
 
 
 async def test_run_python_is_not_offered_when_hiding_fails(spawn: Spawn) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from integration.worker_processes import END, register_end
 from orch import ScriptedBackend
 from orch_worker.system.linux import LINUX
 
@@ -24,9 +25,11 @@ def holding(folder: Path, word: bytes) -> list[Path]:
 async def test_ephemeral_session_survives_its_process_but_not_its_root(world: Open, home: Path, tmp_path: Path) -> None:
     """No file in the home, including the logs, contains the text of the session."""
     o = await world(run="r")
-    crash = {"tool": "run_python", "input": {"code": "print('secret'); import os; os.kill(os.getpid(), 9)"}}
-    script = ScriptedBackend(["secret one", crash, "secret two"])
-    agent = await o.spawn("a secret", tools=["run_python"], backend=script, cwd=tmp_path, persist=False)
+    register_end(o)
+    code = {"tool": "run_python", "input": {"code": "print('secret'); import os; os.kill(os.getpid(), 9)"}}
+    script = ScriptedBackend(["secret one", code, END, "secret two"])
+    tools = ["run_python", "end_process"]
+    agent = await o.spawn("a secret", tools=tools, backend=script, cwd=tmp_path, persist=False)
     assert (await agent.query("secret?")).text == "secret one"
     folder = Path((await agent.state()).folder)
     assert holding(folder, b"secret")

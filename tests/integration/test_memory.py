@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from integration.worker_processes import END, register_end
 from orch import AsyncOrchestrator, ScriptedBackend
 from orch.processes.oom_detector import OomDetector
 from orch_protocol.core.errors import AgentDiedError
@@ -82,9 +83,10 @@ async def test_uncounted_kill_is_not_reported_as_oom(home: Path, tmp_path: Path)
     counter.write_text("oom_kill 7\n")
     async with AsyncOrchestrator(home=home) as o:
         o.supervisor.workers.oom_detector = OomDetector(counter)
-        sleep = {"tool": "bash", "input": {"command": "kill -9 $PPID; sleep 60"}}
-        count = {"tool": "bash", "input": {"command": f"echo oom_kill 8 > {counter}; kill -9 $PPID; sleep 60"}}
-        agent = await o.spawn("work", backend=ScriptedBackend([sleep, count]), tools=["bash"])
+        register_end(o)
+        count = {"tool": "bash", "input": {"command": f"echo oom_kill 8 > {counter}"}}
+        script = ScriptedBackend([END, count, END])
+        agent = await o.spawn("work", backend=script, tools=["bash", "end_process"])
         for outcome in ("lost", "oom"):
             with pytest.raises(AgentDiedError) as raised:
                 await agent.query("go")

@@ -86,7 +86,7 @@ class TestWorker:
     async def test_worker_has_its_init_and_is_isolated(
         self, launcher: ZygoteLauncher, tmp_path: Path, ear: Ear
     ) -> None:
-        """The worker has its arguments, is tied to its zygote, and has no other descriptors."""
+        """The worker has its arguments, is tied to its zygote, and has one more descriptor: the zygote's socket."""
         worker = await launcher.launch(request(tmp_path, "describe", ear=ear))
         report = await ear.listen()
         assert report["pid"] == report["group"] == worker.pid
@@ -96,7 +96,7 @@ class TestWorker:
         assert report["fds"]["0"] == "/dev/null"
         assert (report["fds"]["1"], report["fds"]["2"]) == (log, log)
         assert report["fds"]["3"].startswith("pipe:")
-        assert report["other fds"] == []
+        assert report["other fds"] == [4]
         assert report["ignored"] == sorted([signal.SIGPIPE, signal.SIGXFSZ])
         assert report["blocked"] == []
         assert (report["dumpable"], report["core"], report["death signal"]) == (0, [0, 0], signal.SIGKILL)
@@ -237,7 +237,7 @@ class TestSdkTemplate:
     async def test_template_has_imported_its_sdk_and_no_other(
         self, tmp_path: Path, ear: Ear, template: Template, imported: list[str]
     ) -> None:
-        """Workers inherit the SDK and the TLS context. The template starts no thread, opens no socket, logs nothing."""
+        """Workers inherit the SDK and the TLS context. The template starts no thread and logs nothing."""
         launcher = ZygoteLauncher("run", tmp_path, entry="fake_worker:main_of_sdk")
         await launcher.start()
         try:
@@ -247,7 +247,8 @@ class TestSdkTemplate:
         finally:
             await launcher.stop()
         fields = {"imported": imported, "compactor": template != "lean", "made": int(template != "lean")}
-        assert report == {"agent": "a1", **fields, "sockets": [], "tasks": 1}
+        assert len(report.pop("sockets")) == 1  # on which the zygote takes requests for tool hosts
+        assert report == {"agent": "a1", **fields, "tasks": 1}
         assert (tmp_path / "processes.log").read_text() == ""
 
 

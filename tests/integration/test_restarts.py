@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from integration.worker_processes import END, register_end
 from orch import AsyncOrchestrator, Config, Image, ScriptedBackend, SubagentsConfig
 from orch.processes.zygote import ZygoteLauncher
 from orch_protocol.core.errors import AgentDiedError, AgentGoneError
@@ -67,9 +68,9 @@ async def test_images_survive_the_death_of_the_process(home: Path, tmp_path: Pat
 
 async def test_agent_ending_its_process_in_every_turn_fails(home: Path) -> None:
     """Above the limit of restarts the agent is `failed`, and only `resume` makes it usable again."""
-    suicide = {"tool": "bash", "input": {"command": "kill -9 $PPID"}}
     async with AsyncOrchestrator(config=Config(subagents=SubagentsConfig(restarts=2)), home=home) as o:
-        agent = await o.spawn("work", backend=ScriptedBackend([suicide] * 3 + ["done"]), tools=["bash"])
+        register_end(o)
+        agent = await o.spawn("work", backend=ScriptedBackend([END] * 3 + ["done"]), tools=["end_process"])
         for _ in range(2):
             with pytest.raises(AgentDiedError, match="the next query starts a new process"):
                 await agent.query("go")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from integration.worker_processes import eventually, is_running
 from orch import AsyncOrchestrator, Config, HooksConfig, Limits, ScriptedBackend
 from orch_protocol.core.errors import AgentDiedError
 from orch_protocol.core.messages import text_of
@@ -13,21 +14,24 @@ from orch_protocol.core.messages import text_of
 FOREVER = "sum(range(10**13))"
 
 
-@pytest.mark.usefixtures("impatient")
-async def test_blocked_process_is_ended_with_its_location(
-    tmp_path: Path,
-) -> None:
-    """The error names the position in the code, the agent answers again, and other agents are unaffected."""
+async def test_blocked_tool_host_is_ended_and_replaced(tmp_path: Path) -> None:
+    """The call ends at its time limit, later calls work in a new process, and other agents are unaffected."""
     limits = Limits(tool_seconds=0.5)
-    async with AsyncOrchestrator(home=tmp_path, env={}) as o:
-        script = [{"tool": "run_python", "input": {"code": FOREVER}}, "back"]
-        stuck = await o.spawn("compute", tools=["run_python"], backend=ScriptedBackend(script), limits=limits)
-        other = await o.spawn("wait", backend=ScriptedBackend([{"sleep": 2.5, "text": "done"}]), limits=limits)
+    async with AsyncOrchestrator(home=tmp_path / "home", env={}) as o:
+        blocked = f"import os\nwith open('pid', 'w') as file: _ = file.write(str(os.getpid()))\n{FOREVER}"
+        calls = [{"tool": "run_python", "input": {"code": code}} for code in (blocked, "6 * 7")]
+        script = [calls[0], "given up", calls[1], "back"]
+        stuck = await o.spawn(
+            "compute", tools=["run_python"], backend=ScriptedBackend(script), limits=limits, cwd=tmp_path
+        )
+        other = await o.spawn("wait", backend=ScriptedBackend([{"sleep": 1.0, "text": "done"}]), limits=limits)
         asked = other.submit("go")
-        with pytest.raises(AgentDiedError, match=r"(?s)stuck and did not answer.*namespace"):
-            await stuck.query("go")
+        assert (await stuck.query("go")).text == "given up"
+        await eventually(lambda: not is_running(int((tmp_path / "pid").read_text())))
         assert (await asked).text == "done"
         assert (await stuck.query("again")).text == "back"
+        shown = str((await stuck.show()).messages)
+        assert "did not react to a cancellation within 3 s. The variables of run_python are lost." in shown
 
 
 @pytest.mark.usefixtures("impatient")

@@ -15,9 +15,8 @@ import msgspec
 import pytest
 
 from orch_protocol.core.taint import Bit
-from orch_protocol.policy.policy import PolicyConfig
+from orch_protocol.policy.policy import FilterRules, PolicyConfig
 from orch_protocol.policy.sandbox import Level, SandboxSpec
-from orch_worker.policy.file_filter import FileFilter
 from orch_worker.sandbox.launcher_client import unavailable_reason
 from orch_worker.tools.api.base import Tool, ToolContext, ToolError
 from orch_worker.tools.dispatch.presets import make_toolbox
@@ -78,7 +77,7 @@ class TestFriendly:
     async def test_git_output_excludes_denied_files(self, context: ToolContext, git: Git) -> None:
         """Diffs leave out denied files, also under former names, and state the number of these files."""
         rules = ("b.txt",), {}, frozenset[Bit]()
-        context.tool_state.get("file_filter", lambda: lambda tool, _: FileFilter(tool, *rules, enforce_taint=True))
+        context.tool_state.get("filter_rules", lambda: lambda tool, _: FilterRules(tool, *rules, enforce_taint=True))
         (context.cwd / "sub/b.txt").write_text("secret\n")
         note = "[1 files were skipped because of the policy]"
         assert await ask(git_diff, context) == f"No differences.\n{note}"
@@ -95,7 +94,7 @@ class TestFriendly:
     async def test_denied_folder_replaced_by_a_file_stays_hidden_in_git(self, context: ToolContext, git: Git) -> None:
         """The diff leaves out the files of the former folder."""
         rules = ("b.txt",), {}, frozenset[Bit]()
-        context.tool_state.get("file_filter", lambda: lambda tool, _: FileFilter(tool, *rules, enforce_taint=True))
+        context.tool_state.get("filter_rules", lambda: lambda tool, _: FilterRules(tool, *rules, enforce_taint=True))
         rmtree(context.cwd / "sub")
         (context.cwd / "sub").write_text("new\n")
         (context.cwd / "a.txt").write_text("one\nthree\n")
@@ -107,7 +106,7 @@ class TestFriendly:
     async def test_whole_commits_are_not_compared_beside_denied_files(self, context: ToolContext, ref: str) -> None:
         """With denied files, a folder or file of a commit is refused, because its files have other names there."""
         rules = (str(context.cwd.resolve() / "sub"),), {}, frozenset[Bit]()
-        context.tool_state.get("file_filter", lambda: lambda tool, _: FileFilter(tool, *rules, enforce_taint=True))
+        context.tool_state.get("filter_rules", lambda: lambda tool, _: FilterRules(tool, *rules, enforce_taint=True))
         with pytest.raises(ToolError, match="names a folder or file of a commit: name commits"):
             await ask(git_diff, context, ref=ref)
         assert "b.txt" not in await ask(git_diff, context, ref="HEAD@{10:00}")

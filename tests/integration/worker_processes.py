@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from orch import AsyncOrchestrator
 from orch.processes.base import LaunchRequest, WorkerProcess
 from orch.processes.zygote import ZygoteLauncher
 from orch_protocol.agent.spec import Template, WorkerBirth
@@ -191,6 +192,14 @@ async def eventually(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
+def is_running(pid: int) -> bool:
+    """Return whether the process `pid` exists and has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def parent_of(pid: int) -> int:
     """Return the pid of the parent of `pid`."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
@@ -224,3 +233,21 @@ def root(tmp_path: Path, ear: Ear) -> Iterator[Launch]:
     for watch in opened:
         with watch:
             pass
+
+
+END = {"tool": "end_process", "input": {}}
+"""A call of the tool that `register_end` registers."""
+
+
+def register_end(o: AsyncOrchestrator) -> None:
+    """Register a tool that kills the worker of the agent that called it last, which must be the only busy agent."""
+
+    def end_process() -> str:
+        """End the process of this agent."""
+        for id, (_, process) in o.supervisor.workers.processes.items():
+            if o.supervisor.tree.agents[id].status == "busy":
+                process.kill()
+        time.sleep(DEADLINE)  # the call ends with the process
+        return ""
+
+    o.register_tool(end_process)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
 from orch import AsyncOrchestrator, Config
+from orch.processes.base import Launcher
+from orch.processes.exec import ExecLauncher
+from orch.processes.in_process import InProcessLauncher
+from orch.processes.zygote import ZygoteLauncher
 from orch_protocol.agent.config import ArchivalConfig
 from orch_protocol.core.errors import OrchError
+from orch_protocol.core.messages import Text, ToolResult
 from wire.model_server import ModelServer, call, fail, say
 
 KEY = "sk-planted-4b1d9f2e7c"
@@ -86,7 +92,8 @@ async def test_key_in_a_project_file_is_redacted(
 ) -> None:
     """The key is redacted in results of commands, background jobs, reads, searches and Python code.
 
-    Requests, events, replies and stored files do not contain the key.
+    Requests, events, replies and stored files do not contain the key. The log of a job, which the tool host writes,
+    contains what the command printed.
     """
     monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
     monkeypatch.setenv("ANTHROPIC_BASE_URL", server.url)
@@ -109,7 +116,8 @@ async def test_key_in_a_project_file_is_redacted(
     collected += [str(request.body) for request in server.requests]
     assert [text for text in collected if KEY in text] == []
     assert collected[-1].count("[a key]") > len(looks)
-    assert [path for path in written(tmp_path / "home") if KEY.encode() in path.read_bytes()] == []
+    files = [path for path in written(tmp_path / "home") if KEY.encode() in path.read_bytes()]
+    assert [path.name for path in files] == ["job_1.log"]
 
 
 IN_PIECES = "cut -c1-24 .env | tr -d '\\n'; sleep 0.1; cut -c25- .env"
@@ -125,3 +133,34 @@ for name in ("environ", "cmdline", "status"):
         except OSError as error:
             print(error)
 """
+
+
+FIND_KEY = """
+import gc, os
+found = {value for value in os.environ.values() if value.startswith("sk-planted")}
+for each in gc.get_objects():
+    values = each.values() if isinstance(each, dict) else each if isinstance(each, (list, tuple, set)) else ()
+    found |= {value for value in list(values) if isinstance(value, str) and value.startswith("sk-planted")}
+print("found:", sorted(value[::-1] for value in found if "-" + "4b1d" in value))
+"""
+
+
+@pytest.mark.parametrize("launcher", [ZygoteLauncher, ExecLauncher, InProcessLauncher])
+async def test_code_cannot_find_the_key(
+    launcher: Callable[[str, Path], Launcher], server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that runs the agent's code has no object and no variable with the key, not even reversed."""
+    monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", server.url)
+    server.script += [call({"call": "run_python", "input": {"code": FIND_KEY}}), say("done")]
+    async with AsyncOrchestrator(home=tmp_path / "home", launcher=launcher) as o:
+        agent = await o.spawn("x", tools=["run_python"], model=MODEL, cwd=tmp_path)
+        await agent.query("go")
+        [result] = [
+            block.content[0]
+            for message in (await agent.show()).messages
+            for block in message.content
+            if isinstance(block, ToolResult)
+        ]
+        assert isinstance(result, Text)
+        assert result.text.strip() == "found: []"

@@ -1,4 +1,4 @@
-"""The entry point of the processes that a root starts: `python -P -m orch_worker {shim|zygote|worker} ...`.
+"""The entry point of the processes that a root starts: `python -P -m orch_worker {shim|zygote|worker|tool_host} ...`.
 
 Users do not run this command. Each role imports only its own module, because the shim must stay small, and because the
 zygote decides which modules its workers share.
@@ -24,8 +24,12 @@ def main(role: str = "", *arguments: str) -> None:
         from orch_worker.process import worker_init
 
         worker_init.main(*arguments)
+    elif role == "tool_host":
+        from orch_worker.process import tool_host
+
+        tool_host.main(*arguments)
     else:
-        sys.exit(f"orch_worker: {role!r} is not one of shim, zygote, worker; `orch` starts these itself")
+        sys.exit(f"orch_worker: {role!r} is not one of shim, zygote, worker, tool_host; `orch` starts these itself")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.services.agents.lifecycle import Kill
 from orch_protocol.services.agents.spawn import Spawned
+from orch_worker.tools.api.shared_names import share_names, unshare_names
 
 from ..policy.caller import USER
 from ..services.agents.lifecycle import kill
@@ -38,10 +39,8 @@ async def share_namespace(
             "Orchestrator(launcher=orch.processes.in_process.InProcessLauncher)"
         )
     else:
-        from orch_worker.tools.python import namespace  # imported here because the import is slow
-
-        namespace.share_names(spawned.id, names)
-        on_close(namespace.unshare_names, spawned.id)
+        share_names(spawned.id, names)
+        on_close(unshare_names, spawned.id)
         return
     await kill(root, USER, Kill((spawned.id,)))
     raise ConfigError(problem)

@@ -125,7 +125,6 @@ def sandbox() -> Finding:
         return Finding("fail", str(error))
     at = offer.nearest(wanted.level)
     text = f"tools run at {at} ({WORDS[at]}); this machine has {describe(offer)}"
-    text += f"; {sandboxing.SHARES_PROCESS}"
     if at < wanted.level:
         return Finding("warn", f"sandbox.level is {wanted.level}, and {text}")
     return Finding("ok", text)

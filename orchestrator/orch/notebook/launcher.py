@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from orch_protocol.agent.spec import Template
-from orch_worker.tools.python.namespace import share_names, unshare_names
+from orch_worker.tools.api.shared_names import share_names, unshare_names
 
 from ..processes import default_launcher
 from ..processes.base import LaunchRequest, WorkerProcess

@@ -5,7 +5,6 @@ The level depends on the configuration, the level of the parent, and the support
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -14,19 +13,18 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from orch_protocol.agent.spec import AgentSpec, WorkerPaths
+from orch_protocol.agent.spec import AgentSpec
 from orch_protocol.core.errors import SandboxError
 from orch_protocol.policy.policy import PolicyConfig
 from orch_protocol.policy.sandbox import (
     BY_NAME_ONLY,
-    IN_WORKER,
     RUN_CODE,
+    UNCONFINED,
     Level,
     SandboxConfig,
     SandboxSpec,
     ToolLimits,
 )
-from orch_worker.policy.taint import labels_file
 
 if TYPE_CHECKING:
     from orch_worker.sandbox.probe import AvailableLevels
@@ -37,11 +35,9 @@ __all__ = [
     "check_required_levels",
     "configured_sandbox",
     "denied_paths_problem",
-    "shared_process_note",
     "strictest_combination",
     "with_minimum_level",
     "with_path_hiding_support",
-    "worker_paths",
 ]
 
 EXPOSED = (
@@ -51,13 +47,9 @@ EXPOSED = (
 ACTS_AS_USER = (
     "without user namespaces, a command below level L2 can also end its shim and worker, and then act as the user"
 )
-SHARES_PROCESS = (
-    "run_python shares the agent's process with its policy checks, budget and API key: its code can bypass the checks "
-    "and the budget, and read the key"
-)
 REFUSED = "commands are refused, and run_python is not offered"
 LEFT_OUT = (
-    "run_python is not offered, because it runs code in the agent's own process, which no sandbox restricts; use "
+    "run_python is not offered, because it runs code in the agent's tool host, which no sandbox level restricts; use "
     'run_python_script, or set sandbox.tools.run_python = "L0" to offer run_python'
 )
 
@@ -117,7 +109,7 @@ def available_sandbox(
     """
     levels = {spec.level, *spec.tools.values()}
     notes = []
-    if IN_WORKER in tools and spec.of(IN_WORKER) > "L0":
+    if UNCONFINED in tools and spec.of(UNCONFINED) > "L0":
         notes.append(LEFT_OUT)
     if levels == {"L0"}:
         return spec, "; ".join(notes)
@@ -148,51 +140,7 @@ def with_path_hiding_support(
 
 def acts_as_user(spec: SandboxSpec, tools: Iterable[str]) -> list[str]:
     """Return a message if a command of `tools` can become the user on a machine without user namespaces."""
-    return [ACTS_AS_USER] if any(spec.of(tool) < "L2" for tool in RUN_CODE.intersection(tools) - {IN_WORKER}) else []
-
-
-def shared_process_note(spec: SandboxSpec, tools: Iterable[str], policy: PolicyConfig) -> str:
-    """Return a message if run_python is among `tools` and is offered. Otherwise return ""."""
-    is_offered = IN_WORKER in tools and spec.of(IN_WORKER) == "L0" and (spec.covers_paths or not policy.denied_paths)
-    return SHARES_PROCESS if is_offered else ""
-
-
-def worker_paths(spec: AgentSpec, orch_folders: tuple[str, ...], spool: Path, address: str) -> WorkerPaths | None:
-    """Return the paths for the mount namespace of the agent's worker.
-
-    Return None if the worker runs no code of the agent. `spool` is the folder for large messages, and `address` is the
-    address of the root's socket.
-    """
-    sandbox, rules = spec.sandbox, spec.policy.rules
-    if IN_WORKER not in spec.active or sandbox.of(IN_WORKER) > "L0" or not sandbox.covers_paths:
-        return None
-    own = [os.fspath(spool), os.fspath(labels_file(Path(spec.folder)).parent)]
-    if spec.memory is not None:
-        own.append(spec.memory.folder)
-    if spec.hooks.load and spec.hooks.options.evidence:
-        own.append(spec.hooks.options.evidence)
-    shown = [address.removeprefix("ipc://"), spec.hooks.switches]
-    for place in (os.path.expanduser(hook.rpartition(":")[0] or hook) for hook in spec.hooks.load):
-        if place.endswith(".py"):
-            shown += (place, os.path.dirname(place))
-    if spec.code is not None:
-        shown += (spec.code.trust, *spec.code.files)
-    for extension in spec.extensions:
-        shown += (extension.path, extension.trust)
-    for skill in spec.skills.skills:
-        shown += (skill.path, skill.trust, skill.trusted)
-    return WorkerPaths(
-        cwd=spec.cwd,
-        folder=spec.folder,
-        home=spec.env.get("HOME", ""),
-        orch_folders=orch_folders,
-        denied=rules.denied_paths,
-        required=rules.require_denied_paths and bool(rules.denied_paths),
-        read=sandbox.read,
-        write=sandbox.write,
-        own=tuple(own),
-        shown=tuple(dict.fromkeys(path for path in shown if os.path.isabs(path))),
-    )
+    return [ACTS_AS_USER] if any(spec.of(tool) < "L2" for tool in RUN_CODE.intersection(tools) - {UNCONFINED}) else []
 
 
 def denied_paths_problem(spec: AgentSpec, orch_folders: tuple[str, ...]) -> str:

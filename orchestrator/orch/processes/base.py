@@ -49,6 +49,9 @@ class WorkerProcess(Protocol):
         For a process, the kernel determines the answer.
         """
 
+    def owns(self, pid: int) -> bool:
+        """Return whether `pid` is the running process of the worker, or of its tool host. Must not raise."""
+
     def terminate(self) -> None:
         """Send SIGTERM, unless the worker has ended. Must not raise."""
 

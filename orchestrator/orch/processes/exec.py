@@ -77,6 +77,8 @@ class ChildProcess:
         self._lifeline = lifeline
         self._reaper = reaper
         self._report_timer: asyncio.TimerHandle | None = None
+        self._tool_hosts: dict[int, int] = {}
+        """The pidfd of each tool host that the zygote forked for this worker. Keys are pids."""
         self._loop.add_reader(pidfd, self._on_exit)
 
     def is_running(self) -> bool:
@@ -84,11 +86,22 @@ class ChildProcess:
 
         The method checks the pidfd, because the pid may be reused before `ended` resolves.
         """
-        if not is_registered(self._pidfd):
-            return False
-        poll = select.poll()
-        poll.register(self._pidfd, select.POLLIN)
-        return not poll.poll(0)
+        return is_registered(self._pidfd) and not _has_ended(self._pidfd)
+
+    def owns(self, pid: int) -> bool:
+        """Return whether `pid` is the running process of the worker, or of its tool host."""
+        if pid == self.pid:
+            return self.is_running()
+        return pid in self._tool_hosts and not _has_ended(self._tool_hosts[pid])
+
+    def tool_host_started(self, pid: int, pidfd: int) -> None:
+        """Register the tool host `pid` of this worker. Takes over `pidfd`."""
+        self._tool_hosts[pid] = register(pidfd)
+
+    def tool_host_ended(self, pid: int) -> None:
+        """Remove a tool host that has ended."""
+        if (pidfd := self._tool_hosts.pop(pid, None)) is not None:
+            release(pidfd)
 
     def terminate(self) -> None:
         """Send SIGTERM."""
@@ -107,6 +120,8 @@ class ChildProcess:
             release(self._pidfd)
             release(self._lifeline)
             self._pidfd = self._lifeline = -1  # the kernel will reuse these numbers
+        for pid in list(self._tool_hosts):
+            self.tool_host_ended(pid)
         if not self.ended.done():
             self.ended.set_result(code)
 
@@ -140,14 +155,21 @@ class ChildProcess:
         self.set_exit_code(linux.exit_status(self._pidfd))
 
 
+def _has_ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 class ChildProcesses:
     """The running workers of a launcher.
 
-    After each exit of a worker, this class trims the worker's log and calls `on_end`.
+    After each exit of a worker, this class calls `sweep`, which ends the processes that dead processes left behind. It
+    also trims the logs of workers.
     """
 
-    def __init__(self, on_end: Callable[[], None]) -> None:
-        self._on_end = on_end
+    def __init__(self, sweep: Callable[[], None]) -> None:
+        self.sweep = sweep
         self._alive: set[ChildProcess] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -173,7 +195,7 @@ class ChildProcesses:
         if not self._alive and self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._on_end()
+        self.sweep()
 
     def _trim_logs(self) -> None:
         for child in self._alive:
@@ -195,6 +217,10 @@ class ExecProcess(ChildProcess):
         self._process = process
         exit_descriptor = os.pidfd_open(process.pid) if PIDFDS else _exit_pipe(process)
         super().__init__(process.pid, exit_descriptor, lifeline, log, self._reap)
+
+    def owns(self, pid: int) -> bool:
+        """Return whether `pid` is the running process of the worker, or one that the worker started."""
+        return self.is_running() and self.pid in (pid, linux.parent_of(pid))
 
     def _reap(self, exit_descriptor: int) -> int | None:
         code = linux.reap(exit_descriptor) if PIDFDS else self._process.wait()

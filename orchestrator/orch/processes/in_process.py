@@ -18,11 +18,14 @@ from pathlib import Path
 from orch_protocol.agent.spec import Template
 from orch_protocol.core.errors import LaunchError
 from orch_worker.agent.runtime import Runtime
+from orch_worker.process.start_tool_host import run_tool_host_program
 from orch_worker.sandbox.launcher_client import unavailable_reason
+from orch_worker.tool_host.client import StartHost
 from orch_worker.transport.worker_endpoint import WorkerEndpoint
 from orch_worker.transport.zmq_asyncio import DealerSocket
 
 from .base import LaunchRequest
+from .environment import worker_environment
 
 __all__ = ["InProcessLauncher"]
 
@@ -32,11 +35,11 @@ STOP_SECONDS = 5.0
 class ThreadWorker:
     """A worker that is a thread of this process."""
 
-    def __init__(self, request: LaunchRequest) -> None:
+    def __init__(self, request: LaunchRequest, start_tool_host: StartHost) -> None:
         self.pid = os.getpid()
         self._root_loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[int | None] = self._root_loop.create_future()
-        self._request = request
+        self._request, self._start_tool_host = request, start_tool_host
         self._endpoint: WorkerEndpoint | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop_code: int | None = None
@@ -47,6 +50,10 @@ class ThreadWorker:
     def is_running(self) -> bool:
         """Return whether the thread has not ended."""
         return not self.ended.done()
+
+    def owns(self, pid: int) -> bool:  # noqa: ARG002
+        """Return False, because a process that this program started is the user's."""
+        return False
 
     def terminate(self) -> None:
         """End the worker at its next await."""
@@ -83,7 +90,7 @@ class ThreadWorker:
             birth=request.birth,
             incarnation=request.incarnation,
             spool=Path(request.spool),
-            make=partial(Runtime, in_process=True),
+            make=partial(Runtime, in_process=True, start_tool_host=self._start_tool_host),
         )
         with self._lock:
             self._loop, self._endpoint = asyncio.get_running_loop(), endpoint
@@ -101,7 +108,7 @@ class InProcessLauncher:
 
     def __init__(self, run: str = "", folder: Path | None = None) -> None:
         self.run, self.folder = run, folder
-        self.environment: Sequence[str] = ()  # workers have the environment of this process
+        self.environment: Sequence[str] = ()
         self._workers: list[ThreadWorker] = []
 
     async def start(self) -> None:
@@ -118,7 +125,8 @@ class InProcessLauncher:
         """Start a thread and return the worker. Raises LaunchError if the system cannot start a thread."""
         self._workers = [worker for worker in self._workers if worker.thread.is_alive()]
         try:
-            worker = ThreadWorker(request)
+            environment = worker_environment(self.run, self.environment)
+            worker = ThreadWorker(request, partial(run_tool_host_program, environment, request.log))
         except RuntimeError as error:
             raise LaunchError(f"agent {request.agent_id}: no thread could be started: {error}") from error
         self._workers.append(worker)

@@ -21,7 +21,6 @@ from orch_protocol.core.ids import new_id, new_token
 from orch_protocol.wire.worker_messages import EmptyBody
 from orch_worker.system.memory_limit import with_memory_limit
 
-from ..policy.sandbox import worker_paths
 from ..tree.agents.state import AgentRecord, TreeState
 from ..tree.rules.exit_reasons import STUCK
 from .admission import HOLD_SECONDS, Admission, Step, admitted_at_once
@@ -61,10 +60,9 @@ class WorkerExit(NamedTuple):
 class Workers:
     """The processes of the agents in `agents`, on the running event loop.
 
-    `logs` is the folder for the logs of processes. `keys` returns the keys for an agent's birth pipe. `orch_folders`
-    are hidden from code that agents run in workers. If a process cannot be started, `on_failed` is called with id,
-    incarnation, reason, and whether a time limit was exceeded. When a process has ended, `on_ended` is called with id
-    and incarnation. After `close`, neither function is called.
+    `logs` is the folder for the logs of processes. `keys` returns the keys for an agent's birth pipe. If a process
+    cannot be started, `on_failed` is called with id, incarnation, reason, and whether a time limit was exceeded. When a
+    process has ended, `on_ended` is called with id and incarnation. After `close`, neither function is called.
     """
 
     def __init__(
@@ -76,7 +74,6 @@ class Workers:
         logs: Path,
         keys: Callable[[str], dict[str, str]],
         holds: SessionHolds,
-        orch_folders: tuple[str, ...],
         on_failed: Callable[[str, int, str, bool], object],
         on_ended: Callable[[str, int], object],
     ) -> None:
@@ -88,7 +85,6 @@ class Workers:
         self._logs = logs
         self._keys = keys
         self._holds = holds
-        self._orch_folders = orch_folders
         self._on_failed = on_failed
         self._on_ended = on_ended
         self._peers: dict[str, WorkerConnection] = {}
@@ -140,9 +136,7 @@ class Workers:
             incarnation=incarnation,
             ident=ident,
             address=self.transport.address,
-            birth=WorkerBirth(
-                token, self._keys(id), worker_paths(agent.spec, self._orch_folders, peer.spool, self.transport.address)
-            ),
+            birth=WorkerBirth(token, self._keys(id)),
             template=agent.spec.template,
             log=str(self.log(id)),
             spool=str(peer.spool),
@@ -163,14 +157,14 @@ class Workers:
         return self._peers[id].spool
 
     def agent_of(self, pid: int) -> str | None:
-        """Return the id of the agent whose worker is the process `pid`. Return None for other processes.
+        """Return the id of the agent whose worker or tool host is the process `pid`. Return None for other processes.
 
         A worker that is a thread of this process has no process id of its own.
         """
         if pid == os.getpid():
             return None
         for id, (_, process) in self.processes.items():
-            if process.pid == pid and process.is_running():
+            if process.owns(pid):
                 return id
         return None
 

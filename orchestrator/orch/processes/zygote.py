@@ -20,6 +20,8 @@ from orch_protocol.wire.frames import DECODE_ERRORS
 from orch_protocol.wire.zygote_messages import (
     ForkFailed,
     ForkWorker,
+    ToolHostExited,
+    ToolHostForked,
     WorkerForked,
     WorkerProcessExited,
     ZygoteFailed,
@@ -190,11 +192,17 @@ class ZygoteClient:
                     child.kill()
                 else:
                     future.set_result(child)
-            case WorkerForked():
-                for descriptor in descriptors:
-                    os.close(descriptor)
             case WorkerProcessExited(request_id, code) if request_id in self._alive:
                 self._alive.pop(request_id).set_exit_code(code)
+            case ToolHostForked(request_id, pid) if request_id in self._alive and descriptors:
+                self._alive[request_id].tool_host_started(pid, descriptors[0])
+            case WorkerForked() | ToolHostForked():
+                for descriptor in descriptors:
+                    os.close(descriptor)
+            case ToolHostExited(request_id, pid):
+                if request_id in self._alive:
+                    self._alive[request_id].tool_host_ended(pid)
+                self._children.sweep()  # The shim has adopted the commands of the tool host.
             case ForkFailed(request_id, text) if request_id in self._waiting:
                 future, lifeline, _ = self._waiting.pop(request_id)
                 self._refuse(future, lifeline, with_memory_limit(f"no process could be started for the worker: {text}"))

@@ -165,7 +165,6 @@ class Supervisor:
             logs=logs,
             keys=keys,
             holds=self.holds,
-            orch_folders=orch_folders,
             on_failed=lambda id, incarnation, why, late: self.handle(LaunchFailed(id, incarnation, why, late)),
             on_ended=self._on_ended,
         )

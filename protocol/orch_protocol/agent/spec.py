@@ -34,7 +34,6 @@ __all__ = [
     "Template",
     "ToolSpec",
     "WorkerBirth",
-    "WorkerPaths",
 ]
 
 Durability: TypeAlias = Literal["process", "power"]
@@ -260,35 +259,11 @@ class AgentSpec(Struct, frozen=True):
         return tuple(name for name in self.grant if name not in self.withdrawn)
 
 
-class WorkerPaths(Struct, frozen=True):
-    """Paths for the mount namespace of a worker that runs code of the agent.
-
-    The namespace hides orch's folders and denied paths. `folder` is the session folder, `cwd` the working folder,
-    `home` the agent's HOME. `read` and `write` are the paths of the sandbox. The worker searches these paths and `cwd`
-    for files with denied names. `own` and `shown` are files and folders of orch: the worker writes those in `own` and
-    reads those in `shown`. The worker creates missing folders of `own`. If `required` is True and hiding fails, the
-    worker ends.
-    """
-
-    cwd: str
-    folder: str
-    home: str = ""
-    orch_folders: tuple[str, ...] = ()
-    denied: tuple[str, ...] = ()
-    required: bool = False
-    read: tuple[str, ...] = ()
-    write: tuple[str, ...] = ()
-    own: tuple[str, ...] = ()
-    shown: tuple[str, ...] = ()
-
-
 class WorkerBirth(Struct, frozen=True):
     """The data that a worker reads from its birth pipe: the token for its Hello, and the API keys of its providers.
 
-    These secrets never appear in argv, the environment, transcripts or logs. `paths` is None for a worker without a
-    mount namespace.
+    These secrets never appear in argv, the environment, transcripts or logs.
     """
 
     token: bytes
     keys: dict[str, str] = {}
-    paths: WorkerPaths | None = None

@@ -5,12 +5,33 @@ Values pass as data files, not as text in a conversation.
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec import Struct
 
 from .errors import ErrorInfo
 from .taint import TaintLabel
 
-__all__ = ["ExportResult", "ExportValue", "ValueInfo"]
+__all__ = ["MAX_BOUND_NAMES", "BoundName", "ExportResult", "ExportValue", "ValueDescription", "ValueInfo"]
+
+MAX_BOUND_NAMES: Final = 500
+"""Maximum number of described variables of an agent's code."""
+
+
+class ValueDescription(Struct, frozen=True):
+    """The type name of a value, its approximate size in bytes, and a short description."""
+
+    kind: str
+    size: int = 0
+    text: str = ""
+
+
+class BoundName(Struct, frozen=True):
+    """The value of a name: its object id, its description, and whether the agent's code created the value."""
+
+    id: int
+    description: ValueDescription
+    created_by_agent: bool = True
 
 
 class ValueInfo(Struct, frozen=True):

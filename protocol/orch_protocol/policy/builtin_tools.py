@@ -9,7 +9,7 @@ from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-__all__ = ["BUILTIN_TOOLS", "CODE_TOOLS", "FILE_WRITERS", "Operation", "ToolFacts", "facts_of"]
+__all__ = ["BUILTIN_TOOLS", "CODE_TOOLS", "FILE_WRITERS", "HOSTED", "Operation", "ToolFacts", "facts_of"]
 
 Operation: TypeAlias = Literal["read", "write", "exec"]
 
@@ -37,6 +37,8 @@ class ToolFacts(Struct, frozen=True):
     """The tool does not work in the agent's folder. A call of any other tool counts as an access to this folder."""
     recursive: bool = False
     """The tool reads the folder in its argument `path` and all folders below it."""
+    filters_files: bool = False
+    """The tool finds files below its argument `path` and asks the policy about each of them."""
     runs_code: bool = False
     """The tool runs commands or code that the agent chooses."""
     artifact: bool = True
@@ -66,8 +68,12 @@ _RECALL: Final = "orch_worker.context.recall_tools"
 _AGENTS: Final = "orch_worker.tools.agents.subagents"
 
 BUILTIN_TOOLS: Final[dict[str, ToolFacts]] = {
-    "list_files": ToolFacts(_READ, "file", "read", paths=("path", "glob"), recursive=True, artifact=False),
-    "grep_files": ToolFacts(_READ, "file", "read", paths=("path", "glob"), text=("pattern",), recursive=True),
+    "list_files": ToolFacts(
+        _READ, "file", "read", paths=("path", "glob"), recursive=True, filters_files=True, artifact=False
+    ),
+    "grep_files": ToolFacts(
+        _READ, "file", "read", paths=("path", "glob"), text=("pattern",), recursive=True, filters_files=True
+    ),
     "read_file": ToolFacts(_READ, "file", "read", paths=("path",)),
     "write_file": ToolFacts(_EDIT, "file", "write", paths=("path",), text=("content",)),
     "replace_in_file": ToolFacts(
@@ -77,7 +83,7 @@ BUILTIN_TOOLS: Final[dict[str, ToolFacts]] = {
     "bg_status": ToolFacts(_SHELL, "code", "read", paths=("id",), folderless=True, artifact=False, polls=True),
     "bg_kill": ToolFacts(_SHELL, "code", "exec", paths=("id",), folderless=True, artifact=False),
     "git_status": ToolFacts(_GIT, "git", "read", paths=("path",), artifact=False),
-    "git_diff": ToolFacts(_GIT, "git", "read", paths=("ref", "path")),
+    "git_diff": ToolFacts(_GIT, "git", "read", paths=("ref", "path"), filters_files=True),
     "git_log": ToolFacts(_GIT, "git", "read", paths=("ref", "path")),
     "web_search": ToolFacts(_WEB, "web", "read", text=("query",), folderless=True),
     "fetch_url": ToolFacts(_WEB, "web", "read", paths=("url",), folderless=True),
@@ -136,6 +142,13 @@ FILE_WRITERS: Final = tuple(
     name for name, facts in BUILTIN_TOOLS.items() if facts.category == "file" and facts.operation == "write"
 )
 """Tools that write the file at their argument `path`."""
+
+HOSTED: Final = frozenset(
+    name
+    for name, facts in BUILTIN_TOOLS.items()
+    if facts.category in ("file", "code", "git", "python", "data", "memory")
+)
+"""Tools that run in the agent's tool host: they run code of the agent, or read what the code may have written."""
 
 _OTHER: Final = ToolFacts("", "user", "exec")
 

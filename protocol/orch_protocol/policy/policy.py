@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
-from ..core.taint import TaintConfig, TaintLabel
+from ..core.taint import Bit, TaintConfig, TaintLabel
 from .builtin_tools import CODE_TOOLS, FILE_WRITERS, Operation
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Approval",
     "Channel",
     "DataClass",
+    "FilterRules",
     "Model",
     "PolicyCall",
     "PolicyConfig",
@@ -117,3 +118,18 @@ class PolicySpec(Struct, frozen=True, forbid_unknown_fields=True):
     channel: Channel = "api"
     rules: PolicyConfig = field(default_factory=PolicyConfig)
     asks_root: bool = False
+
+
+class FilterRules(Struct, frozen=True):
+    """The rules for the files that one call of `tool` finds.
+
+    Absolute paths identify files. Files that match the rules `skip_rules` are skipped. If `enforce_taint` is True, a
+    file is also skipped if its taint bit would complete the three bits. `bits` contains the bits before the call.
+    `taint_rules` maps each bit to rules. A file that matches one of these rules adds the bit.
+    """
+
+    tool: str
+    skip_rules: tuple[str, ...]
+    taint_rules: dict[Bit, tuple[str, ...]]
+    bits: frozenset[Bit]
+    enforce_taint: bool

@@ -10,9 +10,9 @@ from .builtin_tools import BUILTIN_TOOLS
 
 __all__ = [
     "BY_NAME_ONLY",
-    "IN_WORKER",
     "LEVELS",
     "RUN_CODE",
+    "UNCONFINED",
     "WORDS",
     "Level",
     "SandboxConfig",
@@ -35,11 +35,11 @@ WORDS: Final[dict[Level, str]] = {
 BY_NAME_ONLY: Final = "denied paths: by name only"
 """The status of a machine that cannot run commands in a separate mount namespace."""
 
-IN_WORKER: Final = "run_python"
-"""The tool that runs code in the worker itself. No level isolates this tool, so it is available at L0 only."""
+UNCONFINED: Final = "run_python"
+"""The tool that runs code in the tool host itself. No level isolates this tool, so it is available at L0 only."""
 
 RUN_CODE: Final = frozenset(name for name, facts in BUILTIN_TOOLS.items() if facts.runs_code)
-"""Tools that run commands or code chosen by the agent. All but `IN_WORKER` run them in separate processes."""
+"""Tools that run commands or code chosen by the agent. All but `UNCONFINED` run them in separate processes."""
 
 Limit = Annotated[int, Meta(ge=1, le=10**9)]
 

@@ -3,6 +3,9 @@
 Root to zygote: `ForkWorker`, with the read end of the worker's birth pipe. Zygote to root: first `ZygoteReady` or
 `ZygoteFailed`. After that, `WorkerForked` (with a pidfd) or `ForkFailed` for each `ForkWorker`, and
 `WorkerProcessExited` for each worker that ended. `req` is the root's number for the worker.
+
+Worker to zygote: `ForkToolHost`, with one end of a stream socket pair, the read end of a lifeline and the log. The
+zygote closes the socket if the fork fails. It sends the root `ToolHostForked` (with a pidfd) and `ToolHostExited`.
 """
 
 from __future__ import annotations
@@ -17,8 +20,11 @@ from ..agent.spec import WorkerBirth
 __all__ = [
     "MAX_BIRTH",
     "ForkFailed",
+    "ForkToolHost",
     "ForkWorker",
     "Report",
+    "ToolHostExited",
+    "ToolHostForked",
     "WorkerForked",
     "WorkerProcessExited",
     "ZygoteFailed",
@@ -26,6 +32,7 @@ __all__ = [
     "decode_birth",
     "decode_fork",
     "decode_report",
+    "decode_tool_host",
     "encode",
     "encode_birth",
 ]
@@ -45,6 +52,12 @@ class ForkWorker(Struct, frozen=True, array_like=True, tag=True):
     address: str
     log: str
     spool: str
+
+
+class ForkToolHost(Struct, frozen=True, array_like=True, tag=True):
+    """Fork a tool host for the worker with the number `req`."""
+
+    req: int
 
 
 class ZygoteReady(Struct, frozen=True, array_like=True, tag=True):
@@ -81,10 +94,27 @@ class WorkerProcessExited(Struct, frozen=True, array_like=True, tag=True):
     code: int
 
 
-Report: TypeAlias = ZygoteReady | ZygoteFailed | WorkerForked | ForkFailed | WorkerProcessExited
+class ToolHostForked(Struct, frozen=True, array_like=True, tag=True):
+    """The tool host of a worker exists."""
+
+    req: int
+    pid: int
+
+
+class ToolHostExited(Struct, frozen=True, array_like=True, tag=True):
+    """The tool host `pid` of a worker ended and was reaped."""
+
+    req: int
+    pid: int
+
+
+Report: TypeAlias = (
+    ZygoteReady | ZygoteFailed | WorkerForked | ForkFailed | WorkerProcessExited | ToolHostForked | ToolHostExited
+)
 
 encode = msgspec.msgpack.Encoder().encode
 decode_fork = msgspec.msgpack.Decoder(ForkWorker).decode
+decode_tool_host = msgspec.msgpack.Decoder(ForkToolHost).decode
 decode_report = msgspec.msgpack.Decoder(Report).decode
 decode_birth = msgspec.msgpack.Decoder(WorkerBirth).decode
 

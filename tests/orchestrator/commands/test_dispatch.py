@@ -234,7 +234,9 @@ async def test_plan_warns_about_python_names_that_would_be_lost(tmp_path: Path) 
     """`/plan` replaces a process that has Python variables only with the option `--drop`."""
     async with opened(tmp_path) as o:
         agent = await talking(o)
-        (Path((await agent.state()).folder) / "names.json").write_text('["df", "model"]')
+        names = Path((await agent.state()).folder) / "stash/names.json"
+        names.parent.mkdir(exist_ok=True)
+        names.write_text('["df", "model"]')
         done = await agent.execute("/plan x")
         assert done.is_error
         assert "variables would be lost: df, model. Use /plan --drop to continue" in done.text
@@ -249,7 +251,8 @@ async def test_names_of_an_earlier_process_are_not_reported_as_lost(tmp_path: Pa
     """The current process has run no code, so `/plan` gives no warning."""
     async with opened(tmp_path) as o:
         agent = await talking(o, "More.")
-        names = Path((await agent.state()).folder) / "names.json"
+        names = Path((await agent.state()).folder) / "stash/names.json"
+        names.parent.mkdir(exist_ok=True)
         names.write_text('["df"]')
         os.utime(names, (1, 1))
         assert (await agent.execute("/plan")).text == "plan mode is now on"

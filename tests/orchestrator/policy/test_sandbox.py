@@ -16,7 +16,6 @@ from orch.policy.sandbox import (
     available_sandbox,
     check_required_levels,
     configured_sandbox,
-    shared_process_note,
     strictest_combination,
     with_minimum_level,
     with_path_hiding_support,
@@ -255,28 +254,6 @@ def test_commands_that_can_become_the_user_are_reported(
     assert with_path_hiding_support(spec, tools, str, PolicyConfig())[1] == ""
     required = PolicyConfig(denied_paths=("a",), require_denied_paths=True)
     assert "act as the user" not in with_path_hiding_support(spec, tools, lambda: "no namespaces", required)[1]
-
-
-@pytest.mark.parametrize(
-    ("tools", "sandbox", "expected"),
-    [
-        (("run_python",), SandboxConfig(), True),
-        (("run_python_script", "bash"), SandboxConfig(), False),
-        (("run_python",), SandboxConfig(level="L1"), False),
-        (("run_python",), SandboxConfig(level="L1", tools={"run_python": "L0"}), True),
-    ],
-)
-@virtual
-async def test_run_python_that_shares_the_process_is_reported(
-    tmp_path: Path, tools: tuple[str, ...], sandbox: SandboxConfig, expected: bool
-) -> None:
-    """A scripted agent needs no report, because the user wrote its calls."""
-    async with opened(tmp_path, config=nesting()) as world:
-        world.supervisor.mount_namespace_problem = str
-        node, note_of_script = await spawned(world, sandbox, tools=tools)
-        note = shared_process_note(node.spec.sandbox, tools, node.spec.policy.rules)
-        assert ("run_python shares the agent's process with its policy checks, budget and API key" in note) is expected
-        assert "shares" not in note_of_script
 
 
 def test_missing_mount_namespaces_are_reported_for_run_python_beside_denied_paths() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from orch_protocol.core.workspace import Artifact, DropArtifacts, FileState, InvalidateArtifacts, TouchArtifacts
-from orch_worker.workspace.describe_value import created_by_agent, describe_value
+from orch_worker.tools.python.describe_value import created_by_agent, describe_value
 from orch_worker.workspace.python_cells import BoundName, PythonCell, invalidate_unbound, steps_of
 from orch_worker.workspace.state import Workspace
 

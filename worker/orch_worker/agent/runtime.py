@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from orch_protocol.agent.spec import AgentSpec, BackendSpec, CompactionSpec, QueueMode, ToolSpec
-from orch_protocol.core.errors import StoreError, error_info
+from orch_protocol.core.errors import ConfigError, StoreError, error_info
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.messages import Message, Usage
 from orch_protocol.core.prompts import PromptShown
 from orch_protocol.core.taint import TaintLabel
 from orch_protocol.hooks.stages import HookRow
+from orch_protocol.policy.sandbox import UNCONFINED
 from orch_protocol.session.entries import TranscriptPosition
 from orch_protocol.session.tree import CompactionDone, CompactRequest, EditResult, MoveLeaf, SessionEdit
 from orch_protocol.wire.worker_messages import AgentEvent, BranchSummarized, Query, Ready, SummarizeBranch, TurnFinished
@@ -34,10 +35,10 @@ from ..context.summarizer import Summarizer
 from ..policy.taint import TaintLabels
 from ..prompt.builder import PromptBuilder
 from ..prompt.project_scan import ProjectScan
-from ..sandbox import worker_namespace
 from ..session.plan import TaskList
 from ..session.transcript import Transcript
 from ..system.secrets import ApiKeys
+from ..tool_host.client import StartHost, ToolHostClient
 from ..tools.api.base import ToolContext
 from ..tools.api.root_client import RootClient
 from ..tools.dispatch.budget_client import BudgetClient
@@ -45,6 +46,7 @@ from ..tools.dispatch.guard import Guard
 from ..tools.dispatch.local_only import LocalOnlyGuard
 from ..tools.dispatch.presets import make_toolbox
 from ..tools.dispatch.rate_limit_client import RateLimitClient
+from ..tools.python.python import NOT_OFFERED, PythonHiding
 from .features.compaction import CompactionExtension
 from .features.prompt import TurnPrompt
 from .features.turn_extension import ActiveExtensions, TurnExtension
@@ -87,7 +89,7 @@ class Runtime:
     The constructor opens the transcript, and raises StoreError or ConfigError on failure.
 
     `orch_folders` are the folders of orch. `in_process` is True if the agent runs in the root's process (see
-    ToolContext).
+    ToolContext). `start_tool_host` starts the process that runs tools; None lets them run in this process.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Runtime:
         orch_folders: tuple[str, ...] = (),
         *,
         in_process: bool = False,
+        start_tool_host: StartHost | None = None,
     ) -> None:
         if spec.code is not None:  # before anything that may import this code
             from ..system.project_code import use_trusted_code
@@ -123,6 +126,7 @@ class Runtime:
             policy=spec.policy.rules,
             orch_folders=orch_folders,
             in_process=in_process,
+            tool_host=_tool_host(spec, start_tool_host),
             agent_types=spec.agent_types,
             subagent_models=spec.subagent_models,
         )
@@ -248,11 +252,10 @@ class Runtime:
         """
         session, info = self.transcript.session, self.backend.info()
         missing = self.transcript.missing_lines(acknowledged) if acknowledged is not None else ""
-        failure = "" if self.context.in_process else worker_namespace.state()
         damage = [
             self.transcript.repaired,
             f"{self.transcript.path}: {missing}" if missing else "",
-            worker_namespace.NOT_OFFERED.format(failure) if failure else "",
+            self._python_problem(),
         ]
         return Ready(
             entries=len(session.entries),
@@ -264,6 +267,20 @@ class Runtime:
             transcript=self.transcript.log.position,
             executor_tools=self._new_executor_tools(),
         )
+
+    def _python_problem(self) -> str:
+        """Return why run_python is not offered although the sandbox and this machine allow it, or "".
+
+        Raise ConfigError if the policy requires that denied paths are hidden.
+        """
+        sandbox, policy = self.spec.sandbox, self.spec.policy.rules
+        if UNCONFINED not in self.spec.active or sandbox.of(UNCONFINED) > "L0" or not sandbox.covers_paths:
+            return ""
+        if not policy.denied_paths or not (why := self.context.agent_object(PythonHiding).problem):
+            return ""
+        if policy.require_denied_paths:
+            raise ConfigError(f"policy.require_denied_paths is set, and denied paths cannot be hidden: {why}")
+        return NOT_OFFERED.format(why)
 
     def _new_executor_tools(self) -> tuple[ToolSpec, ...] | None:
         """Return the tools of the executor if the root does not know them yet, otherwise None."""
@@ -574,6 +591,8 @@ class Runtime:
             if self._archiving is not None:
                 self._archiving.stop()
             self.toolbox.close()
+            if self.context.tool_host is not None:
+                self.context.tool_host.close()
         finally:
             self.transcript.close()
 
@@ -647,3 +666,11 @@ class Runtime:
         """End this process if the state of its session file is uncertain. The next process reads the file again."""
         if self.transcript.broken and not self.busy:
             self._root.stop(EXIT_STORE)
+
+
+def _tool_host(spec: AgentSpec, start: StartHost | None) -> ToolHostClient | None:
+    if start is None:
+        return None
+    sandbox = spec.sandbox
+    hides_paths = UNCONFINED in spec.active and sandbox.of(UNCONFINED) == "L0" and bool(sandbox.covers_paths)
+    return ToolHostClient(start, umask=spec.umask, hides_paths=hides_paths)

@@ -5,9 +5,8 @@ The policy cannot judge these files before the call, because the tool finds the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from orch_protocol.core.taint import BITS, Bit, TaintLabel, taint_label
+from orch_protocol.policy.policy import FilterRules
 
 from .rules import path_matcher
 
@@ -15,28 +14,16 @@ __all__ = ["FileFilter"]
 
 
 class FileFilter:
-    """The filter for one call of `tool`.
+    """The filter for one call.
 
     The tool asks the filter about each file before the tool shows anything of this file.
-
-    Absolute paths identify files. Files that match the rules `skip_rules` are skipped. If `enforce_taint` is True, a
-    file is also skipped if its taint bit would complete the three bits. `bits` contains the bits before the call.
-    `taint_rules` maps each bit to rules. A file that matches one of these rules adds the bit.
     """
 
-    def __init__(
-        self,
-        tool: str,
-        skip_rules: tuple[str, ...],
-        taint_rules: Mapping[Bit, tuple[str, ...]],
-        bits: frozenset[Bit],
-        *,
-        enforce_taint: bool,
-    ) -> None:
-        self._tool, self._enforce_taint = tool, enforce_taint
-        self._is_skipped = path_matcher(skip_rules)
-        self._taint_matchers = {bit: path_matcher(rules) for bit, rules in taint_rules.items()}
-        self._bits = bits
+    def __init__(self, rules: FilterRules) -> None:
+        self._tool, self._enforce_taint = rules.tool, rules.enforce_taint
+        self._is_skipped = path_matcher(rules.skip_rules)
+        self._taint_matchers = {bit: path_matcher(paths) for bit, paths in rules.taint_rules.items()}
+        self._bits = rules.bits
         self._taint_labels: dict[Bit, TaintLabel] = {}
         self._skipped_count = 0
 

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from pathlib import Path
 
 from orch_protocol.agent.spec import AgentSpec, WorkerBirth
 
+from ..agent.runtime import Runtime
+from ..tool_host.client import StartHost
 from ..transport.worker_endpoint import WorkerEndpoint
 from ..transport.zmq_asyncio import DealerSocket
 
 __all__ = ["main"]
 
 
-def main(*, birth: WorkerBirth, address: str, ident: bytes, incarnation: int, spool: str, **_: object) -> int:
+def main(
+    *,
+    birth: WorkerBirth,
+    address: str,
+    ident: bytes,
+    incarnation: int,
+    spool: str,
+    start_tool_host: StartHost,
+    **_: object,
+) -> int:
     """Serve the root at `address` as a worker, which receives its agent later. Return the exit code."""
 
     async def serve() -> int:
@@ -24,6 +36,7 @@ def main(*, birth: WorkerBirth, address: str, ident: bytes, incarnation: int, sp
             incarnation=incarnation,
             spool=Path(spool),
             enter=_enter,
+            make=partial(Runtime, start_tool_host=start_tool_host),
         )
         return await host.serve()
 

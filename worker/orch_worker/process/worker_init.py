@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import faulthandler
+import fcntl
 import gc
 import io
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
-from typing import Any, Final, NoReturn
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from orch_protocol.agent.spec import WorkerBirth
 from orch_protocol.wire.zygote_messages import LENGTH_BYTES, ForkWorker, decode_birth, decode_fork
@@ -19,7 +21,10 @@ from ..system import linux
 from ..system.importing import Entry, load
 from ..system.secrets import mask_secrets, secrets_of
 
-__all__ = ["prepare", "protect_memory", "run_worker"]
+if TYPE_CHECKING:
+    from ..tool_host.client import StartHost
+
+__all__ = ["connect_process", "prepare", "protect_memory", "run_worker"]
 
 LIFELINE: Final = 3
 BUFFER_BYTES: Final = 1024
@@ -36,8 +41,10 @@ def prepare() -> None:
     faulthandler.enable(file=2)
 
 
-def run_worker(entry: Callable[[], Entry], fork: ForkWorker, pipe: int) -> NoReturn:
+def run_worker(entry: Callable[[], Entry], fork: ForkWorker, pipe: int, zygote: int | None = None) -> NoReturn:
     """Run as the worker described by `fork`, then end the process. `pipe` is the read end of the birth pipe.
+
+    `zygote` is the socket on which the zygote takes requests for tool hosts. None if there is no zygote.
 
     `prepare` must have run, and signals must have their defaults. `entry` returns the worker's `main`, whose result is
     the exit code. SystemExit sets the exit code. Any other exception is logged, and the exit code is 1. The process
@@ -45,7 +52,7 @@ def run_worker(entry: Callable[[], Entry], fork: ForkWorker, pipe: int) -> NoRet
     """
     code = 1
     try:
-        birth = _set_up_process(fork, pipe)
+        birth, zygote = _set_up_process(fork, pipe, zygote)
         _MaskedText.secrets = secrets_of(birth.keys)
         code = _code(
             entry()(
@@ -55,6 +62,7 @@ def run_worker(entry: Callable[[], Entry], fork: ForkWorker, pipe: int) -> NoRet
                 incarnation=fork.incarnation,
                 agent_id=fork.agent_id,
                 spool=fork.spool,
+                start_tool_host=_tool_host_starter(fork.req, zygote),
             )
         )
     except SystemExit as leaving:
@@ -79,36 +87,49 @@ def protect_memory() -> None:
         linux.hide_memory()
 
 
-def _set_up_process(fork: ForkWorker, pipe: int) -> WorkerBirth:
-    """Connect this process to its root, and close all other inherited descriptors."""
-    birth = _read_birth(pipe)
+def connect_process(lifeline: int, log: int | None, kept: Sequence[int] = ()) -> list[int]:
+    """Tie this process to the pipe `lifeline`, write to `log`, and close all other descriptors except `kept`.
+
+    Return the new numbers of `kept`. If `log` is None, the inherited log stays.
+    """
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - replaces one of `multiprocess` whose descriptor is closed below
+    if log is not None:
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+    # The descriptors are moved up first, because a target may be the number of another one.
+    moved = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, LIFELINE + 1 + len(kept)) for each in (lifeline, *kept)]
+    for target, descriptor in enumerate(moved, LIFELINE):
+        os.dup2(descriptor, target, inheritable=False)
+    linux.close_from(LIFELINE + len(moved))
+    linux.arm_lifeline(LIFELINE)
+    if os.getpgrp() != os.getpid():
+        os.setpgid(0, 0)
+    # The process adopts orphans of its tools. The shim adopts them only after the process ended.
+    linux.become_subreaper()
+    # On SIGTERM, print the stack, even if a C call blocks the interpreter.
+    faulthandler.register(signal.SIGTERM, file=2, chain=True)
+    gc.enable()
+    return list(range(LIFELINE + 1, LIFELINE + len(moved)))
+
+
+def _set_up_process(fork: ForkWorker, pipe: int, zygote: int | None) -> tuple[WorkerBirth, int | None]:
+    """Connect this process to its root, and close all other inherited descriptors except `zygote`."""
+    birth = _read_birth(pipe)
     try:
         log = os.open(fork.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         print(f"{fork.log}: {error.strerror}", flush=True)  # Continue with the inherited log.
-    else:
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-    if pipe != LIFELINE:
-        os.dup2(pipe, LIFELINE)
-    os.set_inheritable(LIFELINE, False)
-    linux.close_from(LIFELINE + 1)
-    linux.arm_lifeline(LIFELINE)
-    if os.getpgrp() != os.getpid():
-        os.setpgid(0, 0)
-    # The worker adopts orphans of its tools. The shim adopts them only after the worker ended.
-    linux.become_subreaper()
-    if birth.paths is not None:
-        from .hide_paths import hide_paths  # This import is slow and needed only here.
-
-        hide_paths(birth.paths)
-    # On SIGTERM, print the stack, even if a C call blocks the interpreter.
-    faulthandler.register(signal.SIGTERM, file=2, chain=True)
+        log = None
+    kept = connect_process(pipe, log, [] if zygote is None else [zygote])
     protect_memory()
-    gc.enable()
-    return birth
+    return birth, kept[0] if kept else None
+
+
+def _tool_host_starter(req: int, zygote: int | None) -> StartHost:
+    from .start_tool_host import fork_tool_host, run_tool_host_program
+
+    return run_tool_host_program if zygote is None else partial(fork_tool_host, zygote, req)
 
 
 class _LossyLog(io.FileIO):

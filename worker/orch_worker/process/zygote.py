@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import multiprocess
-from msgspec import Struct
+from msgspec import MsgspecError, Struct
 
 from orch_protocol.agent.spec import AgentSpec, BackendSpec, WorkerBirth
 from orch_protocol.policy.builtin_tools import BUILTIN_TOOLS
@@ -33,11 +33,14 @@ from orch_protocol.wire.zygote_messages import (
     ForkFailed,
     ForkWorker,
     Report,
+    ToolHostExited,
+    ToolHostForked,
     WorkerForked,
     WorkerProcessExited,
     ZygoteFailed,
     ZygoteReady,
     decode_fork,
+    decode_tool_host,
     encode,
 )
 
@@ -47,7 +50,7 @@ from ..system import linux
 from ..system.importing import Entry, load
 from ..tools.dispatch.presets import granted_tools
 from ..transport.worker_endpoint import WorkerEndpoint
-from . import worker_init
+from . import tool_host, worker_init
 
 __all__ = ["fill_heap_holes", "main", "run_warm_up_agent"]
 
@@ -190,10 +193,16 @@ class _RehearsalRoot:
 
 
 # Modules that every worker needs and that the entry module does not import.
-COMMON_MODULES: Final = ("orch_worker.process.main", "resource")
+COMMON_MODULES: Final = (
+    "orch_worker.process.main",
+    "orch_worker.process.start_tool_host",
+    "orch_worker.tools.python.namespace",
+    "resource",
+)
 # Modules that a long conversation needs. Their regular expressions take 20 ms of each worker that compiles them itself.
 CONVERSATION_MODULES: Final = ("orch_worker.context.compactor",)
 PACKET_BYTES: Final = 1 << 16
+TOOL_HOST_DESCRIPTORS: Final = 3
 FORK: Final = multiprocess.get_context("fork")
 MAX_TRACEBACK_CHARACTERS: Final = 8000
 # A signal to the process group must not end the zygote, and thus its workers, before the root reacts.
@@ -201,20 +210,30 @@ IGNORED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Zygote:
-    """Forks workers on request, and reports the end of each worker, until the root ends."""
+    """Forks workers for the root, and tool hosts for workers, until the root ends. Reports the end of each process."""
 
-    def __init__(self, control: socket.socket, entry: Entry, process: Callable[..., Any] = FORK.Process) -> None:
+    def __init__(
+        self,
+        control: socket.socket,
+        requests: tuple[socket.socket, socket.socket],
+        entry: Entry,
+        process: Callable[..., Any] = FORK.Process,
+    ) -> None:
         self._control = control
+        # All workers share the second socket. Each request is one packet, so requests of several workers do not mix.
+        self._requests, self._workers_end = requests
         self._entry = entry
         self._process = process
         self._pid = os.getpid()
         self._alive: list[tuple[int, Any]] = []
         """The request number and the process of each worker, in the order in which the workers started."""
+        self._tool_hosts: list[tuple[int, Any]] = []
+        """The request number of the worker, and the process, of each tool host."""
 
     def serve(self, root: int, wake: int) -> None:
         """Serve requests until the process of the pidfd `root` ends, or until the root closes the socket."""
         poller = select.poll()
-        for descriptor in (self._control.fileno(), root, wake):
+        for descriptor in (self._control.fileno(), self._requests.fileno(), root, wake):
             poller.register(descriptor, select.POLLIN)
         while True:
             ready = dict(poller.poll())
@@ -223,12 +242,28 @@ class Zygote:
             if wake in ready:
                 os.read(wake, 4096)
                 self._reap()
+            if self._requests.fileno() in ready:
+                self.handle_request()
             if self._control.fileno() in ready:
                 packet, descriptors, _, _ = socket.recv_fds(self._control, PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
                 if not packet:
                     return
                 self._fork(decode_fork(packet), descriptors[0])
                 os.close(descriptors[0])
+
+    def handle_request(self) -> None:
+        """Handle the next request of a worker."""
+        packet, descriptors, _, _ = socket.recv_fds(
+            self._requests, PACKET_BYTES, TOOL_HOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+        )
+        try:
+            if len(descriptors) == TOOL_HOST_DESCRIPTORS:  # Fewer arrive if this process has none left.
+                self._fork_tool_host(decode_tool_host(packet).req, *descriptors)
+        except MsgspecError as error:  # The code of a user in a worker can write to any descriptor.
+            print(f"invalid request of a worker: {error}", flush=True)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
 
     def _fork(self, fork: ForkWorker, pipe: int) -> None:
         process = self._process(target=self._run_as_worker, args=(fork, pipe))
@@ -242,16 +277,38 @@ class Zygote:
         self._tell(WorkerForked(fork.req, process.pid), pidfd)
         os.close(pidfd)
 
+    def _fork_tool_host(self, req: int, connection: int, lifeline: int, log: int) -> None:
+        process = self._process(target=self._run_as_tool_host, args=(connection, lifeline, log))
+        try:
+            process.start()
+        except OSError as error:
+            print(f"no process could be started for a tool host: {error}", flush=True)
+            return  # The worker notices that its connection was closed.
+        self._tool_hosts.append((req, process))
+        pidfd = os.pidfd_open(process.pid)
+        self._tell(ToolHostForked(req, process.pid), pidfd)
+        os.close(pidfd)
+
     def _run_as_worker(self, fork: ForkWorker, pipe: int) -> None:
         """Turn this fork of the zygote into a worker."""
+        self._leave_zygote()
+        worker_init.run_worker(lambda: self._entry, fork, pipe, self._workers_end.detach())
+
+    def _run_as_tool_host(self, connection: int, lifeline: int, log: int) -> None:
+        """Turn this fork of the zygote into a tool host."""
+        self._leave_zygote()
+        self._workers_end.detach()
+        tool_host.run_tool_host(connection, lifeline, log)
+
+    def _leave_zygote(self) -> None:
         linux.die_with_parent(self._pid)
         signal.set_wakeup_fd(-1)
         linux.default_signals((*IGNORED_SIGNALS, signal.SIGCHLD))
         self._control.detach()
-        worker_init.run_worker(lambda: self._entry, fork, pipe)
+        self._requests.detach()
 
     def _reap(self) -> None:
-        """Report all ended workers.
+        """Report all ended workers and tool hosts.
 
         Exit codes are read from `Process.exitcode` only. `multiprocess` also reaps children when it starts the next
         child, and stores their exit codes. A call of `os.waitpid` in this method would lose exit codes.
@@ -262,6 +319,11 @@ class Zygote:
             exit_code = process.exitcode
             process.close()  # Before the report: a root that knows of the end finds no descriptor of the worker here.
             self._tell(WorkerProcessExited(req, exit_code))
+        for req, process in [each for each in self._tool_hosts if each[1].exitcode is not None]:
+            self._tool_hosts.remove((req, process))
+            pid = process.pid
+            process.close()
+            self._tell(ToolHostExited(req, pid))
 
     def _tell(self, report: Report, *descriptors: int) -> None:
         socket.send_fds(self._control, [encode(report)], descriptors)
@@ -319,7 +381,9 @@ def main(template: str, entry: str, folder: str, control: str, lifeline: str, ro
             raise
         linux.reset_signals(ignore=IGNORED_SIGNALS)  # Imported modules may have changed signal handlers.
         wake = linux.wake_on_child()
-        zygote = Zygote(line, function)
+        requests = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        requests[1].setblocking(False)
+        zygote = Zygote(line, requests, function)
         line.send(encode(ZygoteReady(os.getpid(), len(os.listdir("/proc/self/fd")) - 1)))
         try:
             zygote.serve(int(root), wake)

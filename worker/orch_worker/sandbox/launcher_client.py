@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -13,26 +14,28 @@ import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from .launcher import AllowedFiles, Cover, receive, send
+from ..system import linux
+from .launcher import AllowedFiles, Cover, main, receive, send
 
 if TYPE_CHECKING:
     from orch_protocol.policy.sandbox import Level
 
-__all__ = ["CommandLauncher", "CoveredProcess", "unavailable_reason"]
+__all__ = ["CommandLauncher", "CoveredProcess", "LauncherProcess", "fork_launcher", "unavailable_reason"]
 
 BOOT_CODE: Final = (
     "import sys; sys.path.insert(0, sys.argv[1]); from orch_worker.sandbox.launcher import main; main(sys.argv[2])"
 )
 PACKAGES_FOLDER: Final = os.fspath(Path(__file__).resolve().parents[2])
+FIRST_DESCRIPTOR: Final = 3
 START_SECONDS: Final = 20.0
 """Time limit for an answer of the launcher. After this time, the launcher is killed, and the command has not run."""
 END_SECONDS: Final = 5.0
 
 
 class CoveredProcess:
-    """A command started by a launcher, with an interface like `subprocess.Popen`."""
+    """A child that this process did not start with `subprocess`, with an interface like `subprocess.Popen`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -51,6 +54,19 @@ class CoveredProcess:
                 self.returncode = self._wait_for_child(timeout)
             return self.returncode
 
+    def poll(self) -> int | None:
+        """Return the exit code if the process has ended, otherwise None."""
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def kill(self) -> None:
+        """Kill the process, unless it has been reaped."""
+        with self._lock:
+            if self.returncode is None:
+                os.kill(self.pid, signal.SIGKILL)
+
     def _wait_for_child(self, timeout: float | None) -> int:
         try:
             if timeout is not None:
@@ -67,27 +83,75 @@ class CoveredProcess:
             return 0  # The child was reaped elsewhere. The module subprocess also assumes 0 in this case.
 
 
+class LauncherProcess(NamedTuple):
+    """A process that waits for the first message of `launcher.main`."""
+
+    connection: socket.socket
+    process: CoveredProcess | subprocess.Popen[bytes]
+
+
+def fork_launcher() -> LauncherProcess:
+    """Fork a launcher, which is faster than a new interpreter. This process must have only one thread.
+
+    Raise OSError if the fork fails.
+    """
+    connection, child_end = socket.socketpair()
+    try:
+        pid = os.fork()
+    except OSError:
+        connection.close()
+        child_end.close()
+        raise
+    if pid == 0:
+        try:
+            os.setsid()
+            os.chdir("/")
+            os.dup2(child_end.detach(), FIRST_DESCRIPTOR)
+            linux.close_from(FIRST_DESCRIPTOR + 1)
+            main(str(FIRST_DESCRIPTOR))
+        finally:
+            os._exit(0)
+    child_end.close()
+    return LauncherProcess(connection, CoveredProcess(pid))
+
+
+def _start_launcher() -> LauncherProcess:
+    connection, child_end = socket.socketpair()
+    try:
+        with child_end:
+            argv = [sys.executable, "-I", "-S", "-c", BOOT_CODE, PACKAGES_FOLDER, str(child_end.fileno())]
+            return LauncherProcess(
+                connection,
+                subprocess.Popen(
+                    argv, stdin=subprocess.DEVNULL, pass_fds=(child_end.fileno(),), start_new_session=True, cwd="/"
+                ),
+            )
+    except BaseException:
+        connection.close()
+        raise
+
+
 class CommandLauncher:
     """A launcher that hides `covers` from the commands that it starts at `level`.
 
     At L2, commands can access only `files`.
 
-    `staging` is an existing folder. If the paths cannot be hidden, the constructor ends the launcher process and raises
-    OSError.
+    `staging` is an existing folder. `process` is a process for the launcher, or None to start one. If the paths cannot
+    be hidden, the constructor ends the launcher process and raises OSError.
     """
 
     def __init__(
-        self, covers: Sequence[Cover], staging: Path, level: Level = "L0", files: AllowedFiles | None = None
+        self,
+        covers: Sequence[Cover],
+        staging: Path,
+        level: Level = "L0",
+        files: AllowedFiles | None = None,
+        process: LauncherProcess | None = None,
     ) -> None:
         self._lock = threading.Lock()
-        self._connection, child_end = socket.socketpair()
+        self._connection, self._process = process or _start_launcher()
         self._connection.settimeout(START_SECONDS)
         try:
-            with child_end:
-                argv = [sys.executable, "-I", "-S", "-c", BOOT_CODE, PACKAGES_FOLDER, str(child_end.fileno())]
-                self._process = subprocess.Popen(
-                    argv, stdin=subprocess.DEVNULL, pass_fds=(child_end.fileno(),), start_new_session=True, cwd="/"
-                )
             try:
                 request = [tuple(cover) for cover in covers], os.fspath(staging), level, files and tuple(files)
                 send(self._connection, request)

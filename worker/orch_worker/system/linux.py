@@ -28,6 +28,7 @@ __all__ = [
     "huge_pages",
     "keep_parent_death_signal",
     "kill",
+    "parent_of",
     "prctl",
     "reap",
     "reset_signals",
@@ -247,10 +248,11 @@ def children() -> set[int]:
         with open(f"/proc/{me}/task/{me}/children", "rb") as file:
             return set(map(int, file.read().split()))
     except FileNotFoundError:
-        return {pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _parent_of(pid) == me}
+        return {pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if parent_of(pid) == me}
 
 
-def _parent_of(pid: int) -> int | None:
+def parent_of(pid: int) -> int | None:
+    """Return the pid of the parent of the process `pid`. Return None if the process has ended. Linux only."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b") ")[2].split()[1])

@@ -13,7 +13,6 @@ __all__ = [
     "VENDORS",
     "WITHHELD",
     "ApiKeys",
-    "Masker",
     "holds_secret",
     "is_secret",
     "mask_key_shapes",
@@ -155,39 +154,9 @@ def mask_passwords(text: str) -> str:
     return USER_IN_ADDRESS.sub("//", text)
 
 
-class Masker:
-    """Replaces `secrets` in a stream of bytes, even if a secret is split across chunks."""
-
-    def __init__(self, secrets: Iterable[str]) -> None:
-        self._secrets = [secret.encode() for secret in _long_enough(secrets)]
-        self._held = b""
-
-    def feed(self, data: bytes) -> bytes:
-        """Return the output for `data`. A possible beginning of a secret is held back until the next call."""
-        if not self._secrets:
-            return data
-        data = self._held + data
-        for secret in self._secrets:
-            data = data.replace(secret, HIDDEN.encode())
-        held = max((_begun(data, secret) for secret in self._secrets), default=0)
-        self._held = data[len(data) - held :]
-        return data[: len(data) - held]
-
-    def rest(self) -> bytes:
-        """Return the bytes that are held back. Call this method at the end of the stream."""
-        held, self._held = self._held, b""
-        return held
-
-
 def _long_enough(secrets: Iterable[str]) -> list[str]:
     """Return the `secrets` of sufficient length.
 
     The longest secrets come first, because a secret may contain another secret.
     """
     return sorted((secret for secret in secrets if len(secret) >= SHORTEST), key=len, reverse=True)
-
-
-def _begun(data: bytes, secret: bytes) -> int:
-    """Return the length of the longest suffix of `data` that is a prefix of `secret`."""
-    limit = min(len(secret) - 1, len(data))
-    return next((length for length in range(limit, 0, -1) if data.endswith(secret[:length])), 0)

@@ -13,6 +13,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from orch_protocol.core.values import BoundName, ValueDescription
 from orch_protocol.core.workspace import (
     Artifact,
     DropArtifacts,
@@ -24,10 +25,9 @@ from orch_protocol.core.workspace import (
 )
 
 from .capture import one_line
-from .describe_value import ValueDescription
 from .state import Workspace
 
-__all__ = ["VALUE", "BoundName", "PythonCell", "Statement", "analyze_statements", "invalidate_unbound", "steps_of"]
+__all__ = ["VALUE", "PythonCell", "Statement", "analyze_statements", "invalidate_unbound", "steps_of"]
 
 
 # --- Static analysis: the names that each statement reads and binds ---
@@ -252,14 +252,6 @@ VALUE: Final = "value:"
 MAX_FILES: Final = 20
 REBOUND: Final = "bound to another value by now"
 UNBOUND: Final = "no longer bound: the process that had it has ended"
-
-
-class BoundName(Struct, frozen=True):
-    """The value of a name: its object id, its description, and whether the agent's code created the value."""
-
-    id: int
-    description: ValueDescription
-    created_by_agent: bool = True
 
 
 class PythonCell(Struct, frozen=True):

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from orch_protocol.core.errors import ConfigError, StoreError
 from orch_protocol.core.messages import ToolUse
 from orch_protocol.core.taint import bits_in
+from orch_protocol.core.values import BoundName
 from orch_protocol.core.workspace import (
     Artifact,
     InvalidateArtifacts,
@@ -32,10 +33,9 @@ from ..session.transcript import Transcript
 from ..tools.api.base import ToolContext
 from ..tools.dispatch.result_limits import text_in
 from ..tools.dispatch.toolbox import CallOutcome
-from ..tools.python.namespace import Namespace
+from ..tools.python.bound_names import bound_names
 from .capture import artifact_of, handle_read, handle_shown, path_argument, paths_read
-from .describe_value import created_by_agent, describe_value
-from .python_cells import BoundName, PythonCell, invalidate_unbound, steps_of
+from .python_cells import PythonCell, invalidate_unbound, steps_of
 from .ranking import WorkspaceText, workspace_text
 from .source_files import artifact_path, changed_artifacts, read_file_state
 from .state import Workspace, artifacts_to_prune, resolve_names
@@ -43,7 +43,6 @@ from .state import Workspace, artifacts_to_prune, resolve_names
 __all__ = ["WorkspaceSession"]
 
 DISK_SECONDS: Final = 1.0
-MAX_NAMES: Final = 500
 WRITTEN: Final = "{path} was written by {tool} in turn {turn}"
 
 
@@ -121,15 +120,15 @@ class WorkspaceSession:
         pending, self._pending = self._pending, []
         try:
             ran = any(call.name == "run_python" for call, _, _ in pending)
-            after = self._current_bindings() if ran and self._spec.capture_values else {}
             async with asyncio.timeout(DISK_SECONDS):
+                after = await bound_names(self._context) if ran and self._spec.capture_values else {}
                 steps = await asyncio.to_thread(self._compute_steps, pending, after, check_files=check_files)
             self._record(steps)
         except StoreError:
             raise
         except TimeoutError:
             consequence = "changes of the files that were read are not tracked" if pending else "files may have changed"
-            print(f"workspace: the disk did not answer in time: {consequence}", flush=True)
+            print(f"workspace: the disk or the tool host did not answer in time: {consequence}", flush=True)
         except Exception:
             traceback.print_exc()  # A turn must not fail because of the workspace.
 
@@ -174,14 +173,6 @@ class WorkspaceSession:
     def _record(self, steps: Iterable[Step]) -> None:
         if steps := tuple(steps):
             self._transcript.workspace(steps, self._query)
-
-    def _current_bindings(self) -> dict[str, BoundName]:
-        """Return the current bindings.
-
-        This method runs on the thread of the event loop, where no code can rebind names concurrently.
-        """
-        bound = list(self._context.agent_object(Namespace).bound().items())[:MAX_NAMES]
-        return {name: BoundName(id(value), describe_value(value), created_by_agent(value)) for name, value in bound}
 
     # The following methods run in a thread.
 

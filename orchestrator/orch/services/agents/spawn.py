@@ -40,7 +40,7 @@ from orch_protocol.resources.skills import READ_SKILL
 from orch_protocol.services.agents.spawn import SPAWN, Spawn, Spawned
 from orch_worker.backends.offline.scripted import ScriptedBackend
 from orch_worker.backends.prices import check_priced
-from orch_worker.backends.registry import PROVIDERS, TEMPLATES, template_for
+from orch_worker.backends.registry import TEMPLATES, template_for
 from orch_worker.backends.thinking import check_level, level_of
 from orch_worker.memory.notes import make_memory, memory_folder
 from orch_worker.policy.path_rules import RELATIVE_FOLDERS
@@ -204,11 +204,8 @@ async def spec_of(root: Supervisor, request: Spawn, caller: Caller) -> tuple[Age
     sandbox, hidden_note = sandboxing.with_path_hiding_support(
         sandbox, spec.tools, root.mount_namespace_problem, spec.policy.rules
     )
-    shared_note = ""
-    if parent_spec is None and backend.provider not in PROVIDERS:  # The user wrote the calls of a scripted agent.
-        shared_note = sandboxing.shared_process_note(sandbox, spec.tools, spec.policy.rules)
     proxy_note = catalog.ignored_proxy_settings(backend)
-    notes = (note, hidden_note, shared_note, archival_note, type_note, describe_invalid_skills(skills), clash_note)
+    notes = (note, hidden_note, archival_note, type_note, describe_invalid_skills(skills), clash_note)
     note = "\n".join(filter(None, (*notes, proxy_note)))
     # Scripts and references of skills must be readable in the sandbox.
     folders = (skill.path for skill in spec.skills.skills if skill.path)

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from orch_protocol.policy.policy import PolicyConfig
 from orch_protocol.policy.sandbox import SandboxSpec
-from orch_worker.sandbox import bubblewrap, worker_namespace
+from orch_worker.sandbox import bubblewrap, own_namespace
 from orch_worker.sandbox.launcher import Cover
+from orch_worker.tool_host.client import HostChannel, ToolHostClient
 from orch_worker.tools.api.base import ToolContext, ToolError
 from orch_worker.tools.python.python import run_python
 from orch_worker.tools.shell.path_covers import PathCovers
@@ -283,48 +284,58 @@ async def test_too_many_denied_files_refuse_the_command(
 
 
 @pytest.mark.parametrize(
-    ("state", "in_process", "denied", "offered"),
+    ("has_host", "covers", "denied", "offered"),
     [
-        ("", False, (), True),
-        ("", False, ("*.pem",), True),
-        ("it failed", False, (), False),
-        ("it failed", False, ("*.pem",), False),
-        (None, False, (), True),
-        (None, False, ("*.pem",), False),
-        ("", True, ("*.pem",), False),
-        ("it failed", True, (), True),
+        (True, True, (), True),
+        (True, True, ("*.pem",), True),
+        (True, False, (), True),
+        (True, False, ("*.pem",), False),
+        (True, None, ("*.pem",), False),
+        (False, True, (), True),
+        (False, True, ("*.pem",), False),
     ],
 )
-def test_run_python_requires_denied_paths_hidden_from_the_worker(
-    context: ToolContext,
-    monkeypatch: pytest.MonkeyPatch,
-    state: str | None,
-    in_process: bool,
-    denied: tuple[str, ...],
-    offered: bool,
+def test_run_python_requires_denied_paths_hidden_from_its_process(
+    context: ToolContext, has_host: bool, covers: bool | None, denied: tuple[str, ...], offered: bool
 ) -> None:
-    """`run_python` is not offered if hiding failed in the worker, or if its process can read denied paths."""
-    monkeypatch.setattr(worker_namespace, "_failure", state)
-    given = replace(context, policy=PolicyConfig(denied_paths=denied), in_process=in_process)
+    """`run_python` is not offered if the process that runs its code can read denied paths."""
+    given = replace(
+        context,
+        policy=PolicyConfig(denied_paths=denied),
+        sandbox=replace(context.sandbox, covers_paths=covers),
+        tool_host=ToolHostClient(never, umask=None, hides_paths=True) if has_host else None,
+    )
     assert (run_python.missing(given) == "") is offered
 
 
-def test_worker_keeps_its_session_and_inputs_visible(context: ToolContext) -> None:
-    """The session folder and the inputs of a worker stay visible below a denied folder."""
+async def never() -> HostChannel:
+    """Start no tool host."""
+    raise OSError("not started")
+
+
+async def test_run_python_refuses_code_if_hiding_failed(context: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tool host in which the mounts failed runs no code, even if no path is denied."""
+    monkeypatch.setattr(own_namespace, "_failure", "it failed")
+    with pytest.raises(ToolError, match="cannot be hidden from it: it failed"):
+        await run_python.run(context, {"code": "1"})
+
+
+def test_tool_host_cannot_write_the_transcript(context: ToolContext) -> None:
+    """The session folder is readable and three folders in it are writable, also below a denied folder."""
     orch = context.cwd.parent / "orch"
-    for name in ("memory", "evidence"):
+    for name in ("memory", "packages"):
         (orch / name).mkdir()
-    (orch / "hooks.json").write_text("{}")
-    given = replace(context, policy=PolicyConfig(denied_paths=("*.json", str(orch))))
-    found = PathCovers(given).find_for_worker([str(orch / "memory")], [str(orch / "hooks.json")])
+    given = replace(context, policy=PolicyConfig(denied_paths=(str(orch),)))
+    found = PathCovers(given).find_for_tool_host([str(orch / "packages")])
     assert found.credentials == ()
-    folder = str(context.folder)
     assert found.covers != ()
     for cover in found.covers:
         assert cover.path == str(orch)
-        assert {folder, str(orch / "memory")} <= set(cover.writable)
-        assert str(orch / "hooks.json") in cover.readable
-        assert str(orch / "evidence") not in (*cover.writable, *cover.readable)
+        assert context.folder is not None
+        assert {str(context.folder / name) for name in ("scratch", "stash", "jobs")} <= set(cover.writable)
+        assert str(context.folder) not in cover.writable
+        assert {str(context.folder), str(orch / "packages")} <= set(cover.readable)
+        assert str(orch / "memory") not in (*cover.writable, *cover.readable)
 
 
 def test_daemon_socket_stays_reachable(context: ToolContext) -> None:

@@ -22,7 +22,8 @@ from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Image, Usage, prompt_of
 from orch_protocol.core.taint import BITS, Bit, TaintLabel
 from orch_protocol.core.workspace import Artifact
-from orch_protocol.policy.policy import PolicyConfig
+from orch_protocol.policy.builtin_tools import HOSTED
+from orch_protocol.policy.policy import FilterRules, PolicyConfig
 from orch_protocol.policy.sandbox import SandboxSpec
 from orch_protocol.resources.memory import Note, NoteSource
 from orch_protocol.services.resources.tools import RUN_TOOL, RunTool
@@ -33,9 +34,11 @@ from ...session.plan import TaskList
 from ...system.secrets import ApiKeys
 from ...system.threads import DAEMON_THREADS
 from .root_client import CallRoot
+from .shared_names import SHARED_TOOLS, shared_names
 
 if TYPE_CHECKING:
     from ...policy.file_filter import FileFilter
+    from .tool_host import ToolHost
 
 __all__ = [
     "NAME",
@@ -136,6 +139,8 @@ class ToolContext(Struct, frozen=True):
     - `orch_folders`: the absolute paths of orch's own folders (homes, run, sessions, sockets); empty for a tool that
       runs in the root.
     - `in_process`: the agent runs in the root's process, where no shim adopts the processes of commands.
+    - `tool_host`: the process that runs the tools in `HOSTED`. None if they run in this process.
+    - `filter_rules`: in a tool host, the rules for the files that this call finds.
     - `agent_types`: the agent types that the agent may spawn, with their descriptions. `subagent_models`: patterns of
       the models that it may choose for subagents.
     """
@@ -163,6 +168,8 @@ class ToolContext(Struct, frozen=True):
     in_process: bool = False
     agent_types: Mapping[str, str] = {}
     subagent_models: tuple[str, ...] = ()
+    tool_host: ToolHost | None = None
+    filter_rules: FilterRules | None = None
     tool_state: ToolState = field(default_factory=ToolState)
 
     @property
@@ -176,8 +183,24 @@ class ToolContext(Struct, frozen=True):
 
         This method reads the disk.
         """
-        found: FileFilter | None = self.tool_state.get("file_filter", lambda: lambda *_: None)(tool, str(start))
+        rules = self.filter_rules or self.rules_for_files(tool, str(start))
+        if rules is None:
+            return None
+        from ...policy.file_filter import FileFilter
+
+        return FileFilter(rules)
+
+    def rules_for_files(self, tool: str, start: str) -> FilterRules | None:
+        """Return the rules of the agent's guard for files found by `tool` below `start`. This method reads the disk."""
+        found: FilterRules | None = self.tool_state.get("filter_rules", lambda: lambda *_: None)(tool, start)
         return found
+
+    def host_of(self, tool: str) -> ToolHost | None:
+        """Return the tool host that runs the built-in tool `tool`. Return None if the tool runs in this process."""
+        if self.tool_host is None or tool not in HOSTED:
+            return None
+        is_shared = self.in_process and tool in SHARED_TOOLS and shared_names(self.agent_id) is not None
+        return None if is_shared else self.tool_host
 
     @property
     def taint_labels(self) -> tuple[TaintLabel, ...]:
@@ -222,7 +245,8 @@ class Tool(Struct, frozen=True):
 
     If `available` returns False, the tool is hidden from the model. A call of an `exclusive` tool never runs at the
     same time as other calls. Calls with the same file in the argument `locks` run one after the other. `bits` are the
-    taint bits declared for a call, or None. Calling the tool calls its function.
+    taint bits declared for a call, or None. `is_builtin` is True for a tool of orch. Calling the tool calls its
+    function.
     """
 
     name: str
@@ -236,6 +260,7 @@ class Tool(Struct, frozen=True):
     exclusive: bool = False
     locks: str = ""
     bits: tuple[Bit, ...] | None = None
+    is_builtin: bool = False
 
     def spec(self) -> ToolSpec:
         """Return the specification of the tool that the model receives."""

@@ -86,5 +86,7 @@ class FunctionExecutor(ToolSource):
         self._functions[name].parse(arguments)
 
     async def call(self, name: str, arguments: dict[str, Any], context: ToolContext) -> Any:
-        """Run the function and return its ToolOutput."""
-        return await self._functions[name].run(context, arguments)
+        """Run the function, in the agent's tool host if it belongs there, and return its ToolOutput."""
+        function = self._functions[name]
+        host = context.host_of(name) if function.is_builtin else None
+        return await (host.call(name, arguments, context) if host is not None else function.run(context, arguments))

@@ -5,7 +5,12 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["error_for_model"]
+from orch_protocol.core.errors import OrchError
+
+from ...system.threads import describe_exception
+from ..api.base import ToolError
+
+__all__ = ["error_for_model", "exception_text"]
 
 TOOLS: Final = {
     "archive list": "search_archive",
@@ -30,3 +35,10 @@ def error_for_model(text: str) -> str:
     if "`orch " not in text:
         return text
     return _HINT.sub("", _COMMAND.sub(lambda found: TOOLS[found[1]], text))
+
+
+def exception_text(error: BaseException) -> str:
+    """Return the text for the model about the exception of a tool."""
+    if isinstance(error, (ToolError, OrchError)) and str(error):
+        return str(error) if isinstance(error, ToolError) else error_for_model(str(error))
+    return describe_exception(error)

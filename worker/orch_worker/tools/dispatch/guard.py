@@ -17,12 +17,11 @@ from orch_protocol.core.messages import ToolUse
 from orch_protocol.core.taint import Bit, TaintLabel, bits_in
 from orch_protocol.policy.approval import digest_of
 from orch_protocol.policy.builtin_tools import CODE_TOOLS
-from orch_protocol.policy.policy import EXIT_PLAN, PolicyCall, PolicySpec, Verdict
+from orch_protocol.policy.policy import EXIT_PLAN, FilterRules, PolicyCall, PolicySpec, Verdict
 from orch_protocol.services.policy.approvals import EVALUATE_POLICY, REQUEST_APPROVAL, ApproveCall
 from orch_protocol.wire.tool_events import CallOutcome
 
 from ...policy.evaluate import evaluate
-from ...policy.file_filter import FileFilter
 from ...policy.path_rules import opened_path, paths_in_call, resolve_rules, shell_context
 from ...policy.policy_callback import PolicyCallback, load_policy_function
 from ...policy.rules import (
@@ -102,7 +101,7 @@ class Guard:
         """The declared taint bits of tools. Keys are names of tools."""
         self.executor_tools: frozenset[str] = frozenset()
         """Names of the tools of the user's executor."""
-        context.tool_state.get("file_filter", lambda: self._file_filter)
+        context.tool_state.get("filter_rules", lambda: self._filter_rules)
 
     def turn_began(self) -> None:
         """Reset the state of the last turn."""
@@ -334,7 +333,7 @@ class Guard:
         shown += archive_texts(context) if operation_of(tool) == "read" else ()
         return not any(path_matches(path, os.path.realpath(os.path.join(context.cwd, each))) for each in shown)
 
-    def _file_filter(self, tool: str, start: str) -> FileFilter | None:
+    def _filter_rules(self, tool: str, start: str) -> FilterRules | None:
         resolved_rules = self._resolved_rules()
         start_path = NamedPath(start, start)
         call = JudgedCall(tool, (start_path,), start=start_path if tool in RECURSIVE else None)
@@ -347,7 +346,7 @@ class Guard:
         if not skip_rules and not taint_rules:
             return None
         bits = taint_of_call(call, {}, None, resolved_rules, self._taint).bits | bits_in(self._labels)
-        return FileFilter(tool, skip_rules, taint_rules, bits, enforce_taint=self._taint.mode != "off")
+        return FilterRules(tool, skip_rules, taint_rules, bits, enforce_taint=self._taint.mode != "off")
 
     @property
     def _labels(self) -> tuple[TaintLabel, ...]:

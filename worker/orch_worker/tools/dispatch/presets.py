@@ -115,7 +115,7 @@ def load(names: Iterable[str]) -> tuple[Tool, ...]:
 def _import_tool(name: str) -> Tool:
     facts = BUILTIN_TOOLS[name]
     found: Tool = getattr(import_module(facts.module), name)
-    return replace(found, category=facts.category)
+    return replace(found, category=facts.category, is_builtin=True)
 
 
 def make_toolbox(

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from orch_protocol.agent.spec import ToolSpec
-from orch_protocol.core.errors import BudgetExceededError, ConfigError, OrchError, StoreError
+from orch_protocol.core.errors import BudgetExceededError, ConfigError, StoreError
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.messages import INVALID_INPUT, Text, ToolResult, ToolUse, Usage, check_images, place_images
 from orch_protocol.core.taint import TaintLabel, bits_in
@@ -29,13 +29,13 @@ from ...policy.taint import label_untrusted
 from ...session.interruption_notes import denied_result, withheld_result
 from ...system.file_names import actual_path
 from ...system.secrets import mask_secrets, secrets_of
-from ...system.threads import describe_exception, is_interrupt
-from ..api.base import Tool, ToolContext, ToolError, ToolOutput
+from ...system.threads import is_interrupt
+from ..api.base import Tool, ToolContext, ToolOutput
 from ..api.executor import FunctionExecutor, ToolSource
 from ..values.store import ValueFiles
 from .budget_client import FREE, BudgetClient
 from .call_events import CallReporter, Observe
-from .error_text import error_for_model
+from .error_text import error_for_model, exception_text
 from .guard import Guard, GuardDecision
 from .result_limits import MAX_SHOWN, captured_text, chars_to_show, text_in, with_text
 
@@ -279,9 +279,7 @@ class Toolbox:
                 )
                 raise
             if operation_of(call.name) == "exec":
-                from ..files.read_stamps import ReadStamps  # This module is needed only after code has run.
-
-                self._context.agent_object(ReadStamps).forget()
+                self._forget_files()
             output, taint_labels = self._record_output(call, output)
             if answer is not None:
                 taint_labels = ()  # A replacement result is already labeled.
@@ -299,6 +297,15 @@ class Toolbox:
             taint_labels=taint_labels,
             output=output,
         )
+
+    def _forget_files(self) -> None:
+        """Forget what the agent knows about files, because code has run and may have changed any file."""
+        if self._context.tool_host is not None:
+            self._context.tool_host.code_ran()
+        else:
+            from ..files.read_stamps import ReadStamps  # This module is needed only after code has run.
+
+            self._context.agent_object(ReadStamps).forget()
 
     def _record_start(self, call: ToolUse) -> str:
         """Record that `call` starts. Return the reason if the call may not start, otherwise ""."""
@@ -331,7 +338,7 @@ class Toolbox:
         try:
             tool.source.check(call.name, call.input)
         except Exception as error:
-            return _error_text(error)
+            return exception_text(error)
         return ""
 
     def _credentials(self) -> tuple[str, ...]:
@@ -512,10 +519,4 @@ async def _catch_errors(awaitable: Awaitable[ToolOutput]) -> ToolOutput:
     except BaseException as error:  # In test tools, pytest's failures are not Exceptions.
         if is_interrupt(error):
             raise
-        return ToolOutput(_error_text(error), is_error=True)
-
-
-def _error_text(error: BaseException) -> str:
-    if isinstance(error, (ToolError, OrchError)) and str(error):
-        return str(error) if isinstance(error, ToolError) else error_for_model(str(error))
-    return describe_exception(error)
+        return ToolOutput(exception_text(error), is_error=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from orch_protocol.core.errors import NoValueError
 from orch_protocol.core.taint import bits_in, join_labels
 from orch_protocol.core.values import ValueInfo
@@ -17,7 +19,7 @@ from ..values.values import ValueStore
 if TYPE_CHECKING:
     from .namespace import Namespace
 
-__all__ = ["export", "stored_value"]
+__all__ = ["export", "export_own", "stored_value"]
 
 RUN: frozenset[str] = frozenset({"run_python"})
 
@@ -27,6 +29,14 @@ async def export(context: ToolContext, name: str) -> ValueInfo:
 
     If the value cannot be exported, raise NoValueError with the reason and a recommendation.
     """
+    if (host := context.host_of("run_python")) is None:
+        return await export_own(context, name)
+    value = await host.export(name, context)
+    return replace(value, marks=join_labels(value.marks, context.taint_labels))
+
+
+async def export_own(context: ToolContext, name: str) -> ValueInfo:
+    """Store the value called `name` of code in this process; see `export`."""
     if HANDLE_TEXT.fullmatch(name.strip()):
         return await asyncio.to_thread(stored_value, context, name)
     if not name.isidentifier():

@@ -23,9 +23,11 @@ from orch_protocol.core.taint import TaintLabel, bits_in, join_labels
 
 from ...system import atomic_json
 from ..api.base import ToolContext, ToolError, ToolOutput
+from ..api.shared_names import shared_names
 from ..shell.output_capture import OutputCapture
 from ..values import values
 from ..values.repr import is_large, one_line_repr
+from ..values.store import FOLDER
 from ..values.values import Handles, UnknownHandleError, ValueStore
 
 __all__ = [
@@ -35,14 +37,12 @@ __all__ = [
     "forget",
     "names_before_restart",
     "remember",
-    "share_names",
-    "unshare_names",
 ]
 
 
 # --- Variables of the previous process ---
 
-NAMES_FILE: Final = "names.json"
+NAMES_FILE: Final = f"{FOLDER}/names.json"
 MAX_SHOWN_NAMES: Final = 30
 CLOCK_TOLERANCE_SECONDS: Final = 0.05
 """Maximum number of seconds by which file timestamps are behind the clock."""
@@ -76,8 +76,9 @@ class SavedNames:
         if self._file is None or names == self._saved:
             return
         try:
+            self._file.parent.mkdir(mode=0o700, exist_ok=True)
             atomic_json.write(self._file, names, durable=False)
-        except OrchError as error:
+        except (OrchError, OSError) as error:
             print(error, flush=True)
         self._saved = names
 
@@ -115,6 +116,7 @@ def remember(folder: Path, copy: Path) -> None:
     The agent of the copy then learns that the names are not bound. Raise StoreError if reading or writing fails.
     """
     if (folder / NAMES_FILE).exists():
+        (copy / NAMES_FILE).parent.mkdir(mode=0o700, exist_ok=True)
         atomic_json.write(copy / NAMES_FILE, names_before_restart(folder))
 
 
@@ -133,21 +135,8 @@ class RunStopped(BaseException):
     """
 
 
-_shared_names: dict[str, dict[str, Any]] = {}
-
-
-def share_names(agent_id: str, names: dict[str, Any]) -> None:
-    """Allow code of an agent in this process to use the variables `names` of the host program."""
-    _shared_names[agent_id] = names
-
-
-def unshare_names(agent_id: str) -> None:
-    """Stop sharing the variables of the host program with the agent."""
-    _shared_names.pop(agent_id, None)
-
-
 class Namespace:
-    """The variables of one agent: its own variables, or the variables of the host program.
+    """The variables of one agent: its own variables, or the variables that the program shares with it.
 
     Only one run is active at a time.
 
@@ -156,16 +145,16 @@ class Namespace:
     """
 
     def __init__(self, context: ToolContext) -> None:
-        host_names = _shared_names.get(context.agent_id)
-        self._hosted = host_names is not None
+        program_names = shared_names(context.agent_id)
+        self._is_shared = program_names is not None
         self._values = context.agent_object(ValueStore)
         self._handles = Handles(self._values, self._add_labels, lambda: self.read_labels)
-        self.names: dict[str, Any] = {"__name__": "__main__"} if host_names is None else host_names
+        self.names: dict[str, Any] = {"__name__": "__main__"} if program_names is None else program_names
         self.names.setdefault("__builtins__", builtins)
         self.names.setdefault("handles", self._handles)
-        if host_names is None:
+        if program_names is None:
             self.names["input"] = _no_input
-        self._saved_names = SavedNames(context.folder if host_names is None else None)
+        self._saved_names = SavedNames(context.folder if program_names is None else None)
         self._granted = context.granted
         self._taint_labels: tuple[TaintLabel, ...] = ()
         self._local = False
@@ -235,7 +224,7 @@ class Namespace:
 
     def show(self, value: Any) -> str:
         """Return the text for the value of a last expression. A value that is too large is stored."""
-        if not self._hosted:
+        if not self._is_shared:
             self.names["_"] = value
         if not is_large(value):
             return repr(value)

@@ -8,13 +8,14 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from orch_protocol.policy.sandbox import IN_WORKER
+from orch_protocol.policy.sandbox import UNCONFINED
 
-from ...sandbox import worker_namespace
+from ...sandbox import own_namespace
 from ..api.base import ToolContext, ToolError, ToolOutput, tool
+from ..shell.path_covers import PathCovers
 from ..shell.shell import Seconds, run
 
-__all__ = ["installed_packages", "py_help", "run_python", "run_python_script"]
+__all__ = ["NOT_OFFERED", "PythonHiding", "installed_packages", "py_help", "run_python", "run_python_script"]
 
 MAX_SCRIPT: Final = 100_000
 NO_HELP: Final = re.compile(r"\A(No Python documentation found for|problem in) ")
@@ -25,16 +26,30 @@ with open("/dev/null") as nothing:
 """
 
 
-def _is_available(context: ToolContext) -> bool:
-    """Return whether code may run in the worker itself, where no sandbox level applies.
+NOT_OFFERED: Final = "run_python is not offered: orch's folders and denied paths cannot be hidden from it: {}"
 
-    Code may run if orch's folders and denied paths are hidden from the worker. Paths are not hidden in the program's
-    own process, or without mount namespaces. In both cases, code may run if no path is denied.
+
+class PythonHiding:
+    """Whether denied paths can be hidden from the process that runs the code of the agent of `context`.
+
+    `problem` is the reason if they cannot be hidden, or "". The constructor may read folders.
     """
-    if context.sandbox.of(IN_WORKER) > "L0":
-        return False
-    failure = None if context.in_process else worker_namespace.state()
-    return not context.policy.denied_paths if failure is None else not failure
+
+    def __init__(self, context: ToolContext) -> None:
+        self.problem = ""
+        if not context.policy.denied_paths:
+            return
+        if context.host_of(UNCONFINED) is None:
+            self.problem = "the code runs in the program's own process"
+        elif not context.sandbox.covers_paths:
+            self.problem = "there are no mount namespaces here"
+        else:
+            self.problem = PathCovers(context).find_for_tool_host().problem
+
+
+def _is_available(context: ToolContext) -> bool:
+    """Return whether code may run in the tool host itself, where no sandbox level applies."""
+    return context.sandbox.of(UNCONFINED) == "L0" and not context.agent_object(PythonHiding).problem
 
 
 @tool(available=_is_available, exclusive=True)
@@ -50,6 +65,9 @@ async def run_python(context: ToolContext, code: str) -> ToolOutput:
     """
     from .namespace import Namespace  # This import is slow and needed only to run code.
 
+    failure = own_namespace.state()
+    if failure or (failure is None and context.policy.denied_paths):
+        raise ToolError(NOT_OFFERED.format(failure or "the code would run in a process that can read them"))
     return await context.agent_object(Namespace).run(code, context.seconds * 0.9)
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from ...system.secrets import Masker, secrets_of
 from ..api.base import ToolContext, ToolError
 from .command import RunningCommand, exit_text
+from .path_covers import JOBS
 
 __all__ = ["Job", "JobLog", "Jobs"]
 
@@ -23,11 +23,10 @@ NAME: Final = re.compile(r"(job_\d+)\.log")
 
 
 class JobLog:
-    """The log file of a job, up to 64 MiB. The `secrets` are masked. Further output is dropped and counted."""
+    """The log file of a job, up to 64 MiB. Further output is dropped and counted."""
 
-    def __init__(self, path: Path, secrets: Iterable[str] = ()) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._masker = Masker(secrets)
         self.size = 0
         self.dropped = 0
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
@@ -35,14 +34,6 @@ class JobLog:
 
     def __call__(self, data: bytes) -> None:
         """Write the next bytes."""
-        self._write(self._masker.feed(data))
-
-    def close(self) -> None:
-        """Close the file."""
-        self._write(self._masker.rest())
-        os.close(self._file)
-
-    def _write(self, data: bytes) -> None:
         accepted = data[: max(0, MAX_LOG - self.size)]
         try:
             written = os.write(self._file, accepted) if accepted else 0
@@ -50,6 +41,10 @@ class JobLog:
             written = 0  # A full disk must not stop the job.
         self.size += written
         self.dropped += len(data) - written
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
 
 
 class Job:
@@ -80,8 +75,7 @@ class Jobs:
     def __init__(self, context: ToolContext) -> None:
         if context.folder is None:
             raise ToolError("no background jobs here: this agent has no session folder for their output")
-        self._folder = context.folder / "jobs"
-        self._secrets = secrets_of(context.keys)
+        self._folder = context.folder / JOBS
         self._jobs: dict[str, Job] = {}
         self._closing = False
 
@@ -96,7 +90,7 @@ class Jobs:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         # Numbers of jobs from earlier processes of this agent are not used again.
         number = 1 + max((int(id.removeprefix("job_")) for id in self._logs()), default=0)
-        log = JobLog(self._folder / f"job_{number}.log", self._secrets)
+        log = JobLog(self._folder / f"job_{number}.log")
         try:
             job = Job(f"job_{number}", command_text, start_command(log), log)
         except BaseException:

@@ -17,10 +17,14 @@ from ...sandbox.bubblewrap import python_folders
 from ...sandbox.launcher import Cover
 from ..api.archive_texts import archive_texts
 from ..api.base import ToolContext
+from ..values.store import FOLDER as VALUES
 
-__all__ = ["SCRATCH", "HiddenPaths", "PathCovers", "orch_folders"]
+__all__ = ["JOBS", "SCRATCH", "WRITABLE", "HiddenPaths", "PathCovers", "orch_folders"]
 
 SCRATCH: Final = "scratch"
+JOBS: Final = "jobs"
+WRITABLE: Final = (SCRATCH, VALUES, JOBS)
+"""The folders of a session folder in which a tool host writes. The transcript is beside them."""
 SESSIONS: Final = "sessions"
 """The name of the folder that contains sessions in orch's home."""
 MAX_NAMED: Final = 5
@@ -68,16 +72,16 @@ class PathCovers:
         """Whether `find` checks only a few paths."""
         return not self._policy.denied_paths
 
-    def find_for_worker(self, own_paths: Iterable[str], shown_paths: Iterable[str]) -> HiddenPaths:
-        """Return the paths to hide from the agent's own process.
+    def find_for_tool_host(self, shown_paths: Iterable[str] = ()) -> HiddenPaths:
+        """Return the paths to hide from the agent's tool host.
 
-        In orch's folders, the agent's process writes to `own_paths` and reads `shown_paths`. Credentials stay readable,
-        because commands that may use credentials are descendants of the agent's process. Denied paths in `own_paths`
-        and `shown_paths`, and below them, are left out.
+        In orch's folders, the tool host writes to the folders `WRITABLE` of the session folder, and reads the session
+        folder and `shown_paths`. Credentials stay readable, because commands that may use credentials are descendants
+        of the tool host. Denied paths in the session folder and `shown_paths`, and below them, are left out.
         """
-        session = () if self._context.folder is None else (os.fspath(self._context.folder),)
-        own_paths = tuple(map(os.path.realpath, (*session, *own_paths)))
-        shown_paths = (*map(os.path.realpath, shown_paths), *map(os.path.realpath, python_folders()))
+        session = () if self._context.folder is None else (os.path.realpath(self._context.folder),)
+        own_paths = tuple(os.path.join(folder, name) for folder in session for name in WRITABLE)
+        shown_paths = (*session, *map(os.path.realpath, (*shown_paths, *python_folders())))
         denied = self._denied.find()
         covers = [
             Cover(path, _paths_below(path, own_paths), _paths_below(path, shown_paths))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
     from ...sandbox.bubblewrap import SandboxPaths
-    from ...sandbox.launcher_client import CommandLauncher
+    from ...sandbox.launcher_client import CommandLauncher, LauncherProcess
 
 __all__ = ["CommandSandbox", "covered_starter", "limit_command", "mounts_missing", "process_starter"]
 
@@ -129,6 +129,8 @@ class CommandSandbox:
         self._launchers: dict[_Key, tuple[_Identities, CommandLauncher]] = {}
         self._lock, self._creation_lock, self._closed = threading.Lock(), threading.Lock(), False
         self._temporary_home: Path | None = None
+        self.forked_launcher: LauncherProcess | None = None
+        """A process for the next launcher."""
         if context.folder is None:
             from tempfile import mkdtemp
 
@@ -195,7 +197,10 @@ class CommandSandbox:
         identities = _identities(covers)
         from ...sandbox.launcher_client import CommandLauncher
 
-        launcher = CommandLauncher(covers, self._home, level, self._allowed_files(read) if level >= "L2" else None)
+        with self._lock:
+            process, self.forked_launcher = self.forked_launcher, None
+        files = self._allowed_files(read) if level >= "L2" else None
+        launcher = CommandLauncher(covers, self._home, level, files, process)
         with self._lock:
             old = [self._launchers.pop(key)] if key in self._launchers else []
             if self._closed:
@@ -238,6 +243,8 @@ class CommandSandbox:
             self._closed = True
             launchers = [launcher for _, launcher in self._launchers.values()]
             self._launchers.clear()
+        if self.forked_launcher is not None:
+            self.forked_launcher.connection.close()
         for launcher in launchers:
             launcher.close()
         if self._temporary_home is not None:

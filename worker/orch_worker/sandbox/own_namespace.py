@@ -1,4 +1,4 @@
-"""The mount namespace of a worker that runs Python code of its agent.
+"""The mount namespace of a tool host that runs Python code of its agent.
 
 The namespace hides orch's folders and denied paths.
 """
@@ -14,14 +14,13 @@ from ..system import linux
 from . import landlock
 from .launcher import Cover, hide
 
-__all__ = ["NOT_OFFERED", "enter", "mark_failed", "state"]
+__all__ = ["enter", "mark_failed", "state"]
 
 CAP_SETFCAP: Final = 31
 """This capability is needed to map root into the namespaces of commands.
 
 The capability has no effect on files outside the namespace.
 """
-NOT_OFFERED: Final = "run_python is not offered: orch's folders and denied paths cannot be hidden from it: {}"
 
 _failure: str | None = None
 
@@ -43,7 +42,7 @@ def mark_failed(why: str) -> None:
     """Record that hiding failed, so that this process must not run code of the agent."""
     global _failure
     _failure = why
-    print(NOT_OFFERED.format(why), file=sys.stderr)
+    print(f"run_python cannot run: paths cannot be hidden from it: {why}", file=sys.stderr)
 
 
 def state() -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orch_worker.workspace.describe_value import created_by_agent, describe_value
+from orch_worker.tools.python.describe_value import created_by_agent, describe_value
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from itertools import islice
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, Final
 
-from msgspec import Struct
+from orch_protocol.core.values import MAX_BOUND_NAMES, BoundName, ValueDescription
 
-__all__ = ["ValueDescription", "created_by_agent", "describe_value"]
+__all__ = ["created_by_agent", "describe_names", "describe_value"]
 
 MAX_ITEMS: Final = 6
 MAX_TEXT: Final = 80
@@ -28,12 +28,12 @@ MODULE_OF: Final[Callable[[type], object]] = type.__dict__["__module__"].__get__
 NAME_OF: Final[Callable[[type], str]] = type.__dict__["__name__"].__get__
 
 
-class ValueDescription(Struct, frozen=True):
-    """The type name of a value, its approximate size in bytes, and a short description."""
-
-    kind: str
-    size: int = 0
-    text: str = ""
+def describe_names(bound: Mapping[str, Any]) -> dict[str, BoundName]:
+    """Return the descriptions of the first MAX_BOUND_NAMES of the variables `bound`."""
+    return {
+        name: BoundName(id(value), describe_value(value), created_by_agent(value))
+        for name, value in islice(bound.items(), MAX_BOUND_NAMES)
+    }
 
 
 def created_by_agent(value: Any) -> bool:
