@@ -33,6 +33,7 @@ BENCHES = (
     "bench_proxy.py",
     "bench_hooks.py",
     "bench_sandbox.py",
+    "bench_tool_host.py",
     "bench_import.py",
     "bench_replay.py",
     "bench_gateway.py",
