@@ -15,6 +15,7 @@ from integration.worker_processes import Watch, below, eventually, parent_of
 from integration.worlds import Open, worlds
 from orch import AsyncOrchestrator, AsyncSubagent, Budget, Config, PolicyConfig, ScriptedBackend
 from orch_protocol.core.messages import Message, Text, ToolResult
+from orch_worker.sandbox.launcher_client import unavailable_reason
 
 REPLACE_GUARD = """
 import gc, sys
@@ -33,6 +34,23 @@ async def reserve(self, backend, *, outside_turn=False):
 async def reserve_call(self, seconds):
     return FREE
 BudgetClient.reserve, BudgetClient.reserve_call = reserve, reserve_call
+"""
+
+
+READ_MEMORY = """
+import ctypes, os
+worker = int(open("worker").read())
+reached = []
+for attempt in ("open(f'/proc/{worker}/mem', 'rb')", "open(f'/proc/{worker}/environ', 'rb').read()",
+                "os.readlink(f'/proc/{worker}/fd/3')", "os.readlink(f'/proc/{worker}/cwd')"):
+    try:
+        eval(attempt)
+    except OSError:
+        continue
+    reached.append(attempt)
+if ctypes.CDLL(None).ptrace(16, worker, 0, 0) == 0:
+    reached.append("ptrace")
+print("reached:", reached)
 """
 
 
@@ -89,6 +107,19 @@ async def test_code_cannot_exceed_a_limit_of_calls(world: Open, tmp_path: Path) 
     reply = await agent.query("go")
     assert reply.usage.model_calls <= 3
     assert reply.tool_calls <= 3
+
+
+@pytest.mark.parametrize("world", ["exec", "zygote"], indirect=True)
+async def test_code_cannot_read_the_memory_of_the_worker(world: Open, tmp_path: Path) -> None:
+    """The code can neither trace the worker nor open its memory, variables, descriptors and folders."""
+    if why := unavailable_reason():
+        pytest.skip(why)
+    root = await world()
+    agent = await root.spawn(
+        "x", tools=["run_python"], backend=ScriptedBackend([python(READ_MEMORY), "done"]), cwd=tmp_path
+    )
+    (tmp_path / "worker").write_text(str(await pid_of(agent)))
+    assert (await ask(agent))[0].strip() == "reached: []"
 
 
 async def test_agent_without_tool_calls_has_no_tool_host(forked: Open, tmp_path: Path) -> None:
