@@ -21,6 +21,7 @@ from ..policy.sandbox import SandboxSpec
 __all__ = [
     "LENGTH_BYTES",
     "MAX_ANSWER",
+    "MAX_PARTS",
     "Answer",
     "CallTool",
     "CancelCall",
@@ -41,6 +42,9 @@ __all__ = [
 LENGTH_BYTES: Final = 4
 MAX_ANSWER: Final = 64 << 20
 """Maximum size of an answer in bytes. Images are the largest part of an answer."""
+
+MAX_PARTS: Final = 100
+"""Maximum number of changed files, and of images, in a result."""
 
 Id = Annotated[int, Meta(ge=1)]
 
@@ -114,10 +118,10 @@ class HostedOutput(Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
     text: str
     is_error: bool = False
-    files_changed: tuple[bytes, ...] = ()
+    files_changed: Annotated[tuple[bytes, ...], Meta(max_length=MAX_PARTS)] = ()
     local: bool = False
     marks: tuple[TaintLabel, ...] = ()
-    images: tuple[Image, ...] = ()
+    images: Annotated[tuple[Image, ...], Meta(max_length=MAX_PARTS)] = ()
 
 
 class ToolReturned(Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):

@@ -20,6 +20,7 @@ from orch_protocol.core.values import BoundName, ExportResult, ValueDescription,
 from orch_protocol.wire.tool_host_messages import (
     LENGTH_BYTES,
     MAX_ANSWER,
+    MAX_PARTS,
     CallTool,
     CancelCall,
     ExportedValue,
@@ -192,6 +193,19 @@ HOSTILE: dict[str, Answer] = {
     "id 0": lambda _: frame(["ToolReturned", 0, ["x"]]),
     "the answer of another request": lambda request: encode(NamesDescribed(request.id, {})),
     "a changed file outside": lambda request: encode(ToolReturned(request.id, HostedOutput("x", False, (b"../x",)))),
+    "a changed file without a name": lambda request: encode(
+        ToolReturned(request.id, HostedOutput("x", False, (b".",)))
+    ),
+    "a path with NUL": lambda request: encode(ToolReturned(request.id, HostedOutput("x", False, (b"a\0b",)))),
+    "too many changed files": lambda request: encode(
+        ToolReturned(request.id, HostedOutput("x", False, (b"a",) * (MAX_PARTS + 1)))
+    ),
+    "too many images": lambda request: encode(
+        ToolReturned(request.id, HostedOutput("x", images=(Image("image/png", ""),) * (MAX_PARTS + 1)))
+    ),
+    "a long image name": lambda request: encode(
+        ToolReturned(request.id, HostedOutput("x", images=(Image("image/png", "", "n" * 1000),)))
+    ),
     "a changed absolute file": lambda request: encode(ToolReturned(request.id, HostedOutput("x", False, (b"/x",)))),
     "a huge size": lambda _: (MAX_ANSWER + 1).to_bytes(LENGTH_BYTES),
 }
@@ -338,6 +352,23 @@ async def test_tool_host_that_ignores_a_cancellation_is_ended(
     host = await hosts.next(1)
     host.send(encode(ToolReturned((await host.receive()).id, HostedOutput("x"))))
     assert "did not react to a cancellation within 0 s. The variables of run_python are lost." in (await again).text
+
+
+async def test_call_after_a_cancellation_waits_for_the_reaction(
+    client: ToolHostClient, context: ToolContext, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not sent to a stuck tool host, with which it would be lost, but to the next one."""
+    monkeypatch.setattr(client_module, "CANCEL_SECONDS", 0.0)
+    call = begin(client, context, "run_python", code="1")
+    stuck = await hosts.next()
+    request = await stuck.receive()
+    call.cancel()
+    again = begin(client, context, "write_file", path="w.txt", content="x")
+    assert await stuck.receive() == CancelCall(request.id)
+    host = await hosts.next(1)
+    assert stuck.is_killed
+    host.send(encode(ToolReturned((await host.receive()).id, HostedOutput("written"))))
+    assert (await again).text.startswith("written\n[The tool host")
 
 
 async def test_failed_start_runs_nothing(context: ToolContext) -> None:

@@ -54,6 +54,8 @@ CANCEL_SECONDS: Final = 3.0
 """Maximum time for the answer to a canceled request. After this time, the tool host is stuck and is ended."""
 CLOSE_SECONDS: Final = 4.0
 """Maximum time in which a tool host ends its commands and itself."""
+MAX_PATH_BYTES: Final = 4096
+MAX_IMAGE_NAME: Final = 255
 PYTHON: Final = "run_python"
 
 ENDED: Final = (
@@ -126,6 +128,8 @@ class ToolHostClient:
         """
         rules = await self._filter_rules(tool, input, context) if facts_of(tool).filters_files else None
         host = await self._running(context)
+        while not await host.is_responsive():  # A call sent now would be lost with the process.
+            host = await self._running(context)
         code_ran, self._code_ran = self._code_ran, False
         host.runs_python |= tool == PYTHON
         host.runs_jobs |= bool(input.get("background"))
@@ -234,6 +238,9 @@ class _RunningHost:
         self._last_id = 0
         self._waiting: dict[int, tuple[type[Answer], asyncio.Future[Any]]] = {}
         self._canceled: dict[int, type[Answer]] = {}
+        self._reacted = asyncio.Event()
+        """Set while no canceled request waits for its answer, and after the end of the process."""
+        self._reacted.set()
         self._has_ended = False
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -249,6 +256,11 @@ class _RunningHost:
         reader, self._writer = await asyncio.open_connection(sock=self._channel.connection)
         self._reading = self._loop.create_task(self._read(reader))
         self._writer.write(data)
+
+    async def is_responsive(self) -> bool:
+        """Wait for the answers to canceled requests. Return False if the process has ended, also if it was stuck."""
+        await self._reacted.wait()
+        return not self._has_ended
 
     def new_id(self) -> int:
         """Return the id of the next request."""
@@ -287,8 +299,9 @@ class _RunningHost:
 
     def _cancel(self, id: int, expected: type[Answer]) -> None:
         assert self._writer is not None
-        self._canceled[id] = expected
         if not self._has_ended:
+            self._canceled[id] = expected
+            self._reacted.clear()
             self._writer.write(encode(CancelCall(id)))
             self._loop.call_later(CANCEL_SECONDS, self._end_if_stuck, id)
 
@@ -322,6 +335,8 @@ class _RunningHost:
         _check(answer)
         self._waiting.pop(answer.id, None)
         self._canceled.pop(answer.id, None)
+        if not self._canceled:
+            self._reacted.set()
         if future is not None and not future.done():
             future.set_result(answer)
 
@@ -331,6 +346,7 @@ class _RunningHost:
         self._has_ended = True
         waiting, self._waiting = self._waiting, {}
         self._canceled.clear()
+        self._reacted.set()
         if self._writer is not None:
             self._writer.transport.abort()
         self._channel.kill()
@@ -353,10 +369,16 @@ def _filter_rules(tool: str, input: dict[str, Any], context: ToolContext) -> Fil
 def _check(answer: Answer) -> None:
     """Raise ValueError if a tool host of orch would not send `answer`, although its types are valid."""
     match answer:
-        case ToolReturned(output=HostedOutput(files_changed=files)):
-            for path in map(PurePosixPath, map(os.fsdecode, files)):
-                if path.is_absolute() or ".." in path.parts:
-                    raise ValueError(f"a changed file outside the working folder: {str(path)!r}")
+        case ToolReturned(output=HostedOutput(files_changed=files, images=images)):
+            for image in images:
+                if len(image.name) > MAX_IMAGE_NAME:
+                    raise ValueError(f"an image name of {len(image.name):,} characters; maximum {MAX_IMAGE_NAME}")
+            for file in files:
+                path = PurePosixPath(os.fsdecode(file))
+                if not path.parts or path.is_absolute() or ".." in path.parts:
+                    raise ValueError(f"a changed file outside the working folder: {str(path)[:100]!r}")
+                if b"\0" in file or len(file) > MAX_PATH_BYTES:
+                    raise ValueError(f"not the path of a file: {str(path)[:100]!r}")
         case ExportedValue(result=result):
             if result.value is not None and not NAME.fullmatch(result.value.file):
                 raise ValueError(f"not the file of a value: {result.value.file!r}")
