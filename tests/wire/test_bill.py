@@ -12,7 +12,7 @@ import pytest
 
 from orch import ArchivalConfig, AsyncOrchestrator, Config, Limits, SummaryConfig
 from orch.replay.readers import read_recordings
-from orch.replay.report import ReplayPricing, replay
+from orch.replay.report import ModelPrice, ReplayPricing, replay
 from orch.testing import fake_world
 from orch_worker.backends.prices import Prices
 from wire.billing_server import AutomaticCache, Billing, Charge, MarkedCache, tokens_in
@@ -102,7 +102,8 @@ async def test_agent_is_billed_what_replay_prints(tmp_path: Path, api: str) -> N
     assert all(charge.read and charge.fresh < PROMPT for charge in within)
     assert not any(charge.written for kind, charge in charges if kind != "step")
     assert "apart" not in model.kinds or PRICES[api].read > 0.1
-    pricing = ReplayPricing(prices=PRICES[api], summary_tokens=tokens_in(SUMMARY.encode()), items=0)
+    price = ModelPrice(prices=PRICES[api])
+    pricing = ReplayPricing(price=price, summary_tokens=tokens_in(SUMMARY.encode()), items=0)
     outcome = replay(read_recordings(session), "balanced-summaries", pricing, tmp_path / "replayed")
     assert outcome.collapses >= 3
     assert billing.units == pytest.approx(outcome.bill.units, rel=0.03)
