@@ -94,9 +94,9 @@ async def survived(o: AsyncOrchestrator, agent: AsyncSubagent, answer: str = "se
 
 
 async def until_gone(agent: AsyncSubagent, pid: int | None) -> None:
-    """Wait until the agent has another process, or no process."""
+    """Wait until the process `pid` of the agent has ended. None means that it had ended before."""
     async with asyncio.timeout(10):
-        while (await agent.state()).pid == pid:  # noqa: ASYNC110  # another process changes it
+        while pid is not None and (await agent.state()).pid == pid:  # noqa: ASYNC110  # another process changes it
             await asyncio.sleep(0.01)
 
 

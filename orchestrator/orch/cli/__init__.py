@@ -110,11 +110,12 @@ def run(argv: list[str]) -> int:
                 argv, "OSError", "standard output is closed; keep it open or redirect it to /dev/null", 1
             )
         return _dispatch(argv)
-    except KeyboardInterrupt:
-        return _print_error(argv, "Interrupted", "interrupted", INTERRUPTED)
     except BrokenPipeError:
         return 1  # the reader closed the pipe
-    except Exception as error:
+    except (KeyboardInterrupt, Exception) as error:
+        sys.last_value = error  # keeps objects in its frames, because Ctrl-C would interrupt their destructors
+        if isinstance(error, KeyboardInterrupt):
+            return _print_error(argv, "Interrupted", "interrupted", INTERRUPTED)
         return _report_error(argv, error)
 
 
