@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
-import sys
 import traceback
 from typing import NoReturn
 
 from ..system import linux
 from ..tool_host.service import enter, receive_start, serve
-from .worker_init import connect_process, prepare, protect_memory
+from .worker_init import connect_process, end_process, prepare, protect_memory
 
 __all__ = ["main", "run_tool_host"]
 
@@ -35,12 +33,7 @@ def run_tool_host(connection: int, lifeline: int, log: int | None = None) -> NoR
     except BaseException:
         traceback.print_exc()
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except (OSError, ValueError):
-                pass  # A full disk or a closed stream cannot be reported here.
-        os._exit(code)
+        end_process(code)
 
 
 def main(connection: str, lifeline: str) -> NoReturn:

@@ -24,7 +24,7 @@ from ..system.secrets import mask_secrets, secrets_of
 if TYPE_CHECKING:
     from ..tool_host.client import StartHost
 
-__all__ = ["connect_process", "prepare", "protect_memory", "run_worker"]
+__all__ = ["connect_process", "end_process", "prepare", "protect_memory", "run_worker"]
 
 LIFELINE: Final = 3
 BUFFER_BYTES: Final = 1024
@@ -70,12 +70,17 @@ def run_worker(entry: Callable[[], Entry], fork: ForkWorker, pipe: int, zygote: 
     except BaseException:
         traceback.print_exc()
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except (OSError, ValueError):
-                pass  # A full disk or a closed stream cannot be reported here.
-        os._exit(code)
+        end_process(code)
+
+
+def end_process(code: int) -> NoReturn:
+    """End the process without the interpreter's cleanup, after its output is written."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass  # A full disk or a closed stream cannot be reported here.
+    os._exit(code)
 
 
 def protect_memory() -> None:
