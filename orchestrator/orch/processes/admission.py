@@ -8,7 +8,6 @@ the first agents get their responses while the others start.
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable
 from typing import Final, Literal, TypeAlias
 
@@ -49,7 +48,7 @@ class Admission:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._active: set[Step] = set()
-        self._waiting: dict[str, deque[tuple[Step, Begin]]] = {"query": deque(), "start": deque()}
+        self._waiting: dict[str, dict[Step, Begin]] = {"query": {}, "start": {}}
 
     def request(self, step: Step, begin: Begin) -> None:
         """Call `begin` as soon as `step` may begin, which may be now.
@@ -62,32 +61,33 @@ class Admission:
             self._active.add(step)
             begin()
         else:
-            self._waiting[step.kind].append((step, begin))
+            self._waiting[step.kind][step] = begin
             self._admit()
 
     def end(self, step: Step) -> None:
-        """Let the next step begin, because `step` ended or is not needed any more. Unknown steps are ignored."""
-        waiting = self._waiting[step.kind]
+        """Let the next step begin, because `step` ended. Steps that have not begun are ignored.
+
+        A process can send frames while its first query waits, for example about a compaction.
+        """
         if step in self._active:
             self._active.remove(step)
             self._admit()
-        elif found := next((each for each in waiting if each[0] == step), None):
-            waiting.remove(found)
+
+    def withdraw(self, step: Step) -> None:
+        """End `step`, or forget it if it waits, because its process has ended."""
+        self._waiting[step.kind].pop(step, None)
+        self.end(step)
 
     def begin_now(self, step: Step) -> None:
         """Let `step` begin even if the limit is reached. Steps that do not wait are ignored."""
-        if found := next((each for each in self._waiting[step.kind] if each[0] == step), None):
-            self._waiting[step.kind].remove(found)
+        if (begin := self._waiting[step.kind].pop(step, None)) is not None:
             self._active.add(step)
-            found[1]()
-
-    def is_active(self, step: Step) -> bool:
-        """Return whether `step` has begun and has not ended."""
-        return step in self._active
+            begin()
 
     def _admit(self) -> None:
         for waiting in self._waiting.values():
             while waiting and len(self._active) < self._limit:
-                step, begin = waiting.popleft()
+                step = next(iter(waiting))
+                begin = waiting.pop(step)
                 self._active.add(step)
                 begin()

@@ -299,8 +299,9 @@ class Workers:
             self.transport.peers.confirm(peer, process.pid)
 
     def _end_steps(self, id: str, incarnation: int) -> None:
-        self._end_step(Step(id, incarnation, "start"))
-        self._end_step(Step(id, incarnation, "query"))
+        for admission in self._admissions.values():
+            admission.withdraw(Step(id, incarnation, "start"))
+            admission.withdraw(Step(id, incarnation, "query"))
 
     def _ended(self, id: str, incarnation: int, ended: asyncio.Future[int | None]) -> None:
         if not self._closed and not ended.cancelled():

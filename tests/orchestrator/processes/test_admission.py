@@ -67,14 +67,25 @@ class TestAdmission:
         admission.end(query("a"))
         assert begun[-1] == start("b")
 
-    def test_step_that_ends_while_it_waits_never_begins(self) -> None:
+    def test_step_that_is_withdrawn_while_it_waits_never_begins(self) -> None:
         """It takes no place either."""
         admission, begun = Admission(1), Begun()
         begun.request(admission, *map(start, "abc"))
-        admission.end(start("b"))
-        admission.end(start("a"))
+        admission.withdraw(start("b"))
+        admission.withdraw(start("a"))
         admission.end(start("x"))  # unknown
         assert begun == [start("a"), start("c")]
+
+    def test_frame_of_a_process_does_not_drop_its_waiting_query(self) -> None:
+        """A process can send frames, which end its query, before this query began."""
+        admission, begun = Admission(1), Begun()
+        begun.request(admission, query("a"), query("b"), query("c"))
+        admission.end(query("b"))
+        admission.end(query("a"))
+        assert begun == [query("a"), query("b")]
+        admission.end(query("c"))
+        admission.begin_now(query("c"))
+        assert begun[-1] == query("c")
 
     def test_step_can_begin_beyond_the_limit(self) -> None:
         """A frame that must follow a waiting query lets the query begin. It begins once."""
@@ -98,7 +109,9 @@ class TestAdmission:
     @given(
         st.integers(1, 4),
         st.lists(
-            st.tuples(st.sampled_from(["request", "end"]), st.integers(0, 9), st.sampled_from(["start", "query"]))
+            st.tuples(
+                st.sampled_from(["request", "end", "withdraw"]), st.integers(0, 9), st.sampled_from(["start", "query"])
+            )
         ),
     )
     def test_every_step_begins_once_when_the_others_end(self, limit: int, actions: list[tuple[str, int, str]]) -> None:
@@ -107,16 +120,23 @@ class TestAdmission:
         for action, number, kind in actions:
             step = Step(str(number), 1, kind)  # type: ignore[arg-type]
             if action == "end":
+                ended |= {step} & {*begun}
                 admission.end(step)
+            elif action == "withdraw":
                 ended |= {step} & requested
+                admission.withdraw(step)
             elif step not in requested:
+                taken = start(step.id)
+                if kind == "query" and taken in begun:
+                    ended.add(taken)  # the query takes over its place
                 requested.add(step)
                 begun.request(admission, step)
-            assert sum(map(admission.is_active, requested)) <= limit
-        while active := [step for step in requested if admission.is_active(step)]:
-            admission.end(active[0])
+            assert len({*begun} - ended) <= limit
+        while active := {*begun} - ended:
+            ended.add(step := active.pop())
+            admission.end(step)
         assert len(begun) == len({*begun})
-        assert requested - ended <= {*begun}
+        assert requested - ended == set()
 
 
 class GatedLauncher(FakeLauncher):
