@@ -162,7 +162,9 @@ class Conversation:
         tail = restored[starts[covered] :]
         given = _without_instructions(view, tail)
         rules, calls = self.state.archiver.rules, sum(role_of(item) == "assistant" for item in given)
-        prices, tokens = self.state.archiver.prices, sum(tokens_in(each.raw) for each in tail)
+        prices, tokens = self.state.archiver.prices, 0
+        if view is None:  # a conversation that is folded already is not judged again
+            tokens = sum(tokens_in(each.raw) for each in tail)
         try:
             if view is None and not first_fold.can_pay(rules, prices, tokens, self.beside, calls):
                 folded = given
@@ -175,10 +177,11 @@ class Conversation:
         except (OrchError, OSError, LookupError) as error:  # Parts of a damaged folder are missing.
             self._warn(f"nothing more is archived: {describe_exception(error)}")
             folded = given
-        removed, added = _changed(given, folded), _changed(folded, given)
-        kept = tokens - removed
-        if view is None and not first_fold.pays(rules, prices, tokens, removed, added, kept, self.beside, calls):
-            folded = given
+        if view is None:
+            removed, added = _changed(given, folded), _changed(folded, given)
+            kept = tokens - removed
+            if not first_fold.pays(rules, prices, tokens, removed, added, kept, self.beside, calls):
+                folded = given
         if len(folded) != len(given) or any(new is not old for new, old in zip(folded, given, strict=True)):
             view = self._new_view(folded, given, view, restored, starts[covered], starts, histories)
             tail = restored[starts[view.covered] :]

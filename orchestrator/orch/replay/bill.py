@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
+from orch_worker.backends.formats.messages import LOOKBACK
 from orch_worker.backends.prices import Prices
 
 __all__ = ["AUTOMATIC_STEP", "HOUR", "Beginning", "Bill", "Charge", "Mark", "Meter", "PromptCache"]
@@ -41,7 +42,6 @@ class Bill(Struct, frozen=True):
 
 
 AUTOMATIC_STEP: Final = 128
-LOOKBACK: Final = 20
 
 
 class Charge(Struct, frozen=True):

@@ -73,8 +73,8 @@ class CallTool(Struct, frozen=True, array_like=True, tag=True):
     """Run a tool. `input` are its arguments as JSON, which can contain any text and any number.
 
     Paths are bytes, because names of files need not be text. `judged_path` is None if the policy judged no path.
-    `filter_rules` are the rules for the files that the call finds. `code_ran` is True if code of the agent ran outside
-    the tool host since the last call.
+    `filter_rules` are the rules for the files that the call finds. `code_ran` is True if code ran since the last call,
+    in the tool host or elsewhere, and may have changed any file.
     """
 
     id: int

@@ -11,18 +11,13 @@ from orch_protocol.core.messages import Block, Image, Message, Opaque, Text, Thi
 from .tokens import clip
 from .turns import calls_of
 
-__all__ = ["fit_texts", "render_block", "render_message", "split_text", "turn_pieces"]
+__all__ = ["fit_texts", "render_block", "split_text", "turn_pieces"]
 
 RESULT_CHARS: Final = 4_000
 MIN_CHARS: Final = 200
 MAX_PIECES: Final = 16
 SEPARATOR: Final = "\n\n"
 HINT: Final = "it is on record whole"
-
-
-def render_message(message: Message) -> str:
-    """Return a whole message as text, with complete results."""
-    return "\n".join([f"## {message.role}", *map(render_block, message.content)])
 
 
 def render_block(block: Block) -> str:

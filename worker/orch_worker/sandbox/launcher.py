@@ -24,7 +24,7 @@ from . import landlock
 if TYPE_CHECKING:
     from orch_protocol.policy.sandbox import Level
 
-__all__ = ["AllowedFiles", "Cover", "confine", "hide", "main", "receive", "send"]
+__all__ = ["AllowedFiles", "Cover", "confine", "hide", "main", "receive", "receive_exactly", "send"]
 
 CLONE_NEWNS: Final = 0x00020000
 CLONE_NEWUSER: Final = 0x10000000
@@ -95,12 +95,13 @@ def receive(connection: socket.socket) -> tuple[Any, list[int]] | None:
     Raise OSError if receiving fails.
     """
     header, descriptors, _, _ = socket.recv_fds(connection, LENGTH_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
-    header += _receive_exactly(connection, LENGTH_BYTES - len(header)) if header else b""
-    data = _receive_exactly(connection, int.from_bytes(header, "little")) if len(header) == LENGTH_BYTES else b""
+    header += receive_exactly(connection, LENGTH_BYTES - len(header)) if header else b""
+    data = receive_exactly(connection, int.from_bytes(header, "little")) if len(header) == LENGTH_BYTES else b""
     return (marshal.loads(data), list(descriptors)) if data else None
 
 
-def _receive_exactly(connection: socket.socket, size: int) -> bytes:
+def receive_exactly(connection: socket.socket, size: int) -> bytes:
+    """Return `size` bytes of a stream, or b"" if the stream ends before."""
     data = bytearray()
     while len(data) < size and (chunk := connection.recv(size - len(data))):
         data += chunk

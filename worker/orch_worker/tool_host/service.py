@@ -36,6 +36,7 @@ from orch_protocol.wire.tool_host_messages import (
     encode,
 )
 
+from ..sandbox.launcher import receive_exactly
 from ..sandbox.launcher_client import fork_launcher
 from ..tools.api.base import ToolContext, ToolOutput
 from ..tools.dispatch.error_text import exception_text
@@ -53,8 +54,8 @@ __all__ = ["enter", "receive_start", "serve"]
 
 def receive_start(connection: socket.socket) -> StartToolHost | None:
     """Wait for the first message of the worker. Return None if the worker closed the connection."""
-    head = _receive(connection, LENGTH_BYTES)
-    body = _receive(connection, int.from_bytes(head)) if head else b""
+    head = receive_exactly(connection, LENGTH_BYTES)
+    body = receive_exactly(connection, int.from_bytes(head)) if head else b""
     return decode_start(body) if body else None
 
 
@@ -183,11 +184,3 @@ def _hosted_output(output: ToolOutput) -> HostedOutput:
         tuple(replace(each, by=scrub(each.by)) for each in output.marks),
         output.images,
     )
-
-
-def _receive(connection: socket.socket, size: int) -> bytes:
-    """Return exactly `size` bytes, or b"" at the end of the stream."""
-    data = bytearray()
-    while len(data) < size and (chunk := connection.recv(size - len(data))):
-        data += chunk
-    return bytes(data) if len(data) == size else b""

@@ -25,7 +25,7 @@ class ToolHost(Protocol):
         """Return the variables that the agent's code has bound. Empty if no process is running, or if it ends."""
 
     def code_ran(self) -> None:
-        """Note that code of the agent ran outside of the process, and may have changed any file."""
+        """Note that code ran, in the tool host or elsewhere, and may have changed any file."""
 
     def close(self) -> None:
         """End the process, its commands and its background jobs, within a few seconds."""
